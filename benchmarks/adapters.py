@@ -1,10 +1,12 @@
-"""Private fine-tuning of a public base: adapters, parts of the model and all of it; tables of docs/results/adapters.md.
+"""Private fine-tuning of a public base: adapters, parts of the model and all of it; tables of
+docs/results/adapters.md.
 
     python -m benchmarks.adapters BASE [--seeds 1 2 3] [--minutes M]   # continue the runs
     python -m benchmarks.adapters --write                              # the page's table
 
-BASE is the file of `fedlgm pretrain text-adapters`. Every run is the recipe `text-adapters` with the changes below, at
-the same proven epsilon. Learning rates are those of an earlier search, not repeated here. Finished runs are kept.
+BASE is the file of `fedlgm pretrain text-adapters`. Every run is the recipe `text-adapters` with
+the changes below, at the same proven epsilon. Learning rates are those of an earlier search, not
+repeated here. Finished runs are kept.
 """
 
 from __future__ import annotations
@@ -79,11 +81,22 @@ def main() -> None:
     kept = Kept(KEPT, chosen.minutes)
     if chosen.base is not None:
         base, digest = str(Path(chosen.base).resolve()), digest_of_file(chosen.base)
-        kept.keep({"method": "nothing", "base": digest}, lambda: {"final": round(untrained(base), 3)})
+        kept.keep(
+            {"method": "nothing", "base": digest}, lambda: {"final": round(untrained(base), 3)}
+        )
         for seed in chosen.seeds:
             for method, changes in (METHODS | (SCALES if seed == 1 else {})).items():
-                name = {"method": method, "seed": seed, "base": digest, "parameters": sized(base, changes)}
-                kept.measure(name, "text-adapters", [f"model.weights={base}", "run.evaluate_every=1000", *changes])
+                name = {
+                    "method": method,
+                    "seed": seed,
+                    "base": digest,
+                    "parameters": sized(base, changes),
+                }
+                kept.measure(
+                    name,
+                    "text-adapters",
+                    [f"model.weights={base}", "run.evaluate_every=1000", *changes],
+                )
     if chosen.write or chosen.base is None:
         show(PAGE, {"comparison": page(kept), "scales": scales(kept)}, chosen.write)
 

@@ -1,13 +1,15 @@
-"""Splits of the noise over the layers, fixed and learnt from released outputs: figures of docs/results/adaptive.md.
+"""Splits of the noise over the layers, fixed and learnt from released outputs: figures of
+docs/results/adaptive.md.
 
     python -m benchmarks.adaptive [--tasks NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.adaptive --write                            # tables of docs/results/adaptive.md
+    python -m benchmarks.adaptive --write                            # tables of
+    docs/results/adaptive.md
 
-A small federation of the library's parts: data, partition, mechanisms and their plans, bounded sums, noise and server
-optimizer. Only local training is reimplemented: full-batch steps of all clients of a cohort at once, several times as
-fast as training them one by one. Every method gets the same search (server learning rate, on a separate seed) and is
-then run on other seeds, all at one proven epsilon. Finished runs are kept in a file: a second call continues from
-there.
+A small federation of the library's parts: data, partition, mechanisms and their plans, bounded
+sums, noise and server optimizer. Only local training is reimplemented: full-batch steps of all
+clients of a cohort at once, several times as fast as training them one by one. Every method gets
+the same search (server learning rate, on a separate seed) and is then run on other seeds, all at
+one proven epsilon. Finished runs are kept in a file: a second call continues from there.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ SEEDS = tuple(range(1, 11))
 
 @dataclass(frozen=True)
 class Split(Mechanism):
-    """Two layers at a fixed split: the second has the share `share` of the budget and `energy` of S^2."""
+    """Two layers at a fixed split: the second has the share `share` of the budget and `energy` of
+    S^2.
+    """
 
     share: float = 0.5
     energy: float = 0.5
@@ -67,10 +71,11 @@ class Split(Mechanism):
 
 @dataclass(frozen=True)
 class Updates(AdaptiveAllocation):
-    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, m_j the norm without its noise.
+    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, m_j the norm
+    without its noise.
 
-    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule with released norms
-    instead of the bounds.
+    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule
+    with released norms instead of the bounds.
     """
 
     def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
@@ -133,12 +138,18 @@ class Federation:
     def __init__(self, hidden: tuple[int, ...], seed: int) -> None:
         digits = data.load("digits")
         self.widths = (64, *hidden, 10)
-        self.x, self.y = (torch.from_numpy(a) for a in (np.asarray(digits.train_x).reshape(-1, 64), digits.train_y))
+        self.x, self.y = (
+            torch.from_numpy(a)
+            for a in (np.asarray(digits.train_x).reshape(-1, 64), digits.train_y)
+        )
         self.test_x = torch.from_numpy(np.asarray(digits.test_x).reshape(-1, 64))
         self.test_y = torch.from_numpy(digits.test_y)
         parts = list(data.partition(digits.train_y, CLIENTS, "dirichlet", seed=seed, alpha=0.5))
         longest = max(len(part) for part in parts)
-        self.index, self.weight = torch.zeros(CLIENTS, longest, dtype=torch.long), torch.zeros(CLIENTS, longest)
+        self.index, self.weight = (
+            torch.zeros(CLIENTS, longest, dtype=torch.long),
+            torch.zeros(CLIENTS, longest),
+        )
         for row, part in enumerate(parts):
             self.index[row, : len(part)] = torch.from_numpy(part)
             self.weight[row, : len(part)] = 1 / max(len(part), 1)
@@ -148,7 +159,9 @@ class Federation:
         self.start = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
     def outputs(self, tensors: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Logits of b models, weights [b, out, in] and biases [b, out] in turn, on inputs [b, n, 64]."""
+        """Logits of b models, weights [b, out, in] and biases [b, out] in turn, on inputs [b, n,
+        64].
+        """
         for i in range(0, len(tensors), 2):
             x = torch.baddbmm(tensors[i + 1][:, None], x, tensors[i].transpose(1, 2))
             x = torch.tanh(x) if i < len(tensors) - 2 else x
@@ -169,18 +182,25 @@ class Federation:
         members = torch.from_numpy(cohort)
         members = members[self.weight[members, 0] > 0]
         length = int((self.weight[members] > 0).sum(1).max()) if len(members) else 1
-        weight, y = self.weight[members, :length].flatten(), self.y[self.index[members, :length]].flatten()
+        weight, y = (
+            self.weight[members, :length].flatten(),
+            self.y[self.index[members, :length]].flatten(),
+        )
         x = self.x[self.index[members, :length]]
         rows = model.repeat(len(members), 1)
         optimizer = self.optimizer(rows)
         for _ in range(LOCAL_STEPS):
             leaves = [piece.contiguous().requires_grad_() for piece in self.tensors(rows)]
-            losses = functional.cross_entropy(self.outputs(leaves, x).flatten(0, 1), y, reduction="none")
+            losses = functional.cross_entropy(
+                self.outputs(leaves, x).flatten(0, 1), y, reduction="none"
+            )
             optimizer(torch.autograd.grad((losses * weight).sum(), leaves))
         return rows - model
 
     def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
-        """A function that moves models [b, D] by one step of gradient descent, given the gradients of `tensors`."""
+        """A function that moves models [b, D] by one step of gradient descent, given the gradients
+        of `tensors`.
+        """
 
         def step(slopes: Sequence[Tensor]) -> None:
             for piece, slope in zip(self.tensors(rows), slopes, strict=True):
@@ -199,17 +219,28 @@ def run(task: Task, mechanism: Mechanism, rate: float, seed: int) -> float:
     return trained(Federation(task.hidden, seed), mechanism, rate, seed, ROUNDS, task.epsilon)
 
 
-def trained(federation: Federation, mechanism: Mechanism, rate: float, seed: int, rounds: int, epsilon: float) -> float:
+def trained(
+    federation: Federation,
+    mechanism: Mechanism,
+    rate: float,
+    seed: int,
+    rounds: int,
+    epsilon: float,
+) -> float:
     """Test accuracy, in per cent, after private rounds of a federation."""
     keys, rng = KeyRing.from_seed(seed), np.random.default_rng(seed)
     layers = mechanism.table(federation.layers)
-    facts = RunFacts(0.0, Sampling("poisson", CLIENTS, RATE), rounds=rounds, epsilon=epsilon, delta=1e-5)
+    facts = RunFacts(
+        0.0, Sampling("poisson", CLIENTS, RATE), rounds=rounds, epsilon=epsilon, delta=1e-5
+    )
     facts = facts.with_multiplier(mechanism.calibrate(facts))
     server, transcript = ServerOptimizer("momentum", rate), Transcript.start(federation.start)
     for number in range(1, rounds + 1):
         plan = mechanism.plan(layers, facts, transcript)
         total = BoundedSum.empty(plan)
-        total.add(federation.updates(transcript.models[-1], np.flatnonzero(rng.random(CLIENTS) < RATE)))
+        total.add(
+            federation.updates(transcript.models[-1], np.flatnonzero(rng.random(CLIENTS) < RATE))
+        )
         mean = (release(total.total, plan, keys, number) / plan.denominator).float()
         transcript = transcript.extend(server.step(transcript.models[-1], mean), mean, plan)
     return federation.accuracy(transcript.models[-1])
@@ -224,10 +255,16 @@ def searched(kept: Kept, name: str, method: str) -> dict[float, float]:
 def best_rate(kept: Kept, name: str, method: str) -> float | None:
     """The rate that the search chose, once it is over; the only one where there is no choice."""
     search = TASKS[name].search
-    return search.grid[0] if search.least == search.most else search.chosen(searched(kept, name, method))
+    return (
+        search.grid[0]
+        if search.least == search.most
+        else search.chosen(searched(kept, name, method))
+    )
 
 
-def missing(kept: Kept, names: list[str], methods: list[str] | None = None) -> Iterator[tuple[str, str, float, int]]:
+def missing(
+    kept: Kept, names: list[str], methods: list[str] | None = None
+) -> Iterator[tuple[str, str, float, int]]:
     """Remaining runs in order: a task's search, then all methods seed by seed."""
     for name in names:
         task = TASKS[name]
@@ -240,7 +277,9 @@ def missing(kept: Kept, names: list[str], methods: list[str] | None = None) -> I
         for seed, method in itertools.product(SEEDS, wanted):
             rate = best_rate(kept, name, method)
             assert rate is not None
-            if seed in task.seeds(method) and not kept.find(task=name, method=method, rate=rate, seed=seed):
+            if seed in task.seeds(method) and not kept.find(
+                task=name, method=method, rate=rate, seed=seed
+            ):
                 yield name, method, rate, seed
 
 
@@ -249,7 +288,9 @@ def found(kept: Kept, name: str) -> dict[str, dict[int, float]]:
     cells = {}
     for method in TASKS[name].methods:
         rows = kept.find(task=name, method=method, rate=best_rate(kept, name, method))
-        cells[method] = {row["seed"]: row["accuracy"] for row in rows if row["seed"] != TASKS[name].search.seed}
+        cells[method] = {
+            row["seed"]: row["accuracy"] for row in rows if row["seed"] != TASKS[name].search.seed
+        }
     return {method: own for method, own in cells.items() if own}
 
 
@@ -260,7 +301,8 @@ def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> st
 
 
 def text_of(kept: Kept, name: str) -> str:
-    """One row per method: rate, accuracies, paired change against the best fixed rule (the best split).
+    """One row per method: rate, accuracies, paired change against the best fixed rule (the best
+    split).
 
     Empty until every method has runs.
     """
@@ -277,18 +319,25 @@ def text_of(kept: Kept, name: str) -> str:
 
 
 def all_tasks(kept: Kept) -> str:
-    """The learnt split against the best fixed rule of every task, those of `noise_and_split` included."""
+    """The learnt split against the best fixed rule of every task, those of `noise_and_split`
+    included.
+    """
     lines = []
 
     def add(label: str, own: dict[int, float], best: str, reference: dict[int, float]) -> None:
         cells = [plus_minus(list(values.values())) for values in (reference, own)]
-        lines.append([label, best, *cells, str(len(own.keys() & reference.keys())), *change(own, reference)])
+        lines.append(
+            [label, best, *cells, str(len(own.keys() & reference.keys())), *change(own, reference)]
+        )
 
     for name, task in TASKS.items():
         cells = found(kept, name)
         label = f"digits, {len(task.hidden) + 1} layers"
         best = best_of(cells, FIXED)
-        for method, note in {"adaptive, weights": "", "adaptive, weights, span 2": "; span 2"}.items():
+        for method, note in {
+            "adaptive, weights": "",
+            "adaptive, weights, span 2": "; span 2",
+        }.items():
             if best and method in cells:
                 add(label + note, cells[method], best, cells[best])
     others = Kept(noise_and_split.KEPT)
@@ -296,24 +345,47 @@ def all_tasks(kept: Kept) -> str:
         by_noise = noise_and_split.found(others, name)
         for noise in noise_and_split.NOISES if all(by_noise.values()) else ():
             best = noise_and_split.best_fixed(by_noise, noise, other.search.better)
-            add(f"{name}; {noise}", by_noise[noise, noise_and_split.ADAPTIVE], best, by_noise[noise, best])
-    return table(["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE], lines) if lines else ""
+            add(
+                f"{name}; {noise}",
+                by_noise[noise, noise_and_split.ADAPTIVE],
+                best,
+                by_noise[noise, best],
+            )
+    return (
+        table(["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE], lines)
+        if lines
+        else ""
+    )
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="Splits of the noise over the layers on digits.")
-    parser.add_argument("--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs")
+    parser.add_argument(
+        "--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs"
+    )
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="*", help="those to go on with; all if left out")
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/results, run nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables of docs/results, run nothing"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)
-    for name, method, rate, seed in () if options.write else missing(kept, options.tasks, options.methods):
+    for name, method, rate, seed in (
+        () if options.write else missing(kept, options.tasks, options.methods)
+    ):
         label = {"task": name, "method": method, "rate": rate, "seed": seed}
-        if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
+        if (
+            kept.keep(
+                label,
+                lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)},  # noqa: B023
+            )
+            is None
+        ):
             break
     texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
     show(DATA_PAGE, texts, options.write)

@@ -1,9 +1,11 @@
 """The paper's comparison of allocation rules (000, Table 1), by numbers.
 
-    python -m benchmarks.allocation_shares    # writes docs/results/allocation-shares.json and the table of its page
+    python -m benchmarks.allocation_shares    # writes docs/results/allocation-shares.json and the
+    table of its page
 
-For bounds and sizes of four layers each rule's budget shares and ratio of signal to noise are compared with the
-table's formulas, and its objective with that of 10,000 random divisions of the same budget.
+For bounds and sizes of four layers each rule's budget shares and ratio of signal to noise are
+compared with the table's formulas, and its objective with that of 10,000 random divisions of the
+same budget.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from fedlgm.planning import allocation
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 KEPT = RESULTS / "allocation-shares.json"
-CLIP, SIZES = np.array([0.4, 0.2, 0.3, 0.1]), np.array([1040, 8224, 16416, 330])  # layers of the CNN, unequal bounds
+CLIP, SIZES = (
+    np.array([0.4, 0.2, 0.3, 0.1]),
+    np.array([1040, 8224, 16416, 330]),
+)  # layers of the CNN, unequal bounds
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SHARES: dict[str, Formula] = {
@@ -68,7 +73,10 @@ def measured() -> list[dict[str, Any]]:
 def main() -> None:
     """Entry point."""
     rows = measured()
-    KEPT.write_text(json.dumps({"bounds": CLIP.tolist(), "sizes": SIZES.tolist(), "rows": rows}, indent=1) + "\n")
+    KEPT.write_text(
+        json.dumps({"bounds": CLIP.tolist(), "sizes": SIZES.tolist(), "rows": rows}, indent=1)
+        + "\n"
+    )
     shown = [
         [
             row["rule"],
@@ -79,7 +87,12 @@ def main() -> None:
         for row in rows
     ]
     sizes = [f"{size:,} (bound {bound})" for size, bound in zip(SIZES, CLIP, strict=True)]
-    head = ["rule", *sizes, "largest deviation from the paper's formula", "least objective of 10,000 random divisions"]
+    head = [
+        "rule",
+        *sizes,
+        "largest deviation from the paper's formula",
+        "least objective of 10,000 random divisions",
+    ]
     put(RESULTS / "allocations.md", "shares", table(head, shown))
 
 

@@ -1,7 +1,9 @@
-"""Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five minutes on a core).
+"""Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five
+minutes on a core).
 
-Every method gets the same search (server learning rate on a separate seed at epsilon = 3) and is then run on other
-seeds. Keeps docs/results/allocations.json, and makes allocations.md and allocations.png of it.
+Every method gets the same search (server learning rate on a separate seed at epsilon = 3) and is
+then run on other seeds. Keeps docs/results/allocations.json, and makes allocations.md and
+allocations.png of it.
 """
 
 from __future__ import annotations
@@ -43,14 +45,19 @@ def accuracy(overrides: list[str], epsilon: float, rate: float, seed: int) -> fl
     every = ["federation.rounds=50", "run.evaluate_every=100", "run.checkpoint_every=100"]
     with tempfile.TemporaryDirectory() as directory:
         recipe = recipes.load("digits", [*overrides, *settings, *every])
-        return float(launch.simulate(recipe, engine="local", run_dir=Path(directory) / "run")["accuracy"])
+        return float(
+            launch.simulate(recipe, engine="local", run_dir=Path(directory) / "run")["accuracy"]
+        )
 
 
 def measure(kept: Values) -> None:
     """Search and runs, as far as they are missing."""
     for name, overrides in METHODS.items():
         for rate in RATES:
-            kept.get(f"search {name} {rate:g}", lambda o=overrides, r=rate: accuracy(o, 3.0, r, SEARCH_SEED))
+            kept.get(
+                f"search {name} {rate:g}",
+                lambda o=overrides, r=rate: accuracy(o, 3.0, r, SEARCH_SEED),
+            )
         rate = best(kept.values, name)
         for epsilon in EPSILONS:
             kept.get(f"run {name} {epsilon:g}", lambda o=overrides, e=epsilon, r=rate: [
@@ -66,7 +73,11 @@ def best(values: Mapping[str, Any], name: str) -> float:
 def page(values: Mapping[str, Any]) -> str:
     """The table of kept figures."""
     lines = [
-        [name, f"{best(values, name):g}", *(spread(values[f"run {name} {e:g}"], 100, 1) for e in EPSILONS)]
+        [
+            name,
+            f"{best(values, name):g}",
+            *(spread(values[f"run {name} {e:g}"], 100, 1) for e in EPSILONS),
+        ]
         for name in METHODS
     ]
     return table(["method", "server lr", *(f"epsilon {e:g}" for e in EPSILONS)], lines)
@@ -79,7 +90,12 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
         found = [values[f"run {name} {e:g}"] for e in EPSILONS]
         means, spreads = map(statistics.mean, found), map(statistics.stdev, found)
         axes.errorbar(EPSILONS, list(means), list(spreads), marker="o", label=name)
-    axes.set(xscale="log", xlabel="proven epsilon (delta = 1e-5)", ylabel="test accuracy", title="digits, 500 clients")
+    axes.set(
+        xscale="log",
+        xlabel="proven epsilon (delta = 1e-5)",
+        ylabel="test accuracy",
+        title="digits, 500 clients",
+    )
     axes.set_xticks(TICKS, map(str, TICKS))
     axes.minorticks_off()
     axes.grid(alpha=0.3)

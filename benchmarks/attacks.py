@@ -1,10 +1,12 @@
-"""Success of the default inversion on convolutional networks without noise, and of membership attacks by unit.
+"""Success of the default inversion on convolutional networks without noise, and of membership
+attacks by unit.
 
     python -m benchmarks.attacks            # measures what docs/results/attacks.json lacks
     python -m benchmarks.attacks --write    # and puts the tables on docs/results/attacks.md
 
-Inversion: three clients, with one or two images each, at each of three initial models. Membership: federations that
-overfit, on random halves of the clients or of the examples, under several mechanisms at equal epsilon.
+Inversion: three clients, with one or two images each, at each of three initial models. Membership:
+federations that overfit, on random halves of the clients or of the examples, under several
+mechanisms at equal epsilon.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ TARGETS: tuple[tuple[str, str, int], ...] = (  # data, model, images of a client
 _TRAINING = LocalTraining(lr=0.1, epochs=1, batch_size=8)
 FEDERATIONS, EXAMPLES = 8, 300
 FEDERATION = (
-    "federation.clients=30", "federation.rounds=40", "federation.rate=0.3", "data.partition=iid", "model.hidden=[64]",
+    "federation.clients=30",
+    "federation.rounds=40",
+    "federation.rate=0.3",
+    "data.partition=iid",
+    "model.hidden=[64]",
     "training.lr=0.3",
-)  # fmt: skip
+)
 PARTY = (
     "federation.rounds=200", "model.hidden=[64]", "training.batch_size=50",
 )  # fmt: skip
@@ -62,7 +68,8 @@ UNITS: dict[str, tuple[Literal["client", "example"], ...]] = {
     "dp-sgd-digits": ("example",),
 }
 EARLIER = "inversion, one start"
-"""Kept rows of the default before there were several starts: a first step of 0.1, a total-variation weight of 0.02."""
+"""Kept rows of the default before there were several starts: a first step of 0.1, a total-variation
+weight of 0.02."""
 SIDES = ("online", "offline", "rmia online", "rmia offline")
 
 
@@ -71,7 +78,10 @@ def inverted(name: str, model: str, images: int, seed: int) -> Row:
     found, scores = data.load(name), []
     for victim in range(VICTIMS):
         rows = np.random.default_rng([seed, victim]).permutation(len(found.train_y))[:images]
-        x, y = torch.from_numpy(np.asarray(found.train_x)[rows]), torch.from_numpy(found.train_y[rows])
+        x, y = (
+            torch.from_numpy(np.asarray(found.train_x)[rows]),
+            torch.from_numpy(found.train_y[rows]),
+        )
         if name == "digits":
             x = nn.functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False)
         shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
@@ -82,17 +92,35 @@ def inverted(name: str, model: str, images: int, seed: int) -> Row:
         update = unbounded(next(iter(trainer.updates(layers.flatten(module), [task]))))[0].clone()
         seen = Observation.unprotected(layers, update)
         reached = invert(
-            module, seen, _TRAINING, images=images, shape=shape, settings=InversionSettings(iterations=ITERATIONS)
+            module,
+            seen,
+            _TRAINING,
+            images=images,
+            shape=shape,
+            settings=InversionSettings(iterations=ITERATIONS),
         )
         scores += [score["ssim"] for score in reached.score(x)]
     return {"parameters": layers.size, "ssim": scores}
 
 
-def exposed(recipe: str, name: str, epsilon: float | None, unit: Literal["client", "example"], seed: int) -> Row:
-    """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the units."""
-    overrides = [*(FEDERATION if recipe == "digits" else PARTY), f"mechanism.name={name}", f"run.seed={seed}"]
-    overrides += [f"data.partition_seed={seed}", *([] if epsilon is None else [f"privacy.epsilon={epsilon}"])]
-    people = membership.population(Target.open(recipe, overrides), FEDERATIONS, examples=EXAMPLES, unit=unit)
+def exposed(
+    recipe: str, name: str, epsilon: float | None, unit: Literal["client", "example"], seed: int
+) -> Row:
+    """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the
+    units.
+    """
+    overrides = [
+        *(FEDERATION if recipe == "digits" else PARTY),
+        f"mechanism.name={name}",
+        f"run.seed={seed}",
+    ]
+    overrides += [
+        f"data.partition_seed={seed}",
+        *([] if epsilon is None else [f"privacy.epsilon={epsilon}"]),
+    ]
+    people = membership.population(
+        Target.open(recipe, overrides), FEDERATIONS, examples=EXAMPLES, unit=unit
+    )
     pooled, single, summary = membership.lira(people), membership.mia(people), people.results[0]
     inside, outside = membership.overfit(people.modules[0], people)
     return {
@@ -102,7 +130,9 @@ def exposed(recipe: str, name: str, epsilon: float | None, unit: Literal["client
         "accuracy_members": inside,
         "accuracy_others": outside,
         "auc": {side: pooled[side].auc for side in SIDES},
-        "tpr_at_1_percent": {side: min(pooled[side].rates, key=_to_one_percent).tpr for side in SIDES},
+        "tpr_at_1_percent": {
+            side: min(pooled[side].rates, key=_to_one_percent).tpr for side in SIDES
+        },
         "mia": {name: found.auc for name, found in single.items()},
     }
 
@@ -125,7 +155,9 @@ def memberships(kept: Kept) -> str:
     lines = []
     for recipe, name, epsilon in MECHANISMS:
         for unit in UNITS[recipe]:
-            rows = kept.find(attack="membership", recipe=recipe, mechanism=name, budget=epsilon, unit=unit)
+            rows = kept.find(
+                attack="membership", recipe=recipe, mechanism=name, budget=epsilon, unit=unit
+            )
             if len(rows) < LEAST_SEEDS:
                 continue
             protected = "client" if recipe == "digits" else "example"
@@ -133,12 +165,21 @@ def memberships(kept: Kept) -> str:
             if epsilon is not None and unit != protected:
                 proven += " (other unit)"
             accuracy = [
-                interval([100 * row[key] for row in rows], 1) for key in ("accuracy_members", "accuracy_others")
+                interval([100 * row[key] for row in rows], 1)
+                for key in ("accuracy_members", "accuracy_others")
             ]
             found = [interval([row["auc"][side] for row in rows]) for side in SIDES]
             loss = interval([row["mia"]["modified-entropy"] for row in rows])
             lines.append([name, proven, unit, *accuracy, *found, loss])
-    header = ("method", "proven epsilon, unit", "attacked unit", "members %", "others %", "LiRA online", "LiRA offline")
+    header = (
+        "method",
+        "proven epsilon, unit",
+        "attacked unit",
+        "members %",
+        "others %",
+        "LiRA online",
+        "LiRA offline",
+    )
     return table((*header, "RMIA online", "RMIA offline", "mia, modified entropy"), lines)
 
 
@@ -154,7 +195,9 @@ def texts(kept: Kept) -> dict[str, str]:
             every = np.concatenate(scores)
             means = interval([float(score.mean()) for score in scores])
             size = f"{model} ({rows[0]['parameters']:,})"
-            inversions.append([name, size, str(images), said, means, f"{every.min():.3f}", str(len(every))])
+            inversions.append(
+                [name, size, str(images), said, means, f"{every.min():.3f}", str(len(every))]
+            )
     header = ("data", "model (parameters)", "images", "attack", "SSIM", "least", "of")
     return {"inversion": table(header, inversions), "membership": memberships(kept)}
 
@@ -165,13 +208,27 @@ def main() -> None:
     kept, write = opened(__doc__, Path("docs/results/attacks.json"), page)
     for seed in SEEDS:
         for name, model, images in TARGETS:
-            row = {"attack": "inversion", "data": name, "model": model, "images": images, "seed": seed}
+            row = {
+                "attack": "inversion",
+                "data": name,
+                "model": model,
+                "images": images,
+                "seed": seed,
+            }
             kept.keep(row, partial(inverted, name, model, images, seed))
     for seed in SEEDS:
         for recipe, name, epsilon in MECHANISMS:
             for unit in UNITS[recipe]:
-                row = {"attack": "membership", "recipe": recipe, "mechanism": name, "budget": epsilon, "unit": unit}
-                kept.keep({**row, "seed": seed}, partial(exposed, recipe, name, epsilon, unit, seed))
+                row = {
+                    "attack": "membership",
+                    "recipe": recipe,
+                    "mechanism": name,
+                    "budget": epsilon,
+                    "unit": unit,
+                }
+                kept.keep(
+                    {**row, "seed": seed}, partial(exposed, recipe, name, epsilon, unit, seed)
+                )
     show(page, texts(kept), write)
 
 

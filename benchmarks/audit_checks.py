@@ -3,8 +3,8 @@
     python -m benchmarks.audit_checks            # measures what docs/results/audits.json lacks
     python -m benchmarks.audit_checks --write    # and puts the tables on the pages of results
 
-Every seed has separate canaries and noise. Defects change only the noise, so that the bound on epsilon and the checks
-of the noise can be compared.
+Every seed has separate canaries and noise. Defects change only the noise, so that the bound on
+epsilon and the checks of the noise can be compared.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ from fedlgm_lab.audits import Audit, Subject, audit_record
 from fedlgm_lab.audits.audit import reported_of
 
 SEEDS = (1, 2, 3)
-AUDITS, TRIED, DISTINGUISHED = 150, 20, 5  # of one seed: as planned, with a defect, by the distinguisher
+AUDITS, TRIED, DISTINGUISHED = (
+    150,
+    20,
+    5,
+)  # of one seed: as planned, with a defect, by the distinguisher
 CHECKS = ("bound", "noise scale", "noise independence", "noise repetition", "noise law")
 ROUNDS, CANARIES = 9, 60
 Noise = Callable[[np.random.Generator, list[np.ndarray], int], np.ndarray]
-"""(generator, noise of the earlier rounds, coordinates) -> a round's noise, in units of the plan's."""
+"""(generator, noise of the earlier rounds, coordinates) -> a round's noise, in units of the
+plan's."""
 
 
 def _planned(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -57,7 +62,9 @@ def _reversed(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np
     return signs * past[1][::-1] if len(past) == ROUNDS - 1 else _planned(rng, size)
 
 
-def _partly(share: float, rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+def _partly(
+    share: float, rng: np.random.Generator, past: list[np.ndarray], size: int
+) -> np.ndarray:
     """A share of each round's variance is that of the round before."""
     new = _planned(rng, size)
     return new if not past else share**0.5 * past[-1] + (1 - share) ** 0.5 * new
@@ -89,9 +96,13 @@ DEFECTS: dict[str, Noise] = {
     "uniform, equal variance": lambda rng, past, size: rng.uniform(-(3**0.5), 3**0.5, size),
     "Laplace, equal variance": lambda rng, past, size: rng.laplace(scale=0.5**0.5, size=size),
     "cut off at 2.5, equal variance": lambda rng, past, size: _truncated(rng, size),
-    "Student t with 10 degrees, equal variance": lambda rng, past, size: rng.standard_t(10, size) / (10 / 8) ** 0.5,
+    "Student t with 10 degrees, equal variance": lambda rng, past, size: (
+        rng.standard_t(10, size) / (10 / 8) ** 0.5
+    ),
     "a generator seeded with the round's number": lambda rng, past, size: _by_seed(size, len(past)),
-    "noise rounded to float16": lambda rng, past, size: _planned(rng, size).astype(np.float16).astype(np.float64),
+    "noise rounded to float16": lambda rng, past, size: (
+        _planned(rng, size).astype(np.float16).astype(np.float64)
+    ),
 }
 
 
@@ -100,10 +111,14 @@ def failures(of: Subject, seed: int, audits: int, confidence: float, noise: Nois
     reported = reported_of(of, of.method.plan(of.start))
     counts = dict.fromkeys((*CHECKS, "any"), 0)
     for number in range(audits):
-        publish = None if noise is None else _publishing(noise, np.random.default_rng([seed, number]))
+        publish = (
+            None if noise is None else _publishing(noise, np.random.default_rng([seed, number]))
+        )
         record = watched(of, CANARIES, 10**6 * seed + number, publish)
         result = audit_record(record, of.layers, reported, confidence=confidence)
-        failed = {check.name for check in result.checks if not check.passed} | ({"bound"} if result.exceeded else set())
+        failed = {check.name for check in result.checks if not check.passed} | (
+            {"bound"} if result.exceeded else set()
+        )
         for name in failed & set(CHECKS):
             counts[name] += 1
         counts["any"] += not result.passed
@@ -122,21 +137,37 @@ def _publishing(noise: Noise, rng: np.random.Generator) -> Callable[..., Tensor]
 
 
 def distinguished(seed: int, audits: int, variant: str) -> Row:
-    """Number of audits by the distinguisher that failed, of laplace-iid or of a published variant."""
+    """Number of audits by the distinguisher that failed, of laplace-iid or of a published
+    variant.
+    """
     name = "laplace-iid" if variant == "sound" else "uniform"
     of = Subject.of(name, variant, epsilon=4.0)
-    made = (Audit(method="distinguisher", seed=100 * seed + number, trials=1000) for number in range(audits))
-    return {"audits": audits, "failed": {"any": sum(not audit.mechanism(of).passed for audit in made)}}
+    made = (
+        Audit(method="distinguisher", seed=100 * seed + number, trials=1000)
+        for number in range(audits)
+    )
+    return {
+        "audits": audits,
+        "failed": {"any": sum(not audit.mechanism(of).passed for audit in made)},
+    }
 
 
 def measure(kept: Kept) -> None:
     """Everything that is not kept."""
     layers = LayerTable.from_sizes(SIZES)
-    of = {name: Subject.of(name, rounds=ROUNDS, layers=layers) for name in ("gaussian", "snr-consistent")}
+    of = {
+        name: Subject.of(name, rounds=ROUNDS, layers=layers)
+        for name in ("gaussian", "snr-consistent")
+    }
     for seed in SEEDS:
         for name, subject in of.items():
             for confidence in (0.95, 0.999):
-                row = {"part": "as planned", "mechanism": name, "confidence": confidence, "seed": seed}
+                row = {
+                    "part": "as planned",
+                    "mechanism": name,
+                    "confidence": confidence,
+                    "seed": seed,
+                }
                 kept.keep(row, partial(failures, subject, seed, AUDITS, confidence, None))
         for defect, noise in DEFECTS.items():
             row = {"part": "defect", "defect": defect, "seed": seed}
@@ -149,7 +180,9 @@ def measure(kept: Kept) -> None:
 def _counted(rows: list[Row], check: str) -> str:
     """Failed audits of all seeds, with the exact 95 % interval of their share in per cent."""
     failed, audits = (sum(row["failed"][check] for row in rows), sum(row["audits"] for row in rows))
-    low, high = (100 * x for x in scipy.stats.binomtest(failed, audits).proportion_ci(method="exact"))
+    low, high = (
+        100 * x for x in scipy.stats.binomtest(failed, audits).proportion_ci(method="exact")
+    )
     return f"{failed} of {audits:,} ({low:.2g} to {high:.3g} %)"
 
 
@@ -169,15 +202,31 @@ def texts(kept: Kept) -> dict[str, str]:
     ]
     names = {"sound": "laplace-iid", "published": "uniform (published)"}
     planned += [
-        [f"{names[variant]}, distinguisher", "0.999", str(sum(row["audits"] for row in rows)), *["-"] * len(CHECKS),
-         _counted(rows, "any")]
+        [
+            f"{names[variant]}, distinguisher",
+            "0.999",
+            str(sum(row["audits"] for row in rows)),
+            *["-"] * len(CHECKS),
+            _counted(rows, "any"),
+        ]
         for variant in ("sound",)
         if (rows := kept.find(part="distinguisher", variant=variant))
-    ]  # fmt: skip
-    found = [[defect, *_cells(rows)] for defect in DEFECTS if (rows := kept.find(part="defect", defect=defect))]
+    ]
+    found = [
+        [defect, *_cells(rows)]
+        for defect in DEFECTS
+        if (rows := kept.find(part="defect", defect=defect))
+    ]
     if rows := kept.find(part="distinguisher", variant="published"):
         audits = str(sum(row["audits"] for row in rows))
-        found.append([f"{names['published']}, distinguisher", audits, *["-"] * len(CHECKS), _counted(rows, "any")])
+        found.append(
+            [
+                f"{names['published']}, distinguisher",
+                audits,
+                *["-"] * len(CHECKS),
+                _counted(rows, "any"),
+            ]
+        )
     checks = ("audits", *CHECKS, "any (95 % interval)")
     return {
         "as planned": table(("mechanism", "confidence", *checks), planned),

@@ -1,15 +1,17 @@
 """Long form of the audits: `python -m benchmarks.audits` (about forty minutes on a core).
 
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
-2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
-3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
-   many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
-   them.
+2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries
+   in the run.
+3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence
+   0.95 and 0.999, as many audits of four such rounds, a thousand of twelve rounds of correlated
+   noise, and 300 as `fedlgm audit` makes them.
 4. The cost of canaries: their share of a round's time.
 
-Every figure is kept in docs/results/long-audits.json as soon as it is measured, so that the command can be interrupted,
-or ended by `--minutes`, and continued later; `--part` selects some of the four. `--write` measures nothing and puts the
-parts that are complete in the file on docs/results/audits.md and data/audits.md.
+Every figure is kept in docs/results/long-audits.json as soon as it is measured, so that the command
+can be interrupted, or ended by `--minutes`, and continued later; `--part` selects some of the four.
+`--write` measures nothing and puts the parts that are complete in the file on
+docs/results/audits.md and data/audits.md.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
 AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
-"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept at a time."""
+"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept
+at a time."""
 
 
 def every_mechanism(kept: Values, epsilons: tuple[float, ...], trials: int) -> str:
@@ -62,7 +65,9 @@ def every_mechanism(kept: Values, epsilons: tuple[float, ...], trials: int) -> s
     for name, variant in [*cases, *((name, "published") for name in PUBLISHED)]:
 
         def audit(epsilon: float, name: str = name, variant: str = variant) -> list[Any]:
-            result = Audit(seed=0, trials=trials).mechanism(Subject.of(name, variant, epsilon=epsilon))
+            result = Audit(seed=0, trials=trials).mechanism(
+                Subject.of(name, variant, epsilon=epsilon)
+            )
             return [result.epsilon_lower, result.epsilon_reported, result.passed, result.method]
 
         cells, method = [], ""
@@ -78,23 +83,42 @@ def every_mechanism(kept: Values, epsilons: tuple[float, ...], trials: int) -> s
 
 def tightness(kept: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
     rows = []
-    for recipe, name in (("digits", "gaussian"), ("digits", "snr-consistent"), ("correlated-digits", "snr-consistent")):
+    for recipe, name in (
+        ("digits", "gaussian"),
+        ("digits", "snr-consistent"),
+        ("correlated-digits", "snr-consistent"),
+    ):
         for epsilon in epsilons:
 
-            def run(seed: int, recipe: str = recipe, name: str = name, epsilon: float = epsilon) -> list[Any]:
-                overrides = [f"mechanism.name={name}", f"privacy.epsilon={epsilon}", f"run.seed={seed}"]
+            def run(
+                seed: int, recipe: str = recipe, name: str = name, epsilon: float = epsilon
+            ) -> list[Any]:
+                overrides = [
+                    f"mechanism.name={name}",
+                    f"privacy.epsilon={epsilon}",
+                    f"run.seed={seed}",
+                ]
                 result = simulate(overrides, recipe)
                 return [
-                    result["audited_epsilon"], result["epsilon"], result["accuracy"], result["audit_passed"],
-                ]  # fmt: skip
+                    result["audited_epsilon"],
+                    result["epsilon"],
+                    result["accuracy"],
+                    result["audit_passed"],
+                ]
 
             found = [
-                kept.get(f"tightness {recipe} {name} {epsilon:g} seed {seed}", partial(run, seed)) for seed in seeds
+                kept.get(f"tightness {recipe} {name} {epsilon:g} seed {seed}", partial(run, seed))
+                for seed in seeds
             ]
-            spread = ", ".join(f"{row[0] / row[1]:.3f}{'' if row[3] else ' (FAILED)'}" for row in found)
+            spread = ", ".join(
+                f"{row[0] / row[1]:.3f}{'' if row[3] else ' (FAILED)'}" for row in found
+            )
             accuracy = statistics.mean(row[2] for row in found)
             rows.append([recipe, name, f"{epsilon:g}", spread, f"{100 * accuracy:.1f} %"])
-    return table(["recipe", "mechanism", "proven epsilon", "audited / proven, per seed", "mean accuracy"], rows)
+    return table(
+        ["recipe", "mechanism", "proven epsilon", "audited / proven, per seed", "mean accuracy"],
+        rows,
+    )
 
 
 def simulate(overrides: list[str], name: str = "digits") -> dict:
@@ -117,15 +141,31 @@ def false_alarms(kept: Values, audits: int, runs: int, commands: int) -> str:
     rows = []
     for name in ("gaussian", "snr-consistent"):
         exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
-        command = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
+        command = counted(
+            f"false alarms of the command {name}", commands, partial(failed_commands, name)
+        )
         rows.append([name, *exact, *command])
     rows.append(
-        ["snr-consistent, correlated noise", "-", "-", *counted("false alarms correlated", runs, exact_runs), "-"]
+        [
+            "snr-consistent, correlated noise",
+            "-",
+            "-",
+            *counted("false alarms correlated", runs, exact_runs),
+            "-",
+        ]
     )
-    header = ["ratio above 1 at 0.95", "at 0.999", "audits of several rounds that failed", "commands that failed"]
-    low, high = (1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact"))
+    header = [
+        "ratio above 1 at 0.95",
+        "at 0.999",
+        "audits of several rounds that failed",
+        "commands that failed",
+    ]
+    low, high = (
+        1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact")
+    )
     together = (
-        f"Of all {whole:,} complete audits {failed} failed: {1000 * failed / whole:.1f} in a thousand (95 % interval "
+        f"Of all {whole:,} complete audits {failed} failed: {1000 * failed / whole:.1f} in a "
+        "thousand (95 % interval "
         f"{low:.1f} to {high:.1f})."
     )
     return f"{table(['mechanism', *header], rows)}\n\n{together}"
@@ -136,7 +176,9 @@ def _batches(count: int) -> list[range]:
 
 
 def exact_releases(name: str, numbers: range) -> list[int]:
-    """Audits of releases that are exactly as planned: ratios above 1 at 0.95 and at 0.999, and failed audits."""
+    """Audits of releases that are exactly as planned: ratios above 1 at 0.95 and at 0.999, and
+    failed audits.
+    """
     layers = LayerTable.from_sizes(SIZES)
     single, several = (Subject.of(name, rounds=rounds, layers=layers) for rounds in (1, 4))
     above = [0, 0, 0]
@@ -149,11 +191,16 @@ def exact_releases(name: str, numbers: range) -> list[int]:
 
 
 def exact_runs(numbers: range) -> list[int]:
-    """Failed audits of whole runs, banded noise over twelve rounds in groups that take turns, exactly as planned."""
+    """Failed audits of whole runs, banded noise over twelve rounds in groups that take turns,
+    exactly as planned.
+    """
     noise = correlation.get("banded", 3 * SEPARATION, bands=SEPARATION)
     sampling = Sampling("cyclic", 10 * SEPARATION, 1 / SEPARATION, SEPARATION)
     facts = RunFacts(0.0, sampling, rounds=noise.rounds, epsilon=4.0, delta=1e-5, noise=noise)
-    of = Subject("run", Method.calibrated(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts))
+    of = Subject(
+        "run",
+        Method.calibrated(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts),
+    )
     return [sum(not audited(of, 100, number).passed for number in numbers)]
 
 
@@ -166,14 +213,18 @@ def audited(of: Subject, count: int, number: int) -> AuditResult:
 def watched(
     subject: Subject, count: int, number: int, publish: Callable[..., torch.Tensor] | None = None
 ) -> CanaryRecord:
-    """The canaries' observations of a run as planned, or by `publish`; each number has its canaries and noise."""
+    """The canaries' observations of a run as planned, or by `publish`; each number has its canaries
+    and noise.
+    """
     first, keys, run_noise = subject.method.plan(subject.start), KeyRing(2 * number + 1), RunNoise()
     canaries = Canaries(subject.layers, count, KeyRing(2 * number))
     for round_ in range(1, subject.facts.rounds + 1):
         plan = first if first.position is None else dataclasses.replace(first, position=round_ - 1)
         total = torch.zeros(plan.size, dtype=torch.float64)
         canaries.insert(round_, plan, total)
-        canaries.observe(round_, plan, (publish or release)(total, plan, keys, round_, run_noise=run_noise))
+        canaries.observe(
+            round_, plan, (publish or release)(total, plan, keys, round_, run_noise=run_noise)
+        )
     return canaries.record()
 
 
@@ -191,13 +242,24 @@ def cost(kept: Values, runs: int) -> str:
     }
     rows = []
     for label, case in cases.items():
-        shares = [kept.get(f"cost {label} {run}", partial(share_of_canaries, *case)) for run in range(runs)]
-        rows.append([label, f"{100 * statistics.median(shares):.2f} %", ", ".join(f"{100 * s:.2f}" for s in shares)])
+        shares = [
+            kept.get(f"cost {label} {run}", partial(share_of_canaries, *case))
+            for run in range(runs)
+        ]
+        rows.append(
+            [
+                label,
+                f"{100 * statistics.median(shares):.2f} %",
+                ", ".join(f"{100 * s:.2f}" for s in shares),
+            ]
+        )
     return table(["run", "share of the rounds' time (median)", "runs"], rows)
 
 
 def share_of_canaries(recipe: str, overrides: list[str]) -> float:
-    """Share of the rounds' time that goes to the canaries, in the same run, so that other load affects both equally."""
+    """Share of the rounds' time that goes to the canaries, in the same run, so that other load
+    affects both equally.
+    """
     spent = 0.0
 
     def timed(method: Callable) -> Callable:
@@ -219,10 +281,18 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", type=int, choices=range(1, 5), help="this part alone; repeatable")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many; go on another time")
-    parser.add_argument("--write", action="store_true", help=f"measure nothing; put complete parts on {PAGE}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part", action="append", type=int, choices=range(1, 5), help="this part alone; repeatable"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="end after so many; go on another time"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help=f"measure nothing; put complete parts on {PAGE}"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     kept = Values(KEPT, 0.0 if given.write else given.minutes)
@@ -235,7 +305,9 @@ def main() -> None:
     for number, (name, measure) in enumerate(parts.items(), start=1):
         if not given.part or number in given.part:
             try:
-                show(DATA_PAGE if name == "every mechanism" else PAGE, {name: measure()}, given.write)
+                show(
+                    DATA_PAGE if name == "every mechanism" else PAGE, {name: measure()}, given.write
+                )
             except OutOfTimeError:
                 print(f"{name}: to be continued")
 

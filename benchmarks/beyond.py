@@ -1,8 +1,9 @@
 """Cost of a round at scales beyond these machines: `python -m benchmarks.beyond --write`.
 
-Every part of a round is measured alone, on one core and in a process that starts fresh: the draw of a cohort, a bounded
-contribution, the sum of a block, the noise, the ledger and the accountant. The table for a million clients, cohorts of
-10,000 and a model of 100 million parameters multiplies these parts; nothing of that size is run as a whole.
+Every part of a round is measured alone, on one core and in a process that starts fresh: the draw of
+a cohort, a bounded contribution, the sum of a block, the noise, the ledger and the accountant. The
+table for a million clients, cohorts of 10,000 and a model of 100 million parameters multiplies
+these parts; nothing of that size is run as a whole.
 """
 
 from __future__ import annotations
@@ -67,12 +68,20 @@ def release_of(size: int) -> dict[str, float]:
     bound = median_of(lambda _: total.add(update))
     merge = median_of(lambda _: total.merge(other.total, 0, 0))
     noise = median_of(lambda repeat: release(total.total, plan, keys, repeat))
-    return {"bound_seconds": bound, "merge_seconds": merge, "noise_seconds": noise, "megabytes": peak_megabytes()}
+    return {
+        "bound_seconds": bound,
+        "merge_seconds": merge,
+        "noise_seconds": noise,
+        "megabytes": peak_megabytes(),
+    }
 
 
 def accounts(_: int) -> dict[str, float]:
     event = plan_of(LAYERS).event
-    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", owner="a benchmark") as ledger:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Ledger(Path(folder) / "ledger.sqlite", owner="a benchmark") as ledger,
+    ):
         charge = median_of(lambda round: ledger.charge(event, round=round, key=str(round)))
         for round in range(100, 100 + ROUNDS):
             ledger.charge(event, round=round, key=str(round))
@@ -93,7 +102,15 @@ def measured() -> dict[str, dict[str, dict[str, float]]]:
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for part, (_, sizes) in PARTS.items():
         for size in sizes:
-            command = [sys.executable, "-m", "benchmarks.beyond", "--part", part, "--size", str(size)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.beyond",
+                "--part",
+                part,
+                "--size",
+                str(size),
+            ]
             answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             figures.setdefault(part, {})[str(size)] = json.loads(answer)
     return figures
@@ -114,9 +131,18 @@ def sizes_table(figures: dict[str, Any]) -> str:
     rows = []
     for size, figure in figures["release"].items():
         per = [1e9 * figure[f"{part}_seconds"] / int(size) for part in ("bound", "merge", "noise")]
-        rows.append([f"{int(size):,}", *(f"{value:.1f}" for value in per), f"{figure['megabytes']:,.0f} MB"])
+        rows.append(
+            [f"{int(size):,}", *(f"{value:.1f}" for value in per), f"{figure['megabytes']:,.0f} MB"]
+        )
     return table(
-        ["parameters", "bound and add a client (ns)", "add a block's sum (ns)", "noise (ns)", "peak memory"], rows
+        [
+            "parameters",
+            "bound and add a client (ns)",
+            "add a block's sum (ns)",
+            "noise (ns)",
+            "peak memory",
+        ],
+        rows,
     )
 
 
@@ -126,11 +152,36 @@ def large_table(figures: dict[str, Any]) -> str:
     upload = 4 * PARAMETERS * COHORT / 1e12
     hours = COHORT * one["bound_seconds"] / 3600
     rows = [
-        ["draw of the cohort", f"{figures['draw'][str(CLIENTS)]['seconds']:.3f} s", "server", "nothing"],
-        ["models sent, updates returned", f"{upload:.0f} TB each way", "server's network", "several SuperLinks"],
-        ["bound and add the updates", f"{hours:.1f} core-hours", "every update", "divides over workers"],
-        ["one partial sum in float64", f"{8 * PARAMETERS / 1e6:,.0f} MB", "memory of a worker", "nothing"],
-        ["add a partial sum", f"{one['merge_seconds']:.2g} s", "server, one per block", "large blocks"],
+        [
+            "draw of the cohort",
+            f"{figures['draw'][str(CLIENTS)]['seconds']:.3f} s",
+            "server",
+            "nothing",
+        ],
+        [
+            "models sent, updates returned",
+            f"{upload:.0f} TB each way",
+            "server's network",
+            "several SuperLinks",
+        ],
+        [
+            "bound and add the updates",
+            f"{hours:.1f} core-hours",
+            "every update",
+            "divides over workers",
+        ],
+        [
+            "one partial sum in float64",
+            f"{8 * PARAMETERS / 1e6:,.0f} MB",
+            "memory of a worker",
+            "nothing",
+        ],
+        [
+            "add a partial sum",
+            f"{one['merge_seconds']:.2g} s",
+            "server, one per block",
+            "large blocks",
+        ],
         ["noise", f"{one['noise_seconds']:.2g} s", "server, once", "nothing"],
         ["ledger", f"{1e3 * account['charge_seconds']:.1f} ms", "server, once", "nothing"],
     ]
@@ -138,8 +189,12 @@ def large_table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="keep the figures and write the page's tables")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="keep the figures and write the page's tables"
+    )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,10 +1,13 @@
-"""Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven epsilon of 3.
+"""Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven
+epsilon of 3.
 
     python -m benchmarks.central_allocations [--minutes M]   # continue the runs
-    python -m benchmarks.central_allocations --write         # tables of docs/results/central-allocations.md and data/
+    python -m benchmarks.central_allocations --write         # tables of
+    docs/results/central-allocations.md and data/
 
-All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search (learning rate, on
-a separate seed) and is then run on other seeds. Finished runs are kept in a file beside the page.
+All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search
+(learning rate, on a separate seed) and is then run on other seeds. Finished runs are kept in a file
+beside the page.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ EPOCH = 117  # steps of 512 examples, on average
 PASSES, EARLIER = 10, 2  # over the data; those of the runs that are complete
 STEPS = PASSES * EPOCH
 SEARCH, SEEDS = Search((4.0, 8.0), 1.0, 32.0), (1, 2, 3)
-SETTING = ("data.pixels=[0, 1]", "training.batch_size=512", "training.momentum=0.9", f"run.evaluate_every={EPOCH}")
+SETTING = (
+    "data.pixels=[0, 1]",
+    "training.batch_size=512",
+    "training.momentum=0.9",
+    f"run.evaluate_every={EPOCH}",
+)
 MED = ("mechanism.clip=med", "mechanism.norms=shares")
 PUBLISHED = ("mechanism.variant=published", "mechanism.clip=med")
 CLIPS = {"EqClip": (), "MedClip, sound": MED, "MedClip, published": PUBLISHED}
@@ -45,7 +53,9 @@ CELLS: tuple[Cell, ...] = (
     *((rule, "EqClip") for rule in RULES if rule not in SAME),
     *((rule, "MedClip, sound") for rule in RULES),
 )
-NOT_PRIVATE: tuple[Cell, ...] = tuple((rule, "MedClip, published") for rule in ("uniform", "snr-consistent"))
+NOT_PRIVATE: tuple[Cell, ...] = tuple(
+    (rule, "MedClip, published") for rule in ("uniform", "snr-consistent")
+)
 """Measured once the others are there: not private, and every step passes its batch twice."""
 
 
@@ -58,7 +68,11 @@ def measure(kept: Kept, cell: Cell, lr: float, seed: int) -> Row | None:
 def overrides(cell: Cell, lr: float) -> list[str]:
     """A cell's changes of the recipe."""
     rule, clip = cell
-    split = () if rule == "flat" else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
+    split = (
+        ()
+        if rule == "flat"
+        else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
+    )
     return [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
 
 
@@ -69,9 +83,15 @@ def searched(kept: Kept, cell: Cell, steps: int = STEPS) -> dict[float, float]:
 
 
 def best_rate(kept: Kept, cell: Cell, steps: int = STEPS) -> float | None:
-    """The learning rate that the search chose, once it is over; that of earlier runs had an upper edge."""
+    """The learning rate that the search chose, once it is over; that of earlier runs had an upper
+    edge.
+    """
     found = searched(kept, cell, steps)
-    return SEARCH.chosen(found) if steps == STEPS else max(found, key=lambda lr: found[lr], default=None)
+    return (
+        SEARCH.chosen(found)
+        if steps == STEPS
+        else max(found, key=lambda lr: found[lr], default=None)
+    )
 
 
 def go_on(kept: Kept) -> bool:
@@ -120,10 +140,13 @@ def results(kept: Kept, steps: int = STEPS) -> str:
 
 def search(kept: Kept, steps: int = STEPS) -> str:
     """Accuracy of every cell's search."""
-    found = {cell: figures for cell in (*CELLS, *NOT_PRIVATE) if (figures := searched(kept, cell, steps))}
+    found = {
+        cell: figures for cell in (*CELLS, *NOT_PRIVATE) if (figures := searched(kept, cell, steps))
+    }
     rates = sorted({lr for figures in found.values() for lr in figures})
     rows = [
-        [*cell, *(f"{figures[lr]:.2f}" if lr in figures else "" for lr in rates)] for cell, figures in found.items()
+        [*cell, *(f"{figures[lr]:.2f}" if lr in figures else "" for lr in rates)]
+        for cell, figures in found.items()
     ]
     return table(["rule", "bounds", *(f"lr {lr:g}" for lr in rates)], rows)
 
@@ -135,9 +158,13 @@ def _paper(rule: str, clip: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kept", type=Path, default=KEPT)
-    parser.add_argument("--minutes", type=float, default=9.0, help="processor time after which no run is started")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="processor time after which no run is started"
+    )
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)

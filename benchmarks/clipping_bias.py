@@ -1,10 +1,13 @@
-"""Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b) of its paper.
+"""Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b)
+of its paper.
 
-    python -m benchmarks.clipping_bias            # measures what docs/results/clipping-bias.json lacks
-    python -m benchmarks.clipping_bias --write    # and puts the tables on docs/results/lm-dp-sgd.md
+    python -m benchmarks.clipping_bias            # measures what docs/results/clipping-bias.json
+    lacks python -m benchmarks.clipping_bias --write    # and puts the tables on
+    docs/results/lm-dp-sgd.md
 
-Settings and grids are those of the studies 002-figure-5 to -7. The bias is ||mean scaled gradient - mean gradient||
-over 500 private examples, at the weights and the plan of a step, averaged over five steps.
+Settings and grids are those of the studies 002-figure-5 to -7. The bias is ||mean scaled gradient -
+mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over five
+steps.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def jobs(study: str) -> list[Job]:
 
 
 def measured(job: Job, kept: Kept) -> Row:
-    """The bias in one training; studies share the runs whose settings are equal, and with them the seed."""
+    """The bias in one training; studies share the runs whose settings are equal, and with them the
+    seed.
+    """
     for row in kept.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}
     assembly = Assembly(job.recipe)
@@ -68,11 +73,16 @@ def measure(kept: Kept) -> None:
 
 def biases(kept: Kept, **name: Any) -> list[float]:
     """Mean bias of each run."""
-    return [statistics.fmean(row["bias"]) for row in sorted(kept.find(**name), key=lambda row: row["seed"])]
+    return [
+        statistics.fmean(row["bias"])
+        for row in sorted(kept.find(**name), key=lambda row: row["seed"])
+    ]
 
 
 def page(kept: Kept) -> str:
-    """One row per figure: the bias at each value, and the test of the last value against the first."""
+    """One row per figure: the bias at each value, and the test of the last value against the
+    first.
+    """
     rows, tests = [], []
     for study, (key, expected) in STUDIES.items():
         values = files.load(study).grid[key]
@@ -90,7 +100,14 @@ def page(kept: Kept) -> str:
         same = (test.mean > 0) == (row[-1] == "higher")
         outcome = "not decided" if p >= 0.05 else "reproduced" if same else "refuted"
         row += [f"{test.mean:+.3f} ({test.low:+.3f} to {test.high:+.3f}), p {p:.2g}", outcome]
-    header = ["figure", "key", "value: bias", "paper, at the last value", "last minus first", "outcome"]
+    header = [
+        "figure",
+        "key",
+        "value: bias",
+        "paper, at the last value",
+        "last minus first",
+        "outcome",
+    ]
     return table(header, rows)
 
 

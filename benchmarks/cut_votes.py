@@ -1,10 +1,11 @@
-"""Do clients vote for the cut of their updates that trains the better model? A section of docs/results/adaptive.md.
+"""Do clients vote for the cut of their updates that trains the better model? A section of
+docs/results/adaptive.md.
 
     python -m benchmarks.cut_votes BASE      # the votes of the first round, with hardly any noise
     python -m benchmarks.cut_votes --write   # the table of docs/results/adaptive.md
 
-The settings are those of `benchmarks.water_filling` and `benchmarks.real_models`, whose runs tell which cut is better.
-BASE is the file of `fedlgm pretrain text-adapters`.
+The settings are those of `benchmarks.water_filling` and `benchmarks.real_models`, whose runs tell
+which cut is better. BASE is the file of `fedlgm pretrain text-adapters`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
 
 
 class Setting(NamedTuple):
-    """A model in one federation: its title, recipe and changes, and measured accuracies of both rules in per cent."""
+    """A model in one federation: its title, recipe and changes, and measured accuracies of both
+    rules in per cent.
+    """
 
     title: str
     recipe: str
@@ -56,13 +59,22 @@ def settings(base: Path) -> Iterator[tuple[str, Setting]]:
         found = []
         for rule in (real_models.FLAT, *real_models.FILLING):
             rows = frame[frame["method"] == rule]
-            found.append({seed: 100 * one for seed, one in zip(rows["seed"], rows["accuracy"], strict=True)})
+            found.append(
+                {seed: 100 * one for seed, one in zip(rows["seed"], rows["accuracy"], strict=True)}
+            )
         yield name, Setting(model.title, model.recipe, real_models.changes(model, base), *found)
 
 
 def vote(setting: Setting, seed: int) -> dict[str, float]:
-    """The share of the first cohort's clients that prefer water-filling; those that abstain count as half."""
-    one = {"mechanism.name": "voted-filling", "federation.rounds": 1, "privacy.epsilon": 1e4, "run.seed": seed}
+    """The share of the first cohort's clients that prefer water-filling; those that abstain count
+    as half.
+    """
+    one = {
+        "mechanism.name": "voted-filling",
+        "federation.rounds": 1,
+        "privacy.epsilon": 1e4,
+        "run.seed": seed,
+    }
     made = simulations.simulate(setting.recipe, overrides=setting.changes | one, engine="local")
     return {"share": made.history[0]["queries"][CutVote.name][0]}
 
@@ -75,18 +87,35 @@ def compared(kept: Kept, base: Path) -> str:
         if shares:
             least, most = (f"{100 * one:.0f}" for one in (min(shares), max(shares)))
             mean = statistics.fmean(shares)
-            chosen = "either" if abs(mean - 0.5) < 0.01 else "water-filling" if mean > 0.5 else "flat"
-            lines.append([setting.title, f"{least} to {most}", chosen, *change(setting.filled, setting.flat)])
-    header = ["setting", "votes for water-filling (%)", "choice", "change by water-filling", "95 % interval", "p"]
+            chosen = (
+                "either" if abs(mean - 0.5) < 0.01 else "water-filling" if mean > 0.5 else "flat"
+            )
+            lines.append(
+                [setting.title, f"{least} to {most}", chosen, *change(setting.filled, setting.flat)]
+            )
+    header = [
+        "setting",
+        "votes for water-filling (%)",
+        "choice",
+        "change by water-filling",
+        "95 % interval",
+        "p",
+    ]
     return table(header, lines)
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", nargs="?", type=Path, default=Path("text-base.safetensors"), help="the public base")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "base", nargs="?", type=Path, default=Path("text-base.safetensors"), help="the public base"
+    )
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/results, run nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of docs/results, run nothing"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept)

@@ -1,14 +1,17 @@
-"""Real nodes on this machine beside Flower's plain FedAvg app: `python -m benchmarks.deployment --json`.
+"""Real nodes on this machine beside Flower's plain FedAvg app:
+`python -m benchmarks.deployment --json`.
 
-Both run on the same kind of deployment (TLS, authentication, one SuperNode per node) and are taken in turn. Flower's
-app does the minimum: its ClientApp returns the arrays that it was sent, slightly changed, without torch and without
-training; fedlgm's nodes train, bound, noise, charge and sign. Reported: seconds per round after the first, the
-processor time that a message takes on the node (Flower: its ClientApp process; fedlgm: executor and service), bytes on
-the wire as Flower counts them, and the ledger's time per charge.
+Both run on the same kind of deployment (TLS, authentication, one SuperNode per node) and are taken
+in turn. Flower's app does the minimum: its ClientApp returns the arrays that it was sent, slightly
+changed, without torch and without training; fedlgm's nodes train, bound, noise, charge and sign.
+Reported: seconds per round after the first, the processor time that a message takes on the node
+(Flower: its ClientApp process; fedlgm: executor and service), bytes on the wire as Flower counts
+them, and the ledger's time per charge.
 
-With `--distributed`: secure sums beside local trust, on the same ten nodes in turn; a network of 26,010 parameters.
-With `--as-simulated`: a run of the recipe `distributed-digits` on thirty real nodes whose noise has the simulation's
-seed, beside the simulation; and the memory of each kind of process.
+With `--distributed`: secure sums beside local trust, on the same ten nodes in turn; a network of
+26,010 parameters. With `--as-simulated`: a run of the recipe `distributed-digits` on thirty real
+nodes whose noise has the simulation's seed, beside the simulation; and the memory of each kind of
+process.
 """
 
 from __future__ import annotations
@@ -92,7 +95,9 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
         (app / "server_app.py").write_text(_SERVER)
         (app / "client_app.py").write_text(_CLIENT)
         text = (app / "pyproject.toml").read_text()
-        text = text[: text.index("deployment =")] + 'rounds = 1\nnodes = 1\nparameters = 1\nout = ""\n'
+        text = (
+            text[: text.index("deployment =")] + 'rounds = 1\nnodes = 1\nparameters = 1\nout = ""\n'
+        )
         (app / "pyproject.toml").write_text(text.replace("fedlgm-nodes", "plain"))
     out.unlink(missing_ok=True)
     _cpu_log(folder).unlink(missing_ok=True)
@@ -106,7 +111,9 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
         time.sleep(0.5)
     stamps = json.loads(out.read_text())
     seconds = np.diff(stamps)[1:].tolist()
-    used = [_seconds(one) for line in _cpu_log(folder).read_text().splitlines() for one in line.split()]
+    used = [
+        _seconds(one) for line in _cpu_log(folder).read_text().splitlines() for one in line.split()
+    ]
     return {
         "seconds": seconds, "cpu_per_message": sum(used) / (rounds * nodes),
         "bytes_per_message": _traffic(flower, run) / (rounds * nodes),
@@ -119,7 +126,10 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
     result, seconds = _timed(folder, recipe)
     lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
     rounds = [row for row in map(json.loads, lines) if "lost" in row]
-    rows = [json.loads(line) for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()
+    ]
     lost = [one["lost"] for one in rounds if one["lost"]]
     if lost:
         raise RuntimeError(f"nodes were lost: {lost}")
@@ -134,7 +144,9 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
 
 
 def _timed(folder: DeploymentFolder, recipe: recipes.Recipe) -> tuple[RunSummary, list[float]]:
-    """A new run's summary, and the seconds of its rounds; the first also has what comes before it."""
+    """A new run's summary, and the seconds of its rounds; the first also has what comes before
+    it.
+    """
     ends = [time.time()]
 
     def say(line: str) -> None:
@@ -170,7 +182,9 @@ def _seconds(text: str) -> float:
 
 
 def make_plain(folder: DeploymentFolder) -> None:
-    """Turn a deployment's nodes into unmodified SuperNodes: Flower starts a ClientApp process per message."""
+    """Turn a deployment's nodes into unmodified SuperNodes: Flower starts a ClientApp process per
+    message.
+    """
     wrapped = folder.path / "bin"
     wrapped.mkdir()
     (wrapped / "flwr-clientapp").write_text(
@@ -180,9 +194,15 @@ def make_plain(folder: DeploymentFolder) -> None:
     for node in folder.settings().nodes:
         files = folder.node(node.name)
         text = files.script("supernode").read_text()
-        text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file supernode.secret", "")
-        text = text.replace('"$BIN/python" -m fedlgm_nodes.service.supernode', '"$BIN/flower-supernode"')
-        files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
+        text = text.replace(
+            " \\\n    --isolation process --superexec-auth-secret-file supernode.secret", ""
+        )
+        text = text.replace(
+            '"$BIN/python" -m fedlgm_nodes.service.supernode', '"$BIN/flower-supernode"'
+        )
+        files.script("supernode").write_text(
+            text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec ')
+        )
         for role in ("service", "executor"):
             files.script(role).write_text("#!/usr/bin/env bash\nexec sleep infinity\n")
 
@@ -197,19 +217,32 @@ def charge_times(count: int = 500) -> dict[str, float]:
             for number in range(count):
                 started = time.perf_counter()
                 ledger.charge(
-                    f"{number}", gaussian_event(2.0), trust="local", run="r", round=number, data="d", protects=CLIENT
+                    f"{number}",
+                    gaussian_event(2.0),
+                    trust="local",
+                    run="r",
+                    round=number,
+                    data="d",
+                    protects=CLIENT,
                 )
                 taken.append(1000 * (time.perf_counter() - started))
     return {"median_ms": statistics.median(taken), "p99_ms": float(np.quantile(taken, 0.99))}
 
 
-def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float) -> dict[str, Any]:
-    """Both in turn on separate deployments, one running at a time; no repeat starts that would not end in time."""
+def measure(
+    nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float
+) -> dict[str, Any]:
+    """Both in turn on separate deployments, one running at a time; no repeat starts that would not
+    end in time.
+    """
     started, longest = time.monotonic(), 0.0
     usual = [
-        f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", "federation.quorum=1.0",
-        f"run.evaluate_every={rounds}", *overrides,
-    ]  # fmt: skip
+        f"federation.rounds={rounds}",
+        f"privacy.max_participations={rounds}",
+        "federation.quorum=1.0",
+        f"run.evaluate_every={rounds}",
+        *overrides,
+    ]
     recipe = recipes.load("nodes", usual)
     federation = recipe.federation.model_copy(update={"clients": nodes})
     parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size
@@ -217,7 +250,9 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
     with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
         folders = {
             "flower": create(Path(place) / "flower", nodes),
-            "fedlgm": create(Path(place) / "fedlgm", nodes, example=recipe, policy={"epsilon": 1e6}),
+            "fedlgm": create(
+                Path(place) / "fedlgm", nodes, example=recipe, policy={"epsilon": 1e6}
+            ),
         }
         make_plain(folders["flower"])
         for done in range(repeats):
@@ -231,7 +266,9 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
                     if name == "flower":
                         found[name].append(plain(folder, nodes, rounds, parameters))
                     else:
-                        again = recipes.load("nodes", [*usual, f"model.seed={done}"])  # see `trusts`
+                        again = recipes.load(
+                            "nodes", [*usual, f"model.seed={done}"]
+                        )  # see `trusts`
                         found[name].append(ours(folder, nodes, again))
                     print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
                 finally:
@@ -246,7 +283,9 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
     for name, measured in found.items():
         summary[name] = {
             "seconds_per_round": statistics.median(s for one in measured for s in one["seconds"]),
-            "cpu_seconds_per_message": statistics.median(one["cpu_per_message"] for one in measured),
+            "cpu_seconds_per_message": statistics.median(
+                one["cpu_per_message"] for one in measured
+            ),
             "bytes_per_message": statistics.median(one["bytes_per_message"] for one in measured),
         }
     ratios = [
@@ -264,13 +303,20 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
     """Rounds under distributed and under local trust, in turn on the same nodes."""
     shares = [f"distributed.threshold={2 * nodes // 3 + 1}", f"distributed.colluders={nodes // 10}"]
     usual = [
-        f"federation.clients={nodes}", f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
-        f"run.evaluate_every={rounds}", "run.seed=none", "model.hidden=[126,130]", *overrides,
-    ]  # fmt: skip
+        f"federation.clients={nodes}",
+        f"federation.rounds={rounds}",
+        f"privacy.max_participations={rounds}",
+        f"run.evaluate_every={rounds}",
+        "run.seed=none",
+        "model.hidden=[126,130]",
+        *overrides,
+    ]
     own = {"local": ["privacy.trust=local", "distributed=none"], "distributed": shares}
 
     def recipe(name: str, repeat: int) -> recipes.Recipe:
-        """Another initial model for each repeat: nodes do not train again for a question that they have answered."""
+        """Another initial model for each repeat: nodes do not train again for a question that they
+        have answered.
+        """
         return recipes.load("distributed-digits", [*usual, *own[name], f"model.seed={repeat}"])
 
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in own}
@@ -290,20 +336,33 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
         for a, b in zip(found["distributed"], found["local"], strict=True)
     ]
     return {
-        "nodes": nodes, "parameters": Assembly(recipe("local", 0)).layers.size, "rounds": rounds, "repeats": repeats,
-        **found, "round_time_ratios": ratios, "round_time_ratio": statistics.median(ratios),
+        "nodes": nodes,
+        "parameters": Assembly(recipe("local", 0)).layers.size,
+        "rounds": rounds,
+        "repeats": repeats,
+        **found,
+        "round_time_ratios": ratios,
+        "round_time_ratio": statistics.median(ratios),
         "load_average": psutil.getloadavg(),
-    }  # fmt: skip
+    }
 
 
 def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any]:
-    """Whether real nodes and the simulation give one model under distributed trust, and the memory of the processes."""
-    usual = [f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", f"federation.clients={nodes}"]
+    """Whether real nodes and the simulation give one model under distributed trust, and the memory
+    of the processes.
+    """
+    usual = [
+        f"federation.rounds={rounds}",
+        f"privacy.max_participations={rounds}",
+        f"federation.clients={nodes}",
+    ]
     recipe = recipes.load("distributed-digits", [*usual, *overrides])
     figures = ("model_sha256", "accuracy", "epsilon", "readers_epsilon")
     with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
         policy = {"epsilon": 1e6, "trust": ["distributed"]}
-        folder = create(Path(place) / "lab", nodes, example=recipe, policy=policy, test_seed=recipe.run.seed)
+        folder = create(
+            Path(place) / "lab", nodes, example=recipe, policy=policy, test_seed=recipe.run.seed
+        )
         try:
             processes.up(folder, lambda line: print(line, file=sys.stderr, flush=True))
             memory = _memory(folder)
@@ -313,9 +372,15 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
         simulated = launch.simulate(recipe, engine="local", run_dir=Path(place) / "simulated")
     both = [{name: dict[str, Any](run)[name] for name in figures} for run in (real, simulated)]
     return {
-        "nodes": nodes, "rounds": rounds, "real": both[0], "simulated": both[1], "equal": both[0] == both[1],
-        "seconds": seconds, "megabytes": memory, "load_average": psutil.getloadavg(),
-    }  # fmt: skip
+        "nodes": nodes,
+        "rounds": rounds,
+        "real": both[0],
+        "simulated": both[1],
+        "equal": both[0] == both[1],
+        "seconds": seconds,
+        "megabytes": memory,
+        "load_average": psutil.getloadavg(),
+    }
 
 
 def _memory(folder: DeploymentFolder) -> dict[str, float]:
@@ -323,7 +388,9 @@ def _memory(folder: DeploymentFolder) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for role, (pid, *_) in processes._recorded(folder).items():
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        found.setdefault(role.rsplit("-", 1)[-1], []).append(sum(one.memory_full_info().pss for one in family) / 1e6)
+        found.setdefault(role.rsplit("-", 1)[-1], []).append(
+            sum(one.memory_full_info().pss for one in family) / 1e6
+        )
     return {kind: statistics.fmean(sizes) for kind, sizes in found.items()}
 
 
@@ -331,7 +398,10 @@ def _up(folder: DeploymentFolder, name: str) -> None:
     if name == "fedlgm":
         processes.up(folder, lambda line: None)
         return
-    answers, processes._answers = processes._answers, lambda *_: True  # these nodes have no services
+    answers, processes._answers = (
+        processes._answers,
+        lambda *_: True,
+    )  # these nodes have no services
     try:
         processes.up(folder, lambda line: None)
     finally:
@@ -341,23 +411,44 @@ def _up(folder: DeploymentFolder, name: str) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, help="3; with --resnet18 and --distributed, 10; with --as-simulated, 30")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        help="3; with --resnet18 and --distributed, 10; with --as-simulated, 30",
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="begin no repeat that would not end by then"
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no repeat that would not end by then",
     )
-    parser.add_argument("--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`")
     parser.add_argument(
-        "--resnet18", action="store_true", help="ResNet-18, two examples for each node, instead of a small network"
+        "--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`"
     )
-    parser.add_argument("--distributed", action="store_true", help="distributed beside local trust, ten nodes")
-    parser.add_argument("--as-simulated", action="store_true", help="thirty real nodes beside the simulation")
+    parser.add_argument(
+        "--resnet18",
+        action="store_true",
+        help="ResNet-18, two examples for each node, instead of a small network",
+    )
+    parser.add_argument(
+        "--distributed", action="store_true", help="distributed beside local trust, ten nodes"
+    )
+    parser.add_argument(
+        "--as-simulated", action="store_true", help="thirty real nodes beside the simulation"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.as_simulated:
         found = as_simulated(options.nodes or 30, options.rounds, options.overrides)
-        print(json.dumps(found) if options.json else "one model" if found["equal"] else "different models")
+        print(
+            json.dumps(found)
+            if options.json
+            else "one model"
+            if found["equal"]
+            else "different models"
+        )
         return
     if options.distributed:
         found = trusts(options.nodes or 10, options.rounds, options.repeats, options.overrides)
@@ -367,8 +458,11 @@ def main() -> None:
     nodes, overrides = options.nodes or (10 if options.resnet18 else 3), options.overrides
     if options.resnet18:
         overrides = [
-            "data={name='synthetic-20', partition='iid'}", "model={name='resnet18'}", "training.epochs=1", *overrides,
-        ]  # fmt: skip
+            "data={name='synthetic-20', partition='iid'}",
+            "model={name='resnet18'}",
+            "training.epochs=1",
+            *overrides,
+        ]
     result = measure(nodes, options.rounds, options.repeats, overrides, options.minutes) | {
         "ledger_charge": charge_times()
     }
@@ -378,11 +472,13 @@ def main() -> None:
     for name in ("flower", "fedlgm"):
         one = result[name]
         print(
-            f"{name:8} {one['seconds_per_round']:7.2f} s per round   {one['cpu_seconds_per_message']:6.2f} CPU-s and "
+            f"{name:8} {one['seconds_per_round']:7.2f} s per round   "
+            f"{one['cpu_seconds_per_message']:6.2f} CPU-s and "
             f"{one['bytes_per_message'] / 1e6:.2f} MB per message"
         )
     print(
-        f"round time {result['round_time_ratio']:.2f} of Flower's; {result['bytes_over_model']:.2f} model sizes on the "
+        f"round time {result['round_time_ratio']:.2f} of Flower's; "
+        f"{result['bytes_over_model']:.2f} model sizes on the "
         f"wire per message; a charge takes {result['ledger_charge']['median_ms']:.1f} ms (p99 "
         f"{result['ledger_charge']['p99_ms']:.1f} ms)"
     )

@@ -1,11 +1,13 @@
 """Clipped per-example gradients: time and memory of a step beside plain SGD and Opacus.
 
-    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds 7] [--write]
+    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds
+    7] [--write]
 
-Every contender is a separate process with one torch thread; they take their steps in turn, so that all see the same
-machine. Times are CPU seconds of the process; ratios are to the plain step of the same turn. Two baselines: `plain` is
-SGD by autograd as users write it, `plain-best` the same with the micro-batch and the memory layout that are best for
-it. `-quiet` contenders add no noise; `-exact` ones neither, and sum in float64. `--write` keeps the figures in
+Every contender is a separate process with one torch thread; they take their steps in turn, so that
+all see the same machine. Times are CPU seconds of the process; ratios are to the plain step of the
+same turn. Two baselines: `plain` is SGD by autograd as users write it, `plain-best` the same with
+the micro-batch and the memory layout that are best for it. `-quiet` contenders add no noise;
+`-exact` ones neither, and sum in float64. `--write` keeps the figures in
 docs/results/example-level.json and puts the tables on their page.
 """
 
@@ -59,7 +61,9 @@ class Process:
     def __init__(self, network: str, name: str) -> None:
         command = [sys.executable, "-m", "benchmarks.contenders.example_level", network, name]
         self.name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._read()
 
     def step(self) -> dict[str, float]:
@@ -103,7 +107,9 @@ def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
     }
 
 
-def rows(results: Results, cell: Callable[[dict[str, Any]], str], names: list[str]) -> list[list[str]]:
+def rows(
+    results: Results, cell: Callable[[dict[str, Any]], str], names: list[str]
+) -> list[list[str]]:
     """A row of a table per network: a cell per contender; a dash where it was not measured."""
     return [
         [NAMES[network], *(cell(found[name]) if name in found else "-" for name in names)]
@@ -124,7 +130,9 @@ def times(results: Results, names: dict[str, str]) -> str:
 def memory(results: Results) -> str:
     """Peaks above the imports, and how much of them is code."""
     names = {"plain": "plain"} | OURS | KERNEL | OPACUS
-    cells = rows(results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names))
+    cells = rows(
+        results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names)
+    )
     return table(["network, batch", *names.values()], cells)
 
 
@@ -145,11 +153,15 @@ def exact(results: Results) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help=f"keep the figures, and put the tables on {PAGE.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"keep the figures, and put the tables on {PAGE.name}"
+    )
     options = parser.parse_args()
     names = ["plain", *(name for name in options.contenders if name != "plain")]
     results: Results = {}

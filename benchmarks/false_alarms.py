@@ -1,6 +1,8 @@
-"""How often the paired test errs: false alarms and coverage in simulated comparisons of methods that do not differ.
+"""How often the paired test errs: false alarms and coverage in simulated comparisons of methods
+that do not differ.
 
-python -m benchmarks.false_alarms    # keeps docs/results/false-alarms.json, the table of docs/results/studies.md
+python -m benchmarks.false_alarms    # keeps docs/results/false-alarms.json, the table of
+docs/results/studies.md
 """
 
 from __future__ import annotations
@@ -22,14 +24,20 @@ ROUNDS, TRIALS, CELLS = 5, 5000, 4
 
 
 def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
-    """Two methods without a difference: [2, seeds, rounds]; rounds of a run correlate, and seeds share their start."""
+    """Two methods without a difference: [2, seeds, rounds]; rounds of a run correlate, and seeds
+    share their start.
+    """
     start = draw.normal(size=(1, seeds, 1))
     run = draw.normal(size=(2, seeds, 1))
-    return start + np.sqrt(within) * run + np.sqrt(1 - within) * draw.normal(size=(2, seeds, ROUNDS))
+    return (
+        start + np.sqrt(within) * run + np.sqrt(1 - within) * draw.normal(size=(2, seeds, ROUNDS))
+    )
 
 
 def rates(seeds: int, within: float, trials: int = TRIALS) -> dict[str, Any]:
-    """Shares of comparisons with p below 0.05, of intervals with 0, and of families of cells with a Holm alarm."""
+    """Shares of comparisons with p below 0.05, of intervals with 0, and of families of cells with a
+    Holm alarm.
+    """
     draw = np.random.default_rng(1000 * seeds + int(10 * within))
     found = [difference(*runs(draw, seeds, within)) for _ in range(trials)]
     families = [found[low : low + CELLS] for low in range(0, trials, CELLS)]
@@ -39,7 +47,9 @@ def rates(seeds: int, within: float, trials: int = TRIALS) -> dict[str, Any]:
         "trials": trials,
         "alarms": float(np.mean([each.p < 0.05 for each in found])),
         "coverage": float(np.mean([each.low <= 0 <= each.high for each in found])),
-        "family_alarms": float(np.mean([min(holm([each.p for each in family])) < 0.05 for family in families])),
+        "family_alarms": float(
+            np.mean([min(holm([each.p for each in family])) < 0.05 for family in families])
+        ),
     }
 
 
@@ -54,7 +64,10 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     families = f"any of {CELLS} cells with Holm's p below 0.05"
-    return table(["seeds", "correlation of a run's rounds", "p below 0.05", "interval contains 0", families], lines)
+    return table(
+        ["seeds", "correlation of a run's rounds", "p below 0.05", "interval contains 0", families],
+        lines,
+    )
 
 
 def main() -> None:

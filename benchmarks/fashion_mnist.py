@@ -1,9 +1,12 @@
-"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy depends on, and cells of Table 3.
+"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy depends on, and
+cells of Table 3.
 
-    python -m benchmarks.fashion_mnist --kept FILE [--study NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.fashion_mnist --kept FILE --write                            # tables of docs/results/...
+    python -m benchmarks.fashion_mnist --kept FILE [--study NAME ...] [--minutes M]   # continue the
+    runs python -m benchmarks.fashion_mnist --kept FILE --write                            # tables
+    of docs/results/...
 
-Every run is the recipe `fashion-mnist` with the stated keys changed. Finished runs are kept in FILE.
+Every run is the recipe `fashion-mnist` with the stated keys changed. Finished runs are kept in
+FILE.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ DATA_PAGE = PAGE.parent / "data" / "fashion-mnist.md"
 
 
 def glorot_cnn(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The paper's network with Glorot's uniform weights and biases of zero, as Keras initialises it."""
+    """The paper's network with Glorot's uniform weights and biases of zero, as Keras initialises
+    it.
+    """
     module = cnn(in_shape, classes, activation="sigmoid")
     for child in module.modules():
         if isinstance(child, nn.Conv2d | nn.Linear):
@@ -54,11 +59,19 @@ class Study:
 
 def _table_3() -> dict[str, tuple[str, ...]]:
     """Sound cells of the paper's table; under EqClip two pairs of its five rules are one each."""
-    rules = ("snr-consistent", "uniform", "dimension-adjusted", "min-total-noise", "sensitivity-proportional")
+    rules = (
+        "snr-consistent",
+        "uniform",
+        "dimension-adjusted",
+        "min-total-noise",
+        "sensitivity-proportional",
+    )
     stale = ("mechanism.clip=med", "mechanism.norms=stale")
     cells = {f"{rule}, EqClip": (f"mechanism.name={rule}",) for rule in rules[:3]}
     cells["flat Gaussian"] = ("mechanism.name=gaussian",)
-    return cells | {f"{rule}, MedClip (stale)": (f"mechanism.name={rule}", *stale) for rule in rules}
+    return cells | {
+        f"{rule}, MedClip (stale)": (f"mechanism.name={rule}", *stale) for rule in rules
+    }
 
 
 STUDIES = {
@@ -94,7 +107,9 @@ STUDIES = {
 }
 
 
-def go_on(kept: Kept, names: list[str], seeds: list[int] | None, variants: list[str] | None) -> None:
+def go_on(
+    kept: Kept, names: list[str], seeds: list[int] | None, variants: list[str] | None
+) -> None:
     """Make missing runs: all variants with the first seed, then with the next."""
     for name in names:
         study = STUDIES[name]
@@ -123,24 +138,45 @@ def tables(kept: Kept) -> dict[str, str]:
             if not found["late"]:
                 continue
             seeds = ", ".join(map(str, sorted(found["late"])))
-            cells = [spread(list(found[figure].values())) for figure in ("final", "late", "highest")]
-            compared = ["", "", ""] if found["late"] is reference else change(found["late"], reference)
+            cells = [
+                spread(list(found[figure].values())) for figure in ("final", "late", "highest")
+            ]
+            compared = (
+                ["", "", ""] if found["late"] is reference else change(found["late"], reference)
+            )
             rows.append([variant, *cells, seeds, *compared])
         if rows:
-            header = ["variant", "last round", "mean of the last five evaluated", "highest", "seeds", *CHANGE]
+            header = [
+                "variant",
+                "last round",
+                "mean of the last five evaluated",
+                "highest",
+                "seeds",
+                *CHANGE,
+            ]
             made[name] = table(header, rows)
     return made
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="The federated FashionMNIST setting of the SNR-consistent paper.")
-    parser.add_argument("--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs")
+    parser = argparse.ArgumentParser(
+        description="The federated FashionMNIST setting of the SNR-consistent paper."
+    )
+    parser.add_argument(
+        "--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs"
+    )
     parser.add_argument("--study", nargs="*", choices=list(STUDIES), default=list(STUDIES))
-    parser.add_argument("--variants", nargs="*", help="those of the studies to go on with; all if left out")
+    parser.add_argument(
+        "--variants", nargs="*", help="those of the studies to go on with; all if left out"
+    )
     parser.add_argument("--seeds", nargs="*", type=int, help="instead of the studies' own")
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write the tables on the pages, run nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables on the pages, run nothing"
+    )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:

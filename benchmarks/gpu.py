@@ -2,11 +2,12 @@
 
     python -m benchmarks.gpu [--json] [--sweep] [--runs]
 
-Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers; for `--runs` the whole
-package with transformers and peft, FashionMNIST and, if it is to take part, pfl. Without a GPU it runs the
-checks and a round on small sizes and says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs
-NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not stop the others; standard error
-shows each part's figures as soon as they are measured.
+Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers; for
+`--runs` the whole package with transformers and peft, FashionMNIST and, if it is to take part, pfl.
+Without a GPU it runs the checks and a round on small sizes and says so: in Triton's interpreter, if
+Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is named under
+"failures" (exit status 1) and does not stop the others; standard error shows each part's figures as
+soon as they are measured.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Attempts:
         self.failures: list[str] = []
 
     def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is lost."""
+        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is
+        lost.
+        """
         try:
             result = run(*arguments)
             print(json.dumps({part: result}), file=sys.stderr, flush=True)
@@ -59,7 +62,12 @@ class Attempts:
     def checks(self, parts: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, bool]]:
         """Results of each part's checks; a failed check also counts as a failure."""
         results = {part: self(part, *call) for part, call in parts.items()}
-        self.failures += [f"{part}: {name}" for part, r in results.items() for name, passed in r.items() if not passed]
+        self.failures += [
+            f"{part}: {name}"
+            for part, r in results.items()
+            for name, passed in r.items()
+            if not passed
+        ]
         return results
 
 
@@ -71,7 +79,8 @@ def without_gpu(attempt: Attempts) -> dict[str, Any]:
         checks["triton interpreter"] = (check_all, cpu, "triton", small)
     return {
         "device": None,
-        "reason": "torch finds no CUDA device: kernels were checked on the CPU, nothing was timed on a GPU",
+        "reason": "torch finds no CUDA device: kernels were checked on the CPU, nothing was timed "
+        "on a GPU",
         "checks": attempt.checks(checks | {"private round": (rounds.check, cpu, rounds.TINY)}),
         "rounds": attempt("rounds", rounds.measure, cpu, rounds.TINY),
         "cpu": attempt("cpu", time_cpu, models()["resnet18"]),
@@ -117,7 +126,9 @@ def _bounded_sums(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
         if torch.cuda.mem_get_info()[0] < needed:
             yield {"model": name, "clients": clients, "skipped": f"needs {needed / 2**30:.1f} GiB"}
             continue
-        yield attempt(f"bounded sum, {name}, {clients} clients", time_bounded_sum, timer, name, sizes, clients)
+        yield attempt(
+            f"bounded sum, {name}, {clients} clients", time_bounded_sum, timer, name, sizes, clients
+        )
         torch.cuda.empty_cache()
 
 
@@ -131,7 +142,10 @@ def _recipes(attempt: Attempts) -> dict[str, Any]:
     from benchmarks.gpu_parts import recipes
 
     return {
-        "recipes": [attempt(f"recipe {name}", recipes.beside_a_loop, name, 5, "cuda") for name in recipes.NAMES],
+        "recipes": [
+            attempt(f"recipe {name}", recipes.beside_a_loop, name, 5, "cuda")
+            for name in recipes.NAMES
+        ],
         "cohorts": attempt("cohorts", recipes.cohorts),
     }
 
@@ -147,7 +161,11 @@ def driver() -> str | None:
     """Version of the NVIDIA driver, if there is one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            .stdout.split("\n")[0]
+            .strip()
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -161,21 +179,35 @@ def show(report: dict[str, Any]) -> None:
     rows += report.get("recipes", [])
     whole = [report.get(part) for part in ("simulators", "adapters", "cohorts")]
     for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"], *whole]):
-        print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
+        print(
+            "  ".join(
+                f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()
+            )
+        )
     for failure in report["failures"]:
         print(f"failed: {failure}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--sweep", action="store_true", help="also time other launch configurations, and compile every width of a round"
+        "--sweep",
+        action="store_true",
+        help="also time other launch configurations, and compile every width of a round",
     )
-    parser.add_argument("--runs", action="store_true", help="also whole runs, beside a bare loop and pfl")
+    parser.add_argument(
+        "--runs", action="store_true", help="also whole runs, beside a bare loop and pfl"
+    )
     options = parser.parse_args()
     attempt = Attempts()
-    report = with_gpu(attempt, options.sweep, options.runs) if torch.cuda.is_available() else without_gpu(attempt)
+    report = (
+        with_gpu(attempt, options.sweep, options.runs)
+        if torch.cuda.is_available()
+        else without_gpu(attempt)
+    )
     report["failures"] = attempt.failures
     report["versions"] = {
         "python": platform.python_version(),

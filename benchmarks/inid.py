@@ -2,9 +2,9 @@
 
     python -m benchmarks.inid [--quick] [--write]
 
-A full run takes about three minutes on one core. Tables are kept in docs/results/inid.json and computed only where they
-are missing; `--write` puts them on their pages. `--quick` computes them with few trials and keeps nothing.
-`benchmarks.inid_figures` draws the pictures.
+A full run takes about three minutes on one core. Tables are kept in docs/results/inid.json and
+computed only where they are missing; `--write` puts them on their pages. `--quick` computes them
+with few trials and keeps nothing. `benchmarks.inid_figures` draws the pictures.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ SHAPES = ("uniform", "linear", "quadratic", "exponential", "one-hot")
 SEED = 2024
 TUNING_SEEDS, SEEDS = range(1000, 1005), range(20)
 RULES: tuple[inid.Rule, ...] = ("spr", "inid")
-GRID: list[Setting] = list(itertools.product((2, 5, 10, 20, 50), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.1, 0.3, 1.0)))
+GRID: list[Setting] = list(
+    itertools.product((2, 5, 10, 20, 50), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.1, 0.3, 1.0))
+)
 
 
 def db(ratio: float) -> float:
@@ -81,22 +83,43 @@ def claims() -> Rows:
     def relative(shape: str, size: int) -> float:
         return db(size / mu**2 / gaussian_mse(shaped(shape, size), epsilon))
 
-    crossover = next(k for k in range(1, 99) if laplace_mse(shaped("uniform", k), epsilon) > k / mu**2)
-    always = all(laplace_mse(p, 0.5) < gaussian_mse(p, 0.5) for p in (shaped("exponential", k) for k in range(1, 200)))
+    crossover = next(
+        k for k in range(1, 99) if laplace_mse(shaped("uniform", k), epsilon) > k / mu**2
+    )
+    always = all(
+        laplace_mse(p, 0.5) < gaussian_mse(p, 0.5)
+        for p in (shaped("exponential", k) for k in range(1, 200))
+    )
     saturation = db(laplace_mse(shaped("exponential", 400, norm=1), epsilon))
     rows: list[tuple[str, Any, Any]] = [
         ("Gaussian gain, linear, K=20 (dB)", 1.145, gain_g["linear"]),
         ("Gaussian gain, quadratic, K=20 (dB)", 2.442, gain_g["quadratic"]),
         ("Gaussian gain, exponential, K=20 (dB)", 9.658, gain_g["exponential"]),
         ("Gaussian gain, one-hot, K=20 (dB)", 13.01, gain_g["one-hot"]),
-        ("Gaussian, exponential, saturation (dB)", 21.477, db(gaussian_mse(shaped("exponential", 400), epsilon))),
-        ("Gaussian gain K=25 over K=20, linear (dB)", 0.02, relative("linear", 25) - gain_g["linear"]),
-        ("Gaussian gain K=25 over K=20, quadratic (dB)", 0.02, relative("quadratic", 25) - gain_g["quadratic"]),
+        (
+            "Gaussian, exponential, saturation (dB)",
+            21.477,
+            db(gaussian_mse(shaped("exponential", 400), epsilon)),
+        ),
+        (
+            "Gaussian gain K=25 over K=20, linear (dB)",
+            0.02,
+            relative("linear", 25) - gain_g["linear"],
+        ),
+        (
+            "Gaussian gain K=25 over K=20, quadratic (dB)",
+            0.02,
+            relative("quadratic", 25) - gain_g["quadratic"],
+        ),
         ("Laplace gain, linear, K=20 (dB)", 0.546, gain_l["linear"]),
         ("Laplace gain, quadratic, K=20 (dB)", 1.39, gain_l["quadratic"]),
         ("Laplace gain, exponential, K=20 (dB)", 7.609, gain_l["exponential"]),
         ("Laplace, exponential, saturation (dB)", 14.243, saturation),
-        ("... above one-hot (dB)", 5.4, saturation - db(laplace_mse(shaped("one-hot", 400, norm=1), epsilon))),
+        (
+            "... above one-hot (dB)",
+            5.4,
+            saturation - db(laplace_mse(shaped("one-hot", 400, norm=1), epsilon)),
+        ),
         ("first K where uniform Laplace loses to Gaussian", 9, crossover),
         ("exponential Laplace beats Gaussian for all K < 200", "yes", "yes" if always else "no"),
     ]
@@ -109,15 +132,26 @@ def table_two() -> Rows:
     paper = (3.9962, 1.9862, 1.3050, 0.9546, 0.7366, 0.5856)
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
         noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
-        row = {"epsilon": epsilon, "staircase (paper)": printed, "staircase": noise.expected_l1(), "gamma": noise.gamma}
-        row["i.i.d. Laplace"] = expected_error("laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1)
-        row["i.n.i.d. Laplace"] = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
+        row = {
+            "epsilon": epsilon,
+            "staircase (paper)": printed,
+            "staircase": noise.expected_l1(),
+            "gamma": noise.gamma,
+        }
+        row["i.i.d. Laplace"] = expected_error(
+            "laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1
+        )
+        row["i.n.i.d. Laplace"] = expected_error(
+            "laplace", inid.laplace_inid(profile, epsilon, p=1), p=1
+        )
         rows.append(row)
     return rows
 
 
 def table_three(trials: int) -> Rows:
-    """DP-PCA: M=100, N=1000, r=10, delta=1e-6; mean subspace recovery error and its standard error."""
+    """DP-PCA: M=100, N=1000, r=10, delta=1e-6; mean subspace recovery error and its standard
+    error.
+    """
     paper = {
         "gaussian-iid": (0.4762, 0.2484, 0.1067),
         "gaussian-inid": (0.3269, 0.1728, 0.0752),
@@ -126,7 +160,9 @@ def table_three(trials: int) -> Rows:
     }
     budgets = (1.0, 2.0, 5.0)
     plans = {
-        f"{name} {epsilon:g}": covariance_plan(name, 100, epsilon, 1e-6 if name.startswith("gaussian") else 0.0)
+        f"{name} {epsilon:g}": covariance_plan(
+            name, 100, epsilon, 1e-6 if name.startswith("gaussian") else 0.0
+        )
         for name in methods()
         for epsilon in budgets
     }
@@ -141,7 +177,10 @@ def table_three(trials: int) -> Rows:
             row[f"eps={epsilon:g}"] = mean_and_error(errors[f"{name} {epsilon:g}"])
         rows.append(row)
     floor = mean_and_error(errors["clipping only"])
-    rows.append({"method": "clipping alone, no noise", "guarantee": "none"} | dict.fromkeys(list(rows[0])[2:], "-"))
+    rows.append(
+        {"method": "clipping alone, no noise", "guarantee": "none"}
+        | dict.fromkeys(list(rows[0])[2:], "-")
+    )
     rows[-1].update({f"eps={epsilon:g}": floor for epsilon in budgets})
     return rows
 
@@ -152,13 +191,20 @@ def mean_and_error(x: Array) -> str:
 
 @lru_cache
 def laplace_pass_budget(epsilon: float, delta: float, size: int, passes: int) -> float:
-    """Largest epsilon per pass for which `passes * size` equal Laplace releases are (epsilon, delta)-DP by PLD."""
+    """Largest epsilon per pass for which `passes * size` equal Laplace releases are (epsilon,
+    delta)-DP by PLD.
+    """
 
     def fits(budget: float) -> bool:
-        one = privacy_loss_distribution.from_laplace_mechanism(size / budget, value_discretization_interval=1e-4)
+        one = privacy_loss_distribution.from_laplace_mechanism(
+            size / budget, value_discretization_interval=1e-4
+        )
         return bool(one.self_compose(size * passes).get_delta_for_epsilon(epsilon) <= delta)
 
-    low, high = epsilon / passes, 4 * gaussian_mu(epsilon, delta) * math.sqrt(size / passes) + 2 * epsilon
+    low, high = (
+        epsilon / passes,
+        4 * gaussian_mu(epsilon, delta) * math.sqrt(size / passes) + 2 * epsilon,
+    )
     for _ in range(16):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -178,14 +224,20 @@ class Problem(NamedTuple):
         data = load_tabular(name, scaling=scaling)
         objective: Objective = Logistic(0.01) if data.classification else Lasso(0.01)
         m, count = smoothness(objective, data.features), len(data.targets)
-        plan = cd.plan_descent(m, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=4000, rows=count)
+        plan = cd.plan_descent(
+            m, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=4000, rows=count
+        )
         plan = replace(plan, clip=np.full(m.size, np.inf), noise=np.zeros(m.size))
-        theta = cd.descend(objective, data.features, data.targets, plan, KeyRing(0).numpy_generator(Purpose.NOISE))[-1]
+        theta = cd.descend(
+            objective, data.features, data.targets, plan, KeyRing(0).numpy_generator(Purpose.NOISE)
+        )[-1]
         return cls(data, objective, m, objective.value(theta, data.features, data.targets))
 
 
 class Variant(NamedTuple):
-    """How noise is drawn and accounted for; `share` of epsilon goes to private smoothness constants."""
+    """How noise is drawn and accounted for; `share` of epsilon goes to private smoothness
+    constants.
+    """
 
     label: str
     family: Family
@@ -193,47 +245,78 @@ class Variant(NamedTuple):
     by_pld: bool = False
 
 
-def descent_errors(problem: Problem, variant: Variant, rule: inid.Rule, setting: Setting, seeds: range) -> Array:
+def descent_errors(
+    problem: Problem, variant: Variant, rule: inid.Rule, setting: Setting, seeds: range
+) -> Array:
     """Relative errors to the optimum, in percent, at epsilon 1 and delta 1/N^2."""
     (passes, clip, rate), count = setting, len(problem.data.targets)
     epsilon, delta, size = 1.0 - variant.share, 1 / count**2, problem.smoothness.size
     if variant.by_pld:
         budget = laplace_pass_budget(epsilon, delta, size, passes)
     else:
-        budget = cd.pass_budget(variant.family, epsilon, delta if variant.family == "gaussian" else 0.0, passes)
+        budget = cd.pass_budget(
+            variant.family, epsilon, delta if variant.family == "gaussian" else 0.0, passes
+        )
     x, y, objective, out = problem.data.features, problem.data.targets, problem.objective, []
     for seed in seeds:
         keys, m = KeyRing.from_seed(seed), problem.smoothness
         if variant.share:
             rng = keys.numpy_generator(Purpose.PROBE)
-            m = private_smoothness(objective, x, np.ones(size), epsilon=variant.share, rows=count, rng=rng)
+            m = private_smoothness(
+                objective, x, np.ones(size), epsilon=variant.share, rows=count, rng=rng
+            )
         plan = cd.plan_descent(
-            m, budget=budget, rule=rule, clip=clip, rate=rate, passes=passes, rows=count, family=variant.family
+            m,
+            budget=budget,
+            rule=rule,
+            clip=clip,
+            rate=rate,
+            passes=passes,
+            rows=count,
+            family=variant.family,
         )
         theta = cd.descend(objective, x, y, plan, keys.numpy_generator(Purpose.NOISE))[-1]
         out.append(100 * (objective.value(theta, x, y) / problem.best - 1))
     return np.array(out)
 
 
-def descent(seeds: range, tuning: range, datasets: Iterable[tuple[str, str]], settings: list[Setting]) -> Rows:
-    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on separate seeds."""
+def descent(
+    seeds: range, tuning: range, datasets: Iterable[tuple[str, str]], settings: list[Setting]
+) -> Rows:
+    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on separate
+    seeds.
+    """
     rows: Rows = []
     for name, scaling in datasets:
         problem = Problem.load(name, scaling)
         update = problem.smoothness**-0.5  # profile of the updates, up to a factor
         gain = db(update.size * float(update @ update) / float(update.sum()) ** 2)
         variants = [Variant("Gaussian", "gaussian"), Variant("Laplace, (eps, 0)", "laplace")]
-        variants += [Variant("Gaussian, M private (10 %)", "gaussian", share=0.1)] if scaling == "range" else []
+        variants += (
+            [Variant("Gaussian, M private (10 %)", "gaussian", share=0.1)]
+            if scaling == "range"
+            else []
+        )
         for variant in [*variants, Variant("Laplace, (eps, delta) by PLD", "laplace", by_pld=True)]:
             measured: dict[str, Array] = {}
             for rule in RULES[: 1 if variant.by_pld else 2]:
-                scores = [descent_errors(problem, variant, rule, s, tuning).mean() for s in settings]
-                measured[rule] = descent_errors(problem, variant, rule, settings[int(np.argmin(scores))], seeds)
-            row: dict[str, Any] = {"data": f"{name}, {scaling}", "K": update.size, "noise": variant.label}
+                scores = [
+                    descent_errors(problem, variant, rule, s, tuning).mean() for s in settings
+                ]
+                measured[rule] = descent_errors(
+                    problem, variant, rule, settings[int(np.argmin(scores))], seeds
+                )
+            row: dict[str, Any] = {
+                "data": f"{name}, {scaling}",
+                "K": update.size,
+                "noise": variant.label,
+            }
             row |= {"gain in noise (dB)": gain, "DP-CD (%)": interval(measured["spr"])}
             both = "inid" in measured
             row["improved DP-CD (%)"] = interval(measured["inid"]) if both else "-"
-            row["improved minus DP-CD"] = interval(measured["inid"] - measured["spr"]) if both else "-"
+            row["improved minus DP-CD"] = (
+                interval(measured["inid"] - measured["spr"]) if both else "-"
+            )
             rows.append(row)
     return rows
 
@@ -245,10 +328,12 @@ def interval(x: Array) -> str:
 
 
 def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
-    """Mean squared error of product Laplace noise proven (epsilon, delta)-DP by its privacy loss distribution.
+    """Mean squared error of product Laplace noise proven (epsilon, delta)-DP by its privacy loss
+    distribution.
 
-    Coordinates are decoupled, so the worst neighbour moves every one by its sensitivity. Ratios lambda_i/beta_i are
-    rounded up to at most 60 levels (sound). The better of the two shapes lambda^(1/3) and lambda^(1/2) is taken.
+    Coordinates are decoupled, so the worst neighbour moves every one by its sensitivity. Ratios
+    lambda_i/beta_i are rounded up to at most 60 levels (sound). The better of the two shapes
+    lambda^(1/3) and lambda^(1/2) is taken.
     """
 
     def fits(ratios: Array) -> bool:
@@ -275,7 +360,9 @@ def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
 
 
 def high_dimension(sizes: tuple[int, ...]) -> Rows:
-    """Sum of N records of a decoupled query at (eps, delta) = (0.5, 1e-6): mean squared errors in dB."""
+    """Sum of N records of a decoupled query at (eps, delta) = (0.5, 1e-6): mean squared errors in
+    dB.
+    """
     rows = []
     for power, size in itertools.product((0.0, 0.5, 1.0, 1.5, 2.0), sizes):
         profile: Array = np.arange(1, size + 1, dtype=np.float64) ** -power
@@ -283,51 +370,78 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
         gaussian, pure = gaussian_mse(profile, 0.5), laplace_mse(profile, 0.5)
         proven = laplace_mse_by_pld(profile, 0.5, 1e-6)
         rng = KeyRing.from_seed(SEED).numpy_generator(Purpose.NOISE, size, int(10 * power))
-        data = rng.uniform(-0.5, 0.5, (50, size)) * profile  # replacing one record moves coordinate i by up to lambda_i
+        data = (
+            rng.uniform(-0.5, 0.5, (50, size)) * profile
+        )  # replacing one record moves coordinate i by up to lambda_i
         scale = inid.laplace_inid(profile, 0.5)
         released = data.sum(axis=0) + draw("laplace", scale, rng, size=(200, size))
-        row: dict[str, Any] = {"profile": f"i^-{power:g}", "K": size, "Gini": gini(as_profile(profile))}
+        row: dict[str, Any] = {
+            "profile": f"i^-{power:g}",
+            "K": size,
+            "Gini": gini(as_profile(profile)),
+        }
         row |= {"Gaussian i.n.i.d.": db(gaussian), "Laplace i.n.i.d., (eps, 0)": db(pure)}
         row["... measured"] = db(float(((released - data.sum(axis=0)) ** 2).sum(axis=1).mean()))
         row["Laplace, (eps, delta) by PLD"] = db(proven)
-        row["least"] = "Laplace, pure" if pure <= gaussian else "Laplace, PLD" if proven <= gaussian else "Gaussian"
+        row["least"] = (
+            "Laplace, pure"
+            if pure <= gaussian
+            else "Laplace, PLD"
+            if proven <= gaussian
+            else "Gaussian"
+        )
         rows.append(row)
     return rows
 
 
 def gradients() -> Rows:
-    """One release of the gradient of softmax regression on digits (1,797 rows, layers of 640 and 10 parameters)."""
+    """One release of the gradient of softmax regression on digits (1,797 rows, layers of 640 and 10
+    parameters).
+    """
     x, labels = load_digits(return_X_y=True)
     slope = 0.1 - np.eye(10)[labels]
-    layers, dims = [(slope[:, :, None] * (x / 16)[:, None, :]).reshape(len(x), -1), slope], [640, 10]
+    layers, dims = (
+        [(slope[:, :, None] * (x / 16)[:, None, :]).reshape(len(x), -1), slope],
+        [640, 10],
+    )
     size = math.sqrt(sum(float((g.sum(axis=0) ** 2).sum()) for g in layers))
 
     def error(order: int, epsilon: float, fraction: float) -> float:
-        """Relative root mean squared error, bias included, with layers clipped at `fraction` of their median norm."""
+        """Relative root mean squared error, bias included, with layers clipped at `fraction` of
+        their median norm.
+        """
         norms = [np.linalg.norm(g, ord=order, axis=1) for g in layers]
         clip = [fraction * float(np.median(n)) for n in norms]
         lost = [
-            (g * np.maximum(0, 1 - c / n)[:, None]).sum(axis=0) for g, n, c in zip(layers, norms, clip, strict=True)
+            (g * np.maximum(0, 1 - c / n)[:, None]).sum(axis=0)
+            for g, n, c in zip(layers, norms, clip, strict=True)
         ]
         if order == 2:
             scales = gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
         else:
             scales = laplace_groups(clip, dims, epsilon)
-        noise = expected_error("gaussian" if order == 2 else "laplace", scales, counts=np.array(dims))
+        noise = expected_error(
+            "gaussian" if order == 2 else "laplace", scales, counts=np.array(dims)
+        )
         return math.sqrt(noise + sum(float(v @ v) for v in lost)) / size
 
     return [
         {"epsilon": epsilon}
         | {
             label: min(error(order, epsilon, fraction) for fraction in np.geomspace(0.01, 2, 25))
-            for label, order in (("Gaussian, l2 clip, delta=1e-6", 2), ("Laplace, l1 clip, delta=0", 1))
+            for label, order in (
+                ("Gaussian, l2 clip, delta=1e-6", 2),
+                ("Laplace, l1 clip, delta=0", 1),
+            )
         }
         for epsilon in (0.5, 1.0, 2.0, 5.0, 10.0)
     ]
 
 
 def group_noise() -> Rows:
-    """Norm of one step's noise at the settings of the paper's Table IV: ResNet-20, 5,000 steps, sampling rate 0.02."""
+    """Norm of one step's noise at the settings of the paper's Table IV: ResNet-20, 5,000 steps,
+    sampling rate 0.02.
+    """
     layers = LayerTable.from_module(models.build("resnet20", in_shape=(3, 32, 32), classes=10))
     start = Transcript.start(torch.zeros(layers.size))
     spend: dict[str, Any] = {"steps": 5000, "sampling_rate": 0.02}
@@ -343,27 +457,38 @@ def group_noise() -> Rows:
         return float(np.linalg.norm(plan.noise_norms)) * plan.denominator
 
     return [
-        {"rule": rule} | {label: norm(f"{law}-{rule}", m) for (law, label), m in multipliers.items()}
+        {"rule": rule}
+        | {label: norm(f"{law}-{rule}", m) for (law, label), m in multipliers.items()}
         for rule in ("inid", "spr", "iid")
     ]
 
 
 def markdown(rows: Rows) -> str:
     def cell(value: Any) -> str:
-        return f"{value if abs(value) > 1e-9 else 0.0:.5g}" if isinstance(value, float) else str(value)
+        return (
+            f"{value if abs(value) > 1e-9 else 0.0:.5g}" if isinstance(value, float) else str(value)
+        )
 
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(v) for v in row.values()] for row in rows)]
+    lines = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *([cell(v) for v in row.values()] for row in rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few trials; keep and write nothing")
     parser.add_argument("--write", action="store_true", help=f"put the tables on {PAGE} and {DATA}")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quick = options.quick
-    sets = list(itertools.product(("diabetes", "breast-cancer"), ("range", "centered", "standardized")))
+    sets = list(
+        itertools.product(("diabetes", "breast-cancer"), ("range", "centered", "standardized"))
+    )
     few: Descent = (range(4), range(1000, 1002), sets[:1], GRID[19:26])
     tables: dict[str, Callable[[], Rows]] = {
         "claims": claims,

@@ -1,6 +1,7 @@
 """Figures 1 to 4 of the i.n.i.d. noise paper, from closed forms.
 
-python -m benchmarks.inid_figures    # keeps docs/results/inid-figures.json and draws the pictures from it
+python -m benchmarks.inid_figures    # keeps docs/results/inid-figures.json and draws the pictures
+from it
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Panel = Mapping[str, Any]
 def panels() -> dict[str, list[Panel]]:
     """The curves of each figure's panels: {x, curves, xlabel, ylabel}."""
 
-    def panel(x: Sequence[float], curves: Mapping[str, list[float]], xlabel: str, ylabel: str = "MSE (dB)") -> Panel:
+    def panel(
+        x: Sequence[float], curves: Mapping[str, list[float]], xlabel: str, ylabel: str = "MSE (dB)"
+    ) -> Panel:
         rounded = {name: np.round(values, 6).tolist() for name, values in curves.items()}
         return {"x": list(x), "curves": rounded, "xlabel": xlabel, "ylabel": ylabel}
 
@@ -61,10 +64,20 @@ def panels() -> dict[str, list[Panel]]:
 def draw(name: str, path: Path) -> None:
     """One figure, from its kept panels."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))[name]
-    figure, axes = plt.subplots(1, len(kept), figsize=(9, 3.4) if len(kept) == 2 else (4.8, 3.2), squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(kept), figsize=(9, 3.4) if len(kept) == 2 else (4.8, 3.2), squeeze=False
+    )
     for axis, one in zip(axes[0], kept, strict=True):
         for name, y in one["curves"].items():
-            axis.plot(one["x"], y, label=name, marker=MARKS.get(name), markevery=4, markersize=4, linewidth=1.1)
+            axis.plot(
+                one["x"],
+                y,
+                label=name,
+                marker=MARKS.get(name),
+                markevery=4,
+                markersize=4,
+                linewidth=1.1,
+            )
         axis.set(xlabel=one["xlabel"], ylabel=one["ylabel"])
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)

@@ -35,18 +35,24 @@ class Kept:
 
     def __init__(self, path: Path, minutes: float = float("inf")) -> None:
         self._path, self._minutes = path, minutes
-        self.rows: list[Row] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        self.rows: list[Row] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        )
 
     def find(self, **name: Any) -> list[Row]:
         """The rows that have these values."""
-        return [row for row in self.rows if all(row.get(key) == value for key, value in name.items())]
+        return [
+            row for row in self.rows if all(row.get(key) == value for key, value in name.items())
+        ]
 
     def measure(self, name: Mapping[str, Any], recipe: str, overrides: Iterable[str]) -> Row | None:
         """The row with that name; a run is made if there is none, or None if the time is spent."""
         return self.keep(name, lambda: figures(recipe, overrides, int(name["seed"])))
 
     def keep(self, name: Mapping[str, Any], make: Callable[[], Row]) -> Row | None:
-        """The row with that name; its figures are computed if there is none, or None if the time is spent."""
+        """The row with that name; its figures are computed if there is none, or None if the time is
+        spent.
+        """
         found = self.find(**name)
         if found:
             return found[0]
@@ -61,8 +67,12 @@ class Kept:
 
 
 def opened(description: str, path: Path, page: Path) -> tuple[Kept, bool]:
-    """Kept figures, and whether they go on their page, by the arguments of a benchmark's command; on one thread."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Kept figures, and whether they go on their page, by the arguments of a benchmark's command;
+    on one thread.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kept", type=Path, default=path)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
     parser.add_argument("--write", action="store_true", help=f"put the tables on {page}")
@@ -85,7 +95,9 @@ class Values:
 
     def __init__(self, path: Path, minutes: float = float("inf")) -> None:
         self._path, self._deadline = path, time.monotonic() + 60 * minutes
-        self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.values: dict[str, Any] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        )
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
         """The figure `name`, measured now if missing.
@@ -112,7 +124,8 @@ def _write(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """A search of one rate by factors of two: first those of a grid, then beyond it while the best lies at an edge.
+    """A search of one rate by factors of two: first those of a grid, then beyond it while the best
+    lies at an edge.
 
     Attributes:
         grid: rates that are always tried, each twice the previous one.
@@ -147,27 +160,45 @@ class Search:
 
 
 def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
-    """One run in this process: its headline (shares in per cent) at the end, at its best and over the rounds.
+    """One run in this process: its headline (shares in per cent) at the end, at its best and over
+    the rounds.
 
     The seed is that of the initial model, the division of the data, the cohorts and the noise.
 
     Returns:
-        "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of evaluated rounds, the
-        proven "epsilon", and processor "seconds". A run that diverged has the worst possible figure and no epsilon.
+        "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of
+        evaluated rounds, the proven "epsilon", and processor "seconds". A run that diverged has the
+        worst possible figure and no epsilon.
     """
-    own = [f"run.seed={seed}", f"data.partition_seed={seed}", "run.checkpoint_every=1000000", "run.trackers=[]"]
+    own = [
+        f"run.seed={seed}",
+        f"data.partition_seed={seed}",
+        "run.checkpoint_every=1000000",
+        "run.trackers=[]",
+    ]
     started = time.process_time()
     overrides = [*overrides, *own]
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = simulations.simulate(recipe, overrides=overrides, run_dir=Path(folder) / "run")
         except DivergedError:
-            worst = 0.0 if recipes.load(recipe, overrides).task.build().better == "higher" else math.inf
+            worst = (
+                0.0 if recipes.load(recipe, overrides).task.build().better == "higher" else math.inf
+            )
             seconds = round(time.process_time() - started, 1)
-            return {"final": worst, "highest": worst, "late": worst, "diverged": True, "seconds": seconds, "curve": []}
+            return {
+                "final": worst,
+                "highest": worst,
+                "late": worst,
+                "diverged": True,
+                "seconds": seconds,
+                "curve": [],
+            }
         name = str(result["headline"])
         scale = 100.0 if name == "accuracy" else 1.0
-        curve = [round(scale * row["metrics"][name], 3) for row in result.history if "metrics" in row]
+        curve = [
+            round(scale * row["metrics"][name], 3) for row in result.history if "metrics" in row
+        ]
     return {
         "final": curve[-1],
         "highest": max(curve) if name == "accuracy" else min(curve),
@@ -179,13 +210,21 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
     }
 
 
-def against(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | float | None:
-    """Change over the seeds in both: `simulations.difference`; only its mean for few seeds, None without any."""
+def against(
+    values: Mapping[int, float], reference: Mapping[int, float]
+) -> Difference | float | None:
+    """Change over the seeds in both: `simulations.difference`; only its mean for few seeds, None
+    without any.
+    """
     seeds = sorted(values.keys() & reference.keys())
     if not seeds:
         return None
     own, other = [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
-    return difference(own, other) if len(seeds) >= LEAST_SEEDS else statistics.fmean(own) - statistics.fmean(other)
+    return (
+        difference(own, other)
+        if len(seeds) >= LEAST_SEEDS
+        else statistics.fmean(own) - statistics.fmean(other)
+    )
 
 
 CHANGE = ("change", "95 % interval", "p")

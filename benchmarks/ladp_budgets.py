@@ -1,13 +1,15 @@
-"""The budget that the LaDP-FL paper charges by its equations 17 to 19, beside the proven epsilon: its Figure 5 and the
-last block of its Table VIII.
+"""The budget that the LaDP-FL paper charges by its equations 17 to 19, beside the proven epsilon:
+its Figure 5 and the last block of its Table VIII.
 
-    python -m benchmarks.ladp_budgets             # measures what docs/results/ladp-budgets.json lacks
-    python -m benchmarks.ladp_budgets --write     # and puts the tables on docs/results/ladp.md, and draws the figure
+    python -m benchmarks.ladp_budgets             # measures what docs/results/ladp-budgets.json
+    lacks python -m benchmarks.ladp_budgets --write     # and puts the tables on
+    docs/results/ladp.md, and draws the figure
 
-Recipe `ladp-fashion-mnist-published`, ten rounds, seeds 1 to 3. The baselines are in the paper's frame (calibration =
-"matched"). By equation 17 an upload of layer j with noise sigma costs epsilon_j = sqrt(2 ln(1.25 / delta)) Delta_j /
-sigma. The paper does not say how layers are added up. Here every noised layer of every upload costs q epsilon_j, which
-gives the paper's 3.6 a round for Full DP: q = 0.1, epsilon = 0.2, ten uploads and the 18 layers of ResNet-18.
+Recipe `ladp-fashion-mnist-published`, ten rounds, seeds 1 to 3. The baselines are in the paper's
+frame (calibration = "matched"). By equation 17 an upload of layer j with noise sigma costs
+epsilon_j = sqrt(2 ln(1.25 / delta)) Delta_j / sigma. The paper does not say how layers are added
+up. Here every noised layer of every upload costs q epsilon_j, which gives the paper's 3.6 a round
+for Full DP: q = 0.1, epsilon = 0.2, ten uploads and the 18 layers of ResNet-18.
 """
 
 from __future__ import annotations
@@ -56,20 +58,26 @@ PAPER_P = ("2.64e-05", "2.24e-06", "4.67e-06", "0.00349", "2.64e-05")
 """Table VIII, ResNet-18 on CIFAR-10: LaDP-FL beside each baseline."""
 
 
-def charged(rows: Sequence[FullRow], layers: int, share: float, delta: float, reached: float | None) -> list[float]:
+def charged(
+    rows: Sequence[FullRow], layers: int, share: float, delta: float, reached: float | None
+) -> list[float]:
     """The budget charged so far after each round, over all uploads, [T].
 
     Args:
         rows: a run's rounds, from the first one.
-        layers: number of the model's layers. A baseline may treat them as one, with one noise scale.
+        layers: number of the model's layers. A baseline may treat them as one, with one noise
+            scale.
         share: q = batch size / local examples (equation 18).
         delta: the recipe's delta, of one release.
-        reached: Delta_f = 2 eta E G_c; None takes twice the bound of each layer, for noise that follows it.
+        reached: Delta_f = 2 eta E G_c; None takes twice the bound of each layer, for noise that
+            follows it.
     """
     total, budgets = 0.0, list[float]()
     for row in rows:
         if "clients" in row:
-            noise = np.array(row["clients"]["sigma"])  # 0 where a layer is uploaded as it is, which costs nothing
+            noise = np.array(
+                row["clients"]["sigma"]
+            )  # 0 where a layer is uploaded as it is, which costs nothing
             ratios = np.divide(reached, noise, out=np.zeros_like(noise), where=noise > 0)
         else:
             noise = np.array(row["sigma"], dtype=np.float64)
@@ -81,11 +89,17 @@ def charged(rows: Sequence[FullRow], layers: int, share: float, delta: float, re
 
 
 def run(overrides: tuple[str, ...], seed: int) -> Row:
-    """One run: the budget charged after each round, the run's own claim (q T epsilon of one client) and the proof."""
+    """One run: the budget charged after each round, the run's own claim (q T epsilon of one client)
+    and the proof.
+    """
     frame = (
-        f"federation.rounds={ROUNDS}", f"privacy.max_participations={ROUNDS}", "run.evaluate_every=1000",
-        "run.checkpoint_every=1000", f"run.seed={seed}", "run.trackers=[]",
-    )  # fmt: skip
+        f"federation.rounds={ROUNDS}",
+        f"privacy.max_participations={ROUNDS}",
+        "run.evaluate_every=1000",
+        "run.checkpoint_every=1000",
+        f"run.seed={seed}",
+        "run.trackers=[]",
+    )
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         result = simulations.simulate(RECIPE, overrides=[*frame, *overrides], run_dir=folder)
@@ -93,7 +107,11 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
     recipe = recipes.load(RECIPE, [*overrides])
     layers = len(LayerTable.from_module(Assembly(recipe).module()))
     share, delta = float(recipe.mechanism.options["batch_share"]), recipe.privacy.delta
-    reached = None if recipe.mechanism.name == "sensitive" else 2 * bound_by_training(recipe.training.local)
+    reached = (
+        None
+        if recipe.mechanism.name == "sensitive"
+        else 2 * bound_by_training(recipe.training.local)
+    )
     budgets = charged(rows, layers, share, delta, reached)
     return {"charged": budgets, "claimed": result.claimed_epsilon, "proven": str(result.epsilon)}
 
@@ -102,7 +120,11 @@ def cells() -> list[tuple[Row, str, tuple[str, ...]]]:
     """(name of the cell, the paper's ratio, overrides)."""
     made: list[tuple[Row, str, tuple[str, ...]]] = []
     for method, (mechanism, ratio) in BASELINES.items():
-        frame = (f"mechanism.name={mechanism}", "mechanism.variant=sound", "mechanism.calibration=matched")
+        frame = (
+            f"mechanism.name={mechanism}",
+            "mechanism.variant=sound",
+            "mechanism.calibration=matched",
+        )
         made.append(({"method": method, "cap": None, "threshold": None}, ratio, frame))
     for cap, threshold in CONSTANTS:
         changed = (f"mechanism.score_cap={cap!r}", f"mechanism.threshold={threshold}")
@@ -116,13 +138,17 @@ def last(kept: Kept, cell: Row) -> list[float]:
 
 
 def compared(kept: Kept) -> str:
-    """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline, over the seeds."""
+    """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline,
+    over the seeds.
+    """
     baselines = [cell for cell, *_ in cells() if cell["method"] != LADP]
     lines = []
     for cell in (cell for cell, *_ in cells() if cell["method"] == LADP):
         pairs = [(last(kept, cell), last(kept, baseline)) for baseline in baselines]
         # Budgets that differ only in the last digits of a constant are equal.
-        found = ["-" if np.allclose(a, b, rtol=1e-4) else f"{difference(a, b).p:.2g}" for a, b in pairs]
+        found = [
+            "-" if np.allclose(a, b, rtol=1e-4) else f"{difference(a, b).p:.2g}" for a, b in pairs
+        ]
         lines.append([f"{cell['cap']:g}", f"{cell['threshold']:g}", *found])
     lines.append(["paper", "", *PAPER_P])
     return table(("B", "R", *(cell["method"] for cell in baselines)), lines)
@@ -137,7 +163,10 @@ def text(kept: Kept) -> str:
         lines.append(
             [
                 cell["method"],
-                *("-" if cell[name] is None else f"{cell[name]:g}" for name in ("cap", "threshold")),
+                *(
+                    "-" if cell[name] is None else f"{cell[name]:g}"
+                    for name in ("cap", "threshold")
+                ),
                 interval(values),
                 f"{np.mean(ratios):.3g}",
                 paper,
@@ -145,7 +174,16 @@ def text(kept: Kept) -> str:
                 f"{np.mean([float(row['proven']) for row in rows]):.3g}",
             ]
         )
-    head = ("method", "B", "R", "charged", "over Full DP", "paper", "claimed, one client", "proven, one client")
+    head = (
+        "method",
+        "B",
+        "R",
+        "charged",
+        "over Full DP",
+        "paper",
+        "claimed, one client",
+        "proven, one client",
+    )
     return table(head, lines)
 
 
@@ -154,9 +192,22 @@ def draw(path: Path) -> None:
     rows = json.loads(KEPT.read_text(encoding="utf-8"))
     figure, axis = plt.subplots(figsize=(6.4, 3.6))
     for (cell, _, _), mark in zip(cells(), "os^dvPX*<", strict=True):
-        curves = [row["charged"] for row in rows if all(row[name] == value for name, value in cell.items())]
-        label = cell["method"] + (f", B = {cell['cap']:g}, R = {cell['threshold']:g}" if cell["cap"] else "")
-        axis.plot(range(1, ROUNDS + 1), np.mean(curves, axis=0), label=label, marker=mark, markersize=4, linewidth=1.1)
+        curves = [
+            row["charged"]
+            for row in rows
+            if all(row[name] == value for name, value in cell.items())
+        ]
+        label = cell["method"] + (
+            f", B = {cell['cap']:g}, R = {cell['threshold']:g}" if cell["cap"] else ""
+        )
+        axis.plot(
+            range(1, ROUNDS + 1),
+            np.mean(curves, axis=0),
+            label=label,
+            marker=mark,
+            markersize=4,
+            linewidth=1.1,
+        )
     axis.set(xlabel="round", ylabel="charged budget")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=6)

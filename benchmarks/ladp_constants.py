@@ -1,10 +1,12 @@
-"""The constants that the LaDP-FL paper leaves open, on its mechanism as published: B (score cap) and R (threshold).
+"""The constants that the LaDP-FL paper leaves open, on its mechanism as published: B (score cap)
+and R (threshold).
 
-    python -m benchmarks.ladp_constants             # measures what docs/results/ladp-constants.json lacks
-    python -m benchmarks.ladp_constants --write     # and puts the table on docs/results/ladp.md
+    python -m benchmarks.ladp_constants             # measures what docs/results/ladp-constants.json
+    lacks python -m benchmarks.ladp_constants --write     # and puts the table on
+    docs/results/ladp.md
 
-Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3: another initial model, cohorts and noise in each. Full
-DP has the same frame (calibration = "matched"). Nothing else is changed.
+Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3: another initial model, cohorts and
+noise in each. Full DP has the same frame (calibration = "matched"). Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
     """One run: accuracy after the last round, noise, scores and noised share."""
     started = time.process_time()
     frame = (
-        f"federation.rounds={ROUNDS}", f"privacy.max_participations={ROUNDS}", f"run.evaluate_every={ROUNDS}",
-        "run.checkpoint_every=1000", f"run.seed={seed}", "run.trackers=[]",
-    )  # fmt: skip
+        f"federation.rounds={ROUNDS}",
+        f"privacy.max_participations={ROUNDS}",
+        f"run.evaluate_every={ROUNDS}",
+        "run.checkpoint_every=1000",
+        f"run.seed={seed}",
+        "run.trackers=[]",
+    )
     with tempfile.TemporaryDirectory() as folder:
-        result = simulations.simulate(RECIPE, overrides=[*frame, *overrides], run_dir=Path(folder) / "run")
+        result = simulations.simulate(
+            RECIPE, overrides=[*frame, *overrides], run_dir=Path(folder) / "run"
+        )
         rows, sizes = result.history, np.array([row["size"] for row in result.layers()])
     found: Row = {
         "accuracy": 100 * float(result["accuracy"]),
@@ -57,7 +65,9 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
 
 def cells() -> list[tuple[str, float | None, float | None, tuple[str, ...]]]:
     """(method, B, R, overrides)."""
-    made: list[tuple[str, float | None, float | None, tuple[str, ...]]] = [("Full DP (matched)", None, None, FULL_DP)]
+    made: list[tuple[str, float | None, float | None, tuple[str, ...]]] = [
+        ("Full DP (matched)", None, None, FULL_DP)
+    ]
     for cap, threshold in CONSTANTS:
         changed = (f"mechanism.score_cap={cap!r}", f"mechanism.threshold={threshold}")
         made.append(("LaDP-FL (published)", cap, threshold, changed))
@@ -74,7 +84,11 @@ def text(kept: Kept) -> str:
         if not rows:
             continue
         ratio = float(np.mean([row["noise_scale"] for row in rows])) / reference
-        share = "100 %" if cap is None else f"{100 * float(np.mean([row['noised_share'] for row in rows])):.0f} %"
+        share = (
+            "100 %"
+            if cap is None
+            else f"{100 * float(np.mean([row['noised_share'] for row in rows])):.0f} %"
+        )
         lines.append(
             [
                 method,

@@ -1,12 +1,14 @@
 """Cost of LaDP-FL's selection, scores and noise for a client, beside Full DP's bounding and noise.
 
-    python -m benchmarks.ladp_overhead [--model resnet18] [--repeats 9] [--steps 20] [--threads 1] [--write]
+    python -m benchmarks.ladp_overhead [--model resnet18] [--repeats 9] [--steps 20] [--threads 1]
+    [--write]
 
-Each repeat takes the processor time, in turn, of one optimizer step of the model (batch 50), Full DP's work on the
-finished update and that of LaDP-FL (published, and sound under local trust). Medians are reported; a client's round is
-`--steps` optimizer steps plus the work on the update. The paper's Table IV compares whole training durations: LaDP-FL
-takes 10 to 17 % more than Full DP there. The benchmark also counts what the published rule selects at initialisation.
-`--write` keeps the figures in docs/results/ladp-overhead.json and puts the tables on their page.
+Each repeat takes the processor time, in turn, of one optimizer step of the model (batch 50), Full
+DP's work on the finished update and that of LaDP-FL (published, and sound under local trust).
+Medians are reported; a client's round is `--steps` optimizer steps plus the work on the update. The
+paper's Table IV compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP
+there. The benchmark also counts what the published rule selects at initialisation. `--write` keeps
+the figures in docs/results/ladp-overhead.json and puts the tables on their page.
 """
 
 from __future__ import annotations
@@ -54,11 +56,17 @@ def noised(update: Tensor, plan: ReleasePlan) -> Tensor:
     return release(own.total, plan, KEYS, 1, party=0)
 
 
-def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -> dict[str, Callable[[], Any]]:
+def works(
+    model: Tensor, update: Tensor, layers: LayerTable, threshold: float
+) -> dict[str, Callable[[], Any]]:
     """A client's work on its finished update under each mechanism."""
-    scored = mechanisms.get("ladp", score="kl", threshold=threshold, memory=0.0)  # as in the paper: no slow scores
+    scored = mechanisms.get(
+        "ladp", score="kl", threshold=threshold, memory=0.0
+    )  # as in the paper: no slow scores
     start = Transcript.start(model)
-    history = start.extend(model + update, update, _plan(mechanisms.get("ladp", score="kl"), layers, start))
+    history = start.extend(
+        model + update, update, _plan(mechanisms.get("ladp", score="kl"), layers, start)
+    )
 
     full = _plan(mechanisms.get("full-dp", calibration="matched"), layers, history)
     sound = _plan(scored, layers, history)
@@ -81,25 +89,35 @@ def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -
 def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> ReleasePlan:
     training = LocalTraining(lr=0.1, epochs=2, batch_size=BATCH, gradient_clip=20.0)
     sampling = Sampling("poisson", 100, 0.1)
-    facts = RunFacts(14.2765876859, sampling, "replace-one", "local", 400, 0.2, 0.02, training=training)
+    facts = RunFacts(
+        14.2765876859, sampling, "replace-one", "local", 400, 0.2, 0.02, training=training
+    )
     return mechanism.plan(mechanism.table(layers), facts, transcript)
 
 
 def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, Any]:
-    """Medians in seconds over interleaved repeats, and each mechanism's extra share of a client's round."""
+    """Medians in seconds over interleaved repeats, and each mechanism's extra share of a client's
+    round.
+    """
     module = models.build(name, in_shape=(3, 32, 32), classes=10)
     layers = LayerTable.from_module(module)
     model = layers.flatten(module)
     settings = LocalTraining(lr=0.1, epochs=1, batch_size=BATCH, gradient_clip=20.0)
     trainer = SequentialTrainer(module, layers, settings)
     draws = torch.Generator().manual_seed(0)
-    x, y = torch.randn(BATCH, 3, 32, 32, generator=draws), torch.randint(10, (BATCH,), generator=draws)
+    x, y = (
+        torch.randn(BATCH, 3, 32, 32, generator=draws),
+        torch.randint(10, (BATCH,), generator=draws),
+    )
 
     def step() -> Tensor:
         task = ClientTask(x, y, KEYS.torch_generator(Purpose.TRAIN, 1), 1)
         return unbounded(next(iter(trainer.updates(model, [task]))))[0]
 
-    todo: dict[str, Callable[[], Any]] = {"step": step, **works(model, step().clone(), layers, threshold)}
+    todo: dict[str, Callable[[], Any]] = {
+        "step": step,
+        **works(model, step().clone(), layers, threshold),
+    }
     times: dict[str, list[float]] = {label: [] for label in todo}
     for repeat in range(repeats + 1):
         for label, work in todo.items():
@@ -120,9 +138,15 @@ def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, 
         "steps": steps,
         "seconds": medians,
         "full_dp_round": base,
-        "extra": {m: (medians[m] - medians["full-dp"]) / base for m in ("ladp (published)", "ladp (sound)")},
+        "extra": {
+            m: (medians[m] - medians["full-dp"]) / base
+            for m in ("ladp (published)", "ladp (sound)")
+        },
         "selected": {
-            f"{bound:g}": [int((norms >= bound).sum()), float(sizes[norms >= bound].sum() / sizes.sum())]
+            f"{bound:g}": [
+                int((norms >= bound).sum()),
+                float(sizes[norms >= bound].sum() / sizes.sum()),
+            ]
             for bound in THRESHOLDS
         },
     }
@@ -135,21 +159,33 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     times += [[label, f"{1000 * seconds[name]:.0f} ms"] for name, label in LABELS.items()]
     shares = [found["steps"] * seconds["step"], *(seconds[name] for name in LABELS)]
     rows = [[*row, f"{share / base:.2%}"] for row, share in zip(times, shares, strict=True)]
-    selected = [[bound, str(count), f"{share:.1%}"] for bound, (count, share) in found["selected"].items()]
+    selected = [
+        [bound, str(count), f"{share:.1%}"] for bound, (count, share) in found["selected"].items()
+    ]
     return {
         "overhead": table(["work", "time", "of the client's round under Full DP"], rows),
-        "selected": table(["R", f"layers noised (of {found['layers']})", "parameters noised"], selected),
+        "selected": table(
+            ["R", f"layers noised (of {found['layers']})", "parameters noised"], selected
+        ),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a client's round (paper: 20)")
-    parser.add_argument("--threshold", type=float, default=12.0, help="R; the recipe's for ResNet-18")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps of a client's round (paper: 20)"
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=12.0, help="R; the recipe's for ResNet-18"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help=f"keep the figures, and put the tables on {PAGE.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"keep the figures, and put the tables on {PAGE.name}"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = measure(arguments.model, arguments.repeats, arguments.steps, arguments.threshold)

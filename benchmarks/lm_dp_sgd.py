@@ -1,13 +1,15 @@
-"""LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and memory.
+"""LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and
+memory.
 
     python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
-    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to continue
-    python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
-    python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from kept figures
+    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call
+    again to continue python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a
+    step (Tables 7 and 8) python -m benchmarks.lm_dp_sgd page              # writes
+    docs/results/lm-dp-sgd.md from kept figures
 
-FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
-shadow model. Everything is one torch thread. Figures are kept in docs/results/lm-dp-sgd.json, so that an interrupted
-benchmark can be continued.
+FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others,
+half of which train the shadow model. Everything is one torch thread. Figures are kept in
+docs/results/lm-dp-sgd.json, so that an interrupted benchmark can be continued.
 """
 
 from __future__ import annotations
@@ -52,9 +54,17 @@ RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), tuple(range(1, 11
 LOOKS = 5  # at how many steps the bias is measured
 SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
 STYLES = (
-    "sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published",
+    "sgd",
+    "dp-sgd",
+    "auto-s",
+    "dp-psac",
+    "lm public",
+    "lm stale",
+    "lm privatised",
+    "lm bias",
+    "lm published",
     "lm published bias",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,10 @@ class Halves:
     @classmethod
     def load(cls, private: int | None = None, public: int | None = None) -> Halves:
         found = data.load("fashion-mnist")
-        private, public = PRIVATE if private is None else private, PUBLIC if public is None else public
+        private, public = (
+            PRIVATE if private is None else private,
+            PUBLIC if public is None else public,
+        )
         order = np.random.default_rng(0).permutation(len(found.train_y))
 
         def part(rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -80,7 +93,9 @@ class Halves:
 
 @dataclass
 class Watched:
-    """Bias of the scaling at some steps: ||mean scaled gradient - mean gradient|| over fixed private examples."""
+    """Bias of the scaling at some steps: ||mean scaled gradient - mean gradient|| over fixed
+    private examples.
+    """
 
     module: nn.Module
     method: Method
@@ -90,7 +105,10 @@ class Watched:
     def look(self, scaling: Any) -> None:
         x, y = self.examples
         gradients = ExampleGradients(self.module, self.method.layers)
-        mean, true = (gradients.sum(x, y, s).total.double() / len(y) for s in (scaling, FlatClip(float("inf"))))
+        mean, true = (
+            gradients.sum(x, y, s).total.double() / len(y)
+            for s in (scaling, FlatClip(float("inf")))
+        )
         self.bias.append(float((mean - true).norm()))
 
 
@@ -135,13 +153,17 @@ def measure_risk(store: Values) -> None:
     def weights() -> list[float]:
         module = scnn(7)
         x, y = halves.public
-        return public_bias_weights(module, LayerTable.from_module(module), x[:1000], y[:1000], 1.0).tolist()
+        return public_bias_weights(
+            module, LayerTable.from_module(module), x[:1000], y[:1000], 1.0
+        ).tolist()
 
     store.get("bias weights", weights)
 
 
 def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> dict[str, Any]:
-    """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and the bias."""
+    """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and
+    the bias.
+    """
     halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
     x, y = halves.private
     started = time.process_time()
@@ -149,7 +171,9 @@ def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> 
         found: dict[str, Any] = {"epsilon": None, "guarantee": "none", "bias": []}
         sgd(module, x, y, lr, keys)
     else:
-        facts = RunFacts(0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA)
+        facts = RunFacts(
+            0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA
+        )
         method = Method.of(module, mechanism(style, store), facts)
         found = private_run(method, module, x, y, lr, keys, looks=LOOKS if whole else 0)
     seconds = round(time.process_time() - started, 1)
@@ -157,14 +181,24 @@ def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> 
     if whole:
         both, count = torch.cat([x, halves.test[0]]), min(len(x), len(halves.test[1]))
         inside, outside = torch.arange(count), len(x) + torch.arange(count)
-        errors = layer_errors(module, both, inside, outside, keys=KeyRing.from_seed(1000 + seed), training=SHADOW)
-        found["membership"] = {layer: round(1 - held_out, 5) for layer, (_, held_out) in errors.items()}
+        errors = layer_errors(
+            module, both, inside, outside, keys=KeyRing.from_seed(1000 + seed), training=SHADOW
+        )
+        found["membership"] = {
+            layer: round(1 - held_out, 5) for layer, (_, held_out) in errors.items()
+        }
         found["train_accuracy"] = accuracy(module, (x, y))
     return found
 
 
 def private_run(
-    method: Method, module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing, looks: int = 0
+    method: Method,
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    lr: float,
+    keys: KeyRing,
+    looks: int = 0,
 ) -> dict[str, Any]:
     watched, steps = Watched(module, method, (x[:500], y[:500])), method.facts.rounds
     plans: list[Any] = []
@@ -179,13 +213,18 @@ def private_run(
             plan, own = plans[-1], method.mechanism
             if isinstance(own, UsesPrivateNorms):
                 gradients = ExampleGradients(module, method.layers)
-                figures = private_figures(gradients, method.mechanism, method.layers, *watched.examples)
+                figures = private_figures(
+                    gradients, method.mechanism, method.layers, *watched.examples
+                )
                 plan = own.plan_from_private_norms(method.layers, method.facts, figures)
             assert isinstance(own, BoundsExamples)
             watched.look(own.scaling(plan))
         del plans[:-1]
 
-    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", "run") as ledger:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Ledger(Path(folder) / "ledger.sqlite", "run") as ledger,
+    ):
         result = train(
             module,
             x,
@@ -197,7 +236,9 @@ def private_run(
             progress=after,
         )
     multiplier = method.facts.noise_multiplier
-    claimed = privacy.epsilon(multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate)
+    claimed = privacy.epsilon(
+        multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate
+    )
     return {
         "epsilon": result.epsilon if np.isfinite(result.epsilon) else "inf",
         "claimed": claimed,
@@ -210,8 +251,12 @@ def private_run(
 def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
     """The same batches without bounds or noise."""
     for step in range(1, STEPS + 1):
-        rows = torch.from_numpy(np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE))
-        loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / (RATE * len(y))
+        rows = torch.from_numpy(
+            np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE)
+        )
+        loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / (
+            RATE * len(y)
+        )
         loss.backward()
         with torch.no_grad():
             for parameter in module.parameters():
@@ -232,7 +277,10 @@ def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
 
 def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
     """Test accuracies of the search by rate, in the order of its seeds."""
-    return {rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS] for rate in RATES}
+    return {
+        rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS]
+        for rate in RATES
+    }
 
 
 def curve(values: dict[str, Any], style: str) -> dict[float, float]:
@@ -268,7 +316,9 @@ STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
 
 
 def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
-    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a separate process."""
+    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a separate
+    process.
+    """
     torch.set_num_threads(1)
     name, shape, classes, batch = NETWORKS[network]
     module = models.build(name, in_shape=shape, classes=classes)
@@ -295,7 +345,9 @@ def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
         else:
             if style == "lm published":
                 norms = gradients.sum(x, y, FlatClip(1.0)).norms.numpy()
-                scaling: Any = published.scaling(published.plan_from_private_norms(layers, facts, norms))
+                scaling: Any = published.scaling(
+                    published.plan_from_private_norms(layers, facts, norms)
+                )
             else:
                 scaling = scalings[style]
             total = gradients.sum(x, y, scaling).total
@@ -315,7 +367,9 @@ def measure_steps(store: Values, networks: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["risk", "train", "steps", "step", "page"])
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--minutes", type=float, default=9.0)

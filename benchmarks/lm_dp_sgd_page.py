@@ -1,4 +1,6 @@
-"""Writes the figures of `benchmarks.lm_dp_sgd` to docs/results/lm-dp-sgd.md and its page of data; missing: dashes."""
+"""Writes the figures of `benchmarks.lm_dp_sgd` to docs/results/lm-dp-sgd.md and its page of data;
+missing: dashes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def write(values: Values) -> None:
 
 
 def runs(values: Values, style: str) -> list[Values]:
-    return [values[f"run {style} {seed}"] for seed in bench.SEEDS if f"run {style} {seed}" in values]
+    return [
+        values[f"run {style} {seed}"] for seed in bench.SEEDS if f"run {style} {seed}" in values
+    ]
 
 
 def percent(shares: Sequence[float]) -> str:
@@ -74,37 +78,66 @@ def accuracy(values: Values) -> str:
             str(len(found)),
         ])  # fmt: skip
     return table(
-        ["method", "lr", "epsilon claimed", "proven", "test accuracy", "on its members", "peak layer MIA", "seeds"],
+        [
+            "method",
+            "lr",
+            "epsilon claimed",
+            "proven",
+            "test accuracy",
+            "on its members",
+            "peak layer MIA",
+            "seeds",
+        ],
         rows,
     )
 
 
 def changes(values: Values) -> str:
-    """Accuracy of each private method minus DP-SGD's: paired by seed at the best rates, and at their neighbours."""
+    """Accuracy of each private method minus DP-SGD's: paired by seed at the best rates, and at
+    their neighbours.
+    """
     styles = [style for style in bench.STYLES[2:] if runs(values, style)]
     base = bench.curve(values, "dp-sgd")
     tests = [
-        difference(*([run["accuracy"] for run in runs(values, name)] for name in (style, "dp-sgd"))) for style in styles
+        difference(*([run["accuracy"] for run in runs(values, name)] for name in (style, "dp-sgd")))
+        for style in styles
     ]
     rows = []
     for style, test, p in zip(styles, tests, holm([test.p for test in tests]), strict=True):
         below, _, above = three(bench.curve(values, style), base, lower_is_better=False)
         beside = [below, above]
         signs = {value > 0 for value in (test.mean, *beside) if value is not None}
-        rows.append([
-            LABELS[style],
-            f"{100 * test.mean:+.2f} ({100 * test.low:+.2f} to {100 * test.high:+.2f})",
-            f"{p:.2g}",
-            *("edge" if value is None else f"{100 * value:+.2f}" for value in beside),
-            "not decided" if None in beside or p >= 0.05 else "holds" if len(signs) == 1 else "does not hold",
-        ])  # fmt: skip
-    return table(["method minus DP-SGD", "points, 95 % interval", "p", "one rate below", "one rate above", ""], rows)
+        rows.append(
+            [
+                LABELS[style],
+                f"{100 * test.mean:+.2f} ({100 * test.low:+.2f} to {100 * test.high:+.2f})",
+                f"{p:.2g}",
+                *("edge" if value is None else f"{100 * value:+.2f}" for value in beside),
+                "not decided"
+                if None in beside or p >= 0.05
+                else "holds"
+                if len(signs) == 1
+                else "does not hold",
+            ]
+        )
+    return table(
+        [
+            "method minus DP-SGD",
+            "points, 95 % interval",
+            "p",
+            "one rate below",
+            "one rate above",
+            "",
+        ],
+        rows,
+    )
 
 
 def search(values: Values) -> str:
     """Mean test accuracy of the search by rate, in per cent."""
     rows = [
-        [LABELS[style], *(percent(found) for found in bench.searched(values, style).values())] for style in bench.STYLES
+        [LABELS[style], *(percent(found) for found in bench.searched(values, style).values())]
+        for style in bench.STYLES
     ]
     return table(["method", *(f"lr {rate:g}" for rate in bench.RATES)], rows)
 
@@ -116,11 +149,16 @@ def membership(values: Values) -> str:
         for style in bench.STYLES
         if style != "sgd"
     ]
-    return table(["method", "MIA under SGD, by layer", "under the method, by layer", "largest"], rows)
+    return table(
+        ["method", "MIA under SGD, by layer", "under the method, by layer", "largest"], rows
+    )
 
 
 def _layers(found: list[Values]) -> dict[str, float]:
-    return {layer: statistics.mean(run["membership"][layer] for run in found) for layer in found[0]["membership"]}
+    return {
+        layer: statistics.mean(run["membership"][layer] for run in found)
+        for layer in found[0]["membership"]
+    }
 
 
 def _by_layer(found: list[Values]) -> str:
@@ -139,17 +177,34 @@ def risk(values: Values) -> str:
             layers = ", ".join(row["layer"] for row in found)
             columns = [
                 ", ".join(f"{scale * row[key]:.{digits}f}" for row in found)
-                for key, scale, digits in (("training_error", 100, 1), ("held_out_error", 100, 1), ("strength", 1, 2))
+                for key, scale, digits in (
+                    ("training_error", 100, 1),
+                    ("held_out_error", 100, 1),
+                    ("strength", 1, 2),
+                )
             ]
             rows.append([name, layers, *columns])
-    return table(["shadow set", "layers", "error on its training set (paper), %", "held out, %", "strengths"], rows)
+    return table(
+        [
+            "shadow set",
+            "layers",
+            "error on its training set (paper), %",
+            "held out, %",
+            "strengths",
+        ],
+        rows,
+    )
 
 
 def bias(values: Values) -> str:
     rows = []
     for style in bench.STYLES[1:]:
         series = [run["bias"] for run in runs(values, style) if run["bias"]]
-        looks = [spread(look, 1, 2) for look in zip(*series, strict=True)] if series else ["-"] * bench.LOOKS
+        looks = (
+            [spread(look, 1, 2) for look in zip(*series, strict=True)]
+            if series
+            else ["-"] * bench.LOOKS
+        )
         rows.append([LABELS[style], *looks])
     places = [f"step {(i + 1) * bench.STEPS // bench.LOOKS}" for i in range(bench.LOOKS)]
     return table(["method", *places], rows)
@@ -162,7 +217,10 @@ def steps(values: Values) -> str:
             found = [values.get(f"step {network} {style}") for style in bench.STEPPED]
             if any(found):
                 rows.append(
-                    [f"{network}, batch {batch}", *("-" if cell is None else form(cell[key]) for cell in found)]
+                    [
+                        f"{network}, batch {batch}",
+                        *("-" if cell is None else form(cell[key]) for cell in found),
+                    ]
                 )
         return rows
 

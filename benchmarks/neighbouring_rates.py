@@ -1,8 +1,10 @@
-"""Differences of the accuracy grid at neighbouring learning rates: `python -m benchmarks.neighbouring_rates`.
+"""Differences of the accuracy grid at neighbouring learning rates:
+`python -m benchmarks.neighbouring_rates`.
 
-A difference between two cells, each at its own best rate, may come from the search: one of them may lie nearer to a
-point of the grid. So the two are also compared with both one step below and both one step above their best rates, on
-the seed of the search. It reads the kept runs, trains nothing, and writes the table to its page.
+A difference between two cells, each at its own best rate, may come from the search: one of them may
+lie nearer to a point of the grid. So the two are also compared with both one step below and both
+one step above their best rates, on the seed of the search. It reads the kept runs, trains nothing,
+and writes the table to its page.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ def curves() -> dict[tuple[str, str, str], Curve]:
     found: dict[tuple[str, str, str], Curve] = {}
     for row in json.loads((RESULTS / "noise-and-split.json").read_text()):
         if row["seed"] == SEARCH_SEED:
-            found.setdefault((row["task"], row["noise"], row["split"]), {})[row["rate"]] = row["late"]
+            found.setdefault((row["task"], row["noise"], row["split"]), {})[row["rate"]] = row[
+                "late"
+            ]
     return found
 
 
 def three(first: Curve, second: Curve, lower_is_better: bool) -> list[float | None]:
-    """Differences first - second: one step below both best rates, at them, one step above; None beyond a curve."""
+    """Differences first - second: one step below both best rates, at them, one step above; None
+    beyond a curve.
+    """
     places = []
     for curve in (first, second):
         rates = sorted(curve)
@@ -62,7 +68,11 @@ def comparisons() -> Iterator[tuple[str, str, list[float | None]]]:
         for noise in noises:
             for split in FIXED if noise != SECRET else ():
                 pair = found[task, noise, split], found[task, SECRET, split]
-                yield task, f"{noise}, against secret sampling, {split}", three(*pair, "text" in task)
+                yield (
+                    task,
+                    f"{noise}, against secret sampling, {split}",
+                    three(*pair, "text" in task),
+                )
         for noise in noises:
             for split in ("adaptive", "adaptive, span 2"):
                 if (task, noise, split) in found:

@@ -1,9 +1,12 @@
-"""Correlated noise against secret sampling at several budgets: accuracy of the recipe `digits`, five seeds per cell.
+"""Correlated noise against secret sampling at several budgets: accuracy of the recipe `digits`,
+five seeds per cell.
 
     python -m benchmarks.noise_and_budget --kept FILE [--minutes M]   # continue the runs
-    python -m benchmarks.noise_and_budget --kept FILE --write         # table of docs/results/correlated.md
+    python -m benchmarks.noise_and_budget --kept FILE --write         # table of
+    docs/results/correlated.md
 
-There is no search: all cells have the recipe's server learning rate. Finished runs are kept in FILE.
+There is no search: all cells have the recipe's server learning rate. Finished runs are kept in
+FILE.
 """
 
 from __future__ import annotations
@@ -41,10 +44,16 @@ def text(kept: Kept) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Correlated noise against secret sampling at several budgets.")
+    parser = argparse.ArgumentParser(
+        description="Correlated noise against secret sampling at several budgets."
+    )
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write docs/results/correlated.md, run nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/correlated.md, run nothing"
+    )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:

@@ -1,12 +1,14 @@
 """Noise over the rounds times its split over the layers: accuracy at one proven epsilon.
 
-    python -m benchmarks.noise_and_split --kept FILE [--task NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.noise_and_split --kept FILE --narrow [--task NAME ...]        # the adaptive split at span 2
-    python -m benchmarks.noise_and_split --kept FILE --write                           # tables of docs/results/...
+    python -m benchmarks.noise_and_split --kept FILE [--task NAME ...] [--minutes M]   # continue
+    the runs python -m benchmarks.noise_and_split --kept FILE --narrow [--task NAME ...]        #
+    the adaptive split at span 2 python -m benchmarks.noise_and_split --kept FILE --write
+    # tables of docs/results/...
 
-Noise: independent with secret Poisson sampling; independent, banded or blt where ten groups take turns in public.
-Split: flat, uniform, SNR-consistent, adaptive. Every cell gets the same search (server learning rate, on a separate
-seed) and is then run on other seeds. Finished runs are kept in FILE: a second call continues from there.
+Noise: independent with secret Poisson sampling; independent, banded or blt where ten groups take
+turns in public. Split: flat, uniform, SNR-consistent, adaptive. Every cell gets the same search
+(server learning rate, on a separate seed) and is then run on other seeds. Finished runs are kept in
+FILE: a second call continues from there.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ KEPT = PAGE.with_name("noise-and-split.json")
 WINDOWS, TESTED = 8, 2000
 CYCLE = "federation.sampling=cyclic"
 NOISES = {
-    "independent, secret Poisson sampling": ("federation.sampling=poisson", "privacy.noise=independent"),
+    "independent, secret Poisson sampling": (
+        "federation.sampling=poisson",
+        "privacy.noise=independent",
+    ),
     "independent, public cycle": (CYCLE, "privacy.noise=independent"),
     "banded, public cycle": (CYCLE, "privacy.noise=banded"),
     "blt, public cycle": (CYCLE, "privacy.noise=blt"),
@@ -69,7 +74,9 @@ class Task:
 
 
 def beginnings() -> DataSet:
-    """The chapters of `text-gru`, each cut to 8 windows of 32 characters to train on; 2,000 windows to test on."""
+    """The chapters of `text-gru`, each cut to 8 windows of 32 characters to train on; 2,000 windows
+    to test on.
+    """
     whole = data.load("bible-kjv-chapters")
     assert isinstance(whole.train_x, np.ndarray)
     assert isinstance(whole.test_x, np.ndarray)
@@ -78,12 +85,26 @@ def beginnings() -> DataSet:
     first = np.arange(len(user)) - np.searchsorted(user, user) < WINDOWS
     x, y = whole.train_x[first], whole.train_y[first]
     tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # through the whole book
-    return DataSet("bible-kjv-beginnings", x, y, whole.test_x[tested], whole.test_y[tested], whole.classes, user[first])
+    return DataSet(
+        "bible-kjv-beginnings",
+        x,
+        y,
+        whole.test_x[tested],
+        whole.test_y[tested],
+        whole.classes,
+        user[first],
+    )
 
 
 LAST = "run.evaluate_every=1000"  # the last round is always evaluated
 MLP = (
-    *("data.pixels=[0, 1]", "model.name=mlp", "model.hidden=[32, 32]", "model.activation=tanh", "training.epochs=1"),
+    *(
+        "data.pixels=[0, 1]",
+        "model.name=mlp",
+        "model.hidden=[32, 32]",
+        "model.activation=tanh",
+        "training.epochs=1",
+    ),
     *("federation.rounds=60", LAST),
 )
 _CNN = ("data.pixels=[0, 1]", "federation.rounds=100", LAST)
@@ -103,7 +124,12 @@ def measure(kept: Kept, name: str, cell: Cell, rate: float, seed: int) -> Row | 
     """One run of a cell."""
     task, (noise, split) = TASKS[name], cell
     label = {"task": name, "noise": noise, "split": split, "rate": rate, "seed": seed}
-    overrides = [*task.overrides, *NOISES[noise], *MECHANISMS[split], f"federation.server_lr={rate}"]
+    overrides = [
+        *task.overrides,
+        *NOISES[noise],
+        *MECHANISMS[split],
+        f"federation.server_lr={rate}",
+    ]
     return kept.measure(label, task.recipe, overrides)
 
 
@@ -118,7 +144,9 @@ def best_rate(kept: Kept, name: str, cell: Cell) -> float | None:
     return TASKS[name].search.chosen(searched(kept, name, cell))
 
 
-def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES), narrow: bool = False) -> None:
+def go_on(
+    kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES), narrow: bool = False
+) -> None:
     """Make missing runs of these noises: a task's search, then all cells seed by seed."""
     cells = tuple(cell for cell in (NARROW_CELLS if narrow else CELLS) if cell[0] in noises)
     for name in names:
@@ -139,17 +167,24 @@ def found(kept: Kept, name: str, of: Iterable[Cell] | None = None) -> dict[Cell,
     return {
         cell: {
             row["seed"]: row["final"]
-            for row in kept.find(task=name, noise=cell[0], split=cell[1], rate=best_rate(kept, name, cell))
+            for row in kept.find(
+                task=name, noise=cell[0], split=cell[1], rate=best_rate(kept, name, cell)
+            )
             if row["seed"] != TASKS[name].search.seed
         }
         for cell in (CELLS if of is None else of)
     }
 
 
-def mean(cells: dict[Cell, dict[int, float]], noises: Iterable[str], splits: Iterable[str]) -> dict[int, float]:
+def mean(
+    cells: dict[Cell, dict[int, float]], noises: Iterable[str], splits: Iterable[str]
+) -> dict[int, float]:
     """For every seed that all of these cells have: the mean over them."""
     own = [cells[cell] for cell in itertools.product(noises, splits)]
-    return {seed: statistics.fmean(figures[seed] for figures in own) for seed in set.intersection(*map(set, own))}
+    return {
+        seed: statistics.fmean(figures[seed] for figures in own)
+        for seed in set.intersection(*map(set, own))
+    }
 
 
 def best_fixed(cells: dict[Cell, dict[int, float]], noise: str, better: int) -> str:
@@ -167,7 +202,10 @@ def tables(kept: Kept, name: str) -> str:
     for noise in NOISES:
         row = [noise]
         for split in SPLITS:
-            rate, figures = best_rate(kept, name, (noise, split)), list(cells[noise, split].values())
+            rate, figures = (
+                best_rate(kept, name, (noise, split)),
+                list(cells[noise, split].values()),
+            )
             row.append(f"{spread(figures)} (lr {rate:g})")
         rows.append(row)
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
@@ -191,7 +229,10 @@ def changes(kept: Kept, name: str) -> str:
         add(f"against {reference}; fixed splits", others)
     flat, *others_fixed = FIXED
     base = mean(cells, NOISES, [flat])
-    add(f"against {flat}; all noises", {split: (mean(cells, NOISES, [split]), base) for split in others_fixed})
+    add(
+        f"against {flat}; all noises",
+        {split: (mean(cells, NOISES, [split]), base) for split in others_fixed},
+    )
     pairs = {}
     for noise in NOISES:
         best = best_fixed(cells, noise, task.search.better)
@@ -209,31 +250,55 @@ def narrow(kept: Kept, name: str) -> str:
     for noise in NOISES:
         own, best = cells[noise, NARROW], best_fixed(cells, noise, better)
         shown = f"{spread(list(own.values()))} (lr {best_rate(kept, name, (noise, NARROW)):g})"
-        rows.append([noise, shown, best, *change(own, cells[noise, best]), *change(own, cells[noise, ADAPTIVE])])
+        rows.append(
+            [
+                noise,
+                shown,
+                best,
+                *change(own, cells[noise, best]),
+                *change(own, cells[noise, ADAPTIVE]),
+            ]
+        )
     return table(["noise", NARROW, "best fixed", *CHANGE, "change to span 8", *CHANGE[1:]], rows)
 
 
 def search(kept: Kept, name: str) -> str:
-    """What the search found so far, on its own seed: a row for each cell, a column for each rate."""
+    """What the search found so far, on its own seed: a row for each cell, a column for each
+    rate.
+    """
     found = {cell: searched(kept, name, cell) for cell in CELLS}
     rates = sorted(set(itertools.chain.from_iterable(found.values())))
     rows = [
-        [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)] for cell, own in found.items() if own
+        [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)]
+        for cell, own in found.items()
+        if own
     ]
     return table(["noise", "split", *(f"lr {rate:g}" for rate in rates)], rows) if rows else ""
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Noise over the rounds times its split over the layers.")
+    parser = argparse.ArgumentParser(
+        description="Noise over the rounds times its split over the layers."
+    )
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
     parser.add_argument("--task", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument(
-        "--noise", nargs="*", choices=list(NOISES), default=list(NOISES), help="noises that are run here"
+        "--noise",
+        nargs="*",
+        choices=list(NOISES),
+        default=list(NOISES),
+        help="noises that are run here",
     )
-    parser.add_argument("--narrow", action="store_true", help=f"run {NARROW!r} instead of the other splits")
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/results, run nothing")
+    parser.add_argument(
+        "--narrow", action="store_true", help=f"run {NARROW!r} instead of the other splits"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables of docs/results, run nothing"
+    )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:
@@ -241,7 +306,10 @@ def main() -> None:
     for name in options.task:
         for page, texts in (
             (PAGE, {f"noise and split: {name}": tables(kept, name)}),
-            (DATA_PAGE, {f"changes: {name}": changes(kept, name), f"search: {name}": search(kept, name)}),
+            (
+                DATA_PAGE,
+                {f"changes: {name}": changes(kept, name), f"search: {name}": search(kept, name)},
+            ),
         ):
             show(page, {what: text for what, text in texts.items() if text}, options.write)
         if spans := narrow(kept, name):

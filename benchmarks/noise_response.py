@@ -1,14 +1,19 @@
-"""Why correlated noise gains less than its errors predict: accuracy at given noise levels, and the fading of noise.
+"""Why correlated noise gains less than its errors predict: accuracy at given noise levels, and the
+fading of noise.
 
     python -m benchmarks.noise_response [--study NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.noise_response --write                            # tables of docs/results/data/correlated.md
+    python -m benchmarks.noise_response --write                            # tables of
+    docs/results/data/correlated.md
 
-Everything is measured on the task "FashionMNIST, MLP" of `benchmarks.noise_and_split`, uniform split.
+Everything is measured on the task "FashionMNIST, MLP" of `benchmarks.noise_and_split`, uniform
+split.
 
-* levels: accuracy under either sampling when a round's independent noise is a multiple of the noise that epsilon 3
-needs with secret sampling. Each has the search of `noise_and_split` and other seeds. Only that multiple is proven at
-epsilon 3.
-* responses: a run is repeated with an additional push in one round, as large as that round's noise. Its remaining share
+* levels: accuracy under either sampling when a round's independent noise is a multiple of the noise
+  that epsilon 3
+needs with secret sampling. Each has the search of `noise_and_split` and other seeds. Only that
+multiple is proven at epsilon 3.
+* responses: a run is repeated with an additional push in one round, as large as that round's noise.
+  Its remaining share
 in later weights and outputs is 1 if models are sums of releases, and less if training undoes it.
 """
 
@@ -55,7 +60,9 @@ NEXT_TO_NONE = 3000.0  # epsilon
 
 @dataclass(frozen=True)
 class PowerSplit(Mechanism):
-    """EqClip bounds, and shares in proportion to a power of the layers' sizes: 0 is uniform, 1/2 SNR-consistent."""
+    """EqClip bounds, and shares in proportion to a power of the layers' sizes: 0 is uniform, 1/2
+    SNR-consistent.
+    """
 
     bound: float = 1.0
     power: float = 0.25
@@ -76,7 +83,9 @@ def multiplier() -> float:
 def of_level(level: float) -> str:
     """The key that gives a public cycle independent noise of that level."""
     participations = ROUNDS // SEPARATION
-    return f"privacy.epsilon={gaussian_epsilon(participations**0.5 / (level * multiplier()), DELTA)}"
+    return (
+        f"privacy.epsilon={gaussian_epsilon(participations**0.5 / (level * multiplier()), DELTA)}"
+    )
 
 
 def public_level() -> float:
@@ -143,15 +152,24 @@ class Pushed:
 def responses(setting: Setting, seed: int) -> Row:
     """Remaining share of a push, by the round of the push: lists over the rounds from that one on.
 
-    "weights": share in the weights: the change along the push. "outputs": share of the effect on the outputs for test
-    images: the change of the outputs along the change that the whole push would make in that round.
+    "weights": share in the weights: the change along the push. "outputs": share of the effect on
+    the outputs for test images: the change of the outputs along the change that the whole push
+    would make in that round.
     """
-    overrides = [*MLP, *NOISES[setting.noise], SPLIT, f"run.seed={seed}", f"data.partition_seed={seed}"]
+    overrides = [
+        *MLP,
+        *NOISES[setting.noise],
+        SPLIT,
+        f"run.seed={seed}",
+        f"data.partition_seed={seed}",
+    ]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
     assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
     plan, layers = assembly.method.plan(assembly.start()), assembly.layers
     generator = torch.Generator().manual_seed(seed)
-    scale = torch.repeat_interleave(torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes))
+    scale = torch.repeat_interleave(
+        torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes)
+    )
     push = (scale * torch.randn(plan.size, generator=generator, dtype=torch.float64)).float()
     module = assembly.module()
     images = torch.from_numpy(np.asarray(assembly.dataset.test_x)[:IMAGES])
@@ -159,7 +177,9 @@ def responses(setting: Setting, seed: int) -> Row:
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)
         with tempfile.TemporaryDirectory() as folder:
-            simulations.simulate(RECIPE, overrides=overrides, server_optimizer=server, run_dir=Path(folder) / "run")
+            simulations.simulate(
+                RECIPE, overrides=overrides, server_optimizer=server, run_dir=Path(folder) / "run"
+            )
         return torch.stack(server.models)
 
     @torch.no_grad()
@@ -176,7 +196,8 @@ def responses(setting: Setting, seed: int) -> Row:
         moved = (pushed - base[at - 1 :]).double()
         row[f"weights {at}"] = [_along(change, whole.double()) for change in moved]
         row[f"outputs {at}"] = [
-            _along(outputs(model) - kept[t], full[t] - kept[t]) for t, model in enumerate(pushed, start=at - 1)
+            _along(outputs(model) - kept[t], full[t] - kept[t])
+            for t, model in enumerate(pushed, start=at - 1)
         ]
     return row
 
@@ -189,7 +210,12 @@ def go_on(kept: Kept, studies: list[str]) -> None:
     """Make the missing runs."""
     if "responses" in studies:
         for seed, setting in itertools.product(RESPONSE_SEEDS, SETTINGS):
-            label = {"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": seed}
+            label = {
+                "study": "responses",
+                "noise": setting.noise,
+                "rate": setting.rate,
+                "seed": seed,
+            }
             if kept.keep(label, partial(responses, setting, seed)) is None:
                 return
     if "levels" in studies:
@@ -212,22 +238,28 @@ def measure(kept: Kept, cell: str, rate: float, seed: int) -> Row | None:
 
 def searched(kept: Kept, cell: str) -> dict[float, float]:
     """Figures of a cell's search so far, by rate."""
-    return {row["rate"]: row["final"] for row in kept.find(study="levels", cell=cell, seed=SEARCH.seed)}
+    return {
+        row["rate"]: row["final"] for row in kept.find(study="levels", cell=cell, seed=SEARCH.seed)
+    }
 
 
 # --- what the runs show
 
 
 def fading(kept: Kept, setting: Setting, what: str) -> dict[int, list[np.ndarray]]:
-    """Remaining share of each push, by its round: lists over the rounds from that one on, one for each seed."""
+    """Remaining share of each push, by its round: lists over the rounds from that one on, one for
+    each seed.
+    """
     rows = kept.find(study="responses", noise=setting.noise, rate=setting.rate)
     return {at: [np.array(row[f"{what} {at}"]) for row in rows] for at in PUSHED} if rows else {}
 
 
 def map_of(kept: Kept, setting: Setting, what: str) -> np.ndarray | None:
-    """A [T, T] of a setting: the remaining share after round t of noise of round r, mean over seeds.
+    """A [T, T] of a setting: the remaining share after round t of noise of round r, mean over
+    seeds.
 
-    Pushes were measured in four rounds; noise between two of them is assumed to fade like the earlier one.
+    Pushes were measured in four rounds; noise between two of them is assumed to fade like the
+    earlier one.
     """
     left = fading(kept, setting, what)
     if not left:
@@ -240,10 +272,15 @@ def map_of(kept: Kept, setting: Setting, what: str) -> np.ndarray | None:
 
 
 def noises() -> dict[str, tuple[Correlation, float]]:
-    """Each noise at epsilon 3: its correlation, and the standard deviation of its z over the bound."""
+    """Each noise at epsilon 3: its correlation, and the standard deviation of its z over the
+    bound.
+    """
     one = calibrate(EPSILON, DELTA, steps=1)
     independent = correlation.get("identity", ROUNDS)
-    found = {POISSON: (independent, multiplier()), TURNS: (independent, one * independent.sensitivity(SEPARATION))}
+    found = {
+        POISSON: (independent, multiplier()),
+        TURNS: (independent, one * independent.sensitivity(SEPARATION)),
+    }
     c = correlation.get("banded", ROUNDS, bands=SEPARATION)
     found[BANDED] = c, one * c.sensitivity(SEPARATION)
     c = correlation.get("blt", ROUNDS, min_separation=SEPARATION)
@@ -251,7 +288,9 @@ def noises() -> dict[str, tuple[Correlation, float]]:
 
 
 def error(c: Correlation, std: float, linear: np.ndarray) -> tuple[float, float]:
-    """Root mean square over the models, and of the last one, of noise C^-1 z under the map from noise to models."""
+    """Root mean square over the models, and of the last one, of noise C^-1 z under the map from
+    noise to models.
+    """
     variances = np.sum((linear @ c.inverse()) ** 2, axis=1) * std**2
     return float(variances.mean() ** 0.5), float(variances[-1] ** 0.5)
 
@@ -265,10 +304,18 @@ def levels_table(kept: Kept) -> str:
     for cell in CELLS:
         rate = SEARCH.chosen(searched(kept, cell)) if searched(kept, cell) else None
         rows = kept.find(study="levels", cell=cell, rate=rate)
-        cells.append((cell, {row["seed"]: row["final"] for row in rows if row["seed"] != SEARCH.seed}, rate))
+        cells.append(
+            (cell, {row["seed"]: row["final"] for row in rows if row["seed"] != SEARCH.seed}, rate)
+        )
     for noise in NOISES:
         figures = {seed: figure for seed, figure in own[noise, "uniform"].items() if seed in SEEDS}
-        cells.append((f"{noise}, epsilon 3", figures, noise_and_split.best_rate(others, TASK, (noise, "uniform"))))
+        cells.append(
+            (
+                f"{noise}, epsilon 3",
+                figures,
+                noise_and_split.best_rate(others, TASK, (noise, "uniform")),
+            )
+        )
     lines = [
         [cell, f"{rate:g}", spread(list(figures.values()))]
         + (["", "", ""] if figures == reference else change(figures, reference))
@@ -310,7 +357,9 @@ def errors_table(kept: Kept) -> str:
         cells = []
         for linear in maps.values():
             base = error(*noises()[POISSON], linear)
-            cells.append(" / ".join(f"{a / b:.2f}" for a, b in zip(error(c, std, linear), base, strict=True)))
+            cells.append(
+                " / ".join(f"{a / b:.2f}" for a, b in zip(error(c, std, linear), base, strict=True))
+            )
         lines.append([name, *cells])
     return table(["noise", *maps], lines)
 
@@ -320,11 +369,19 @@ TABLES = {"noise levels": levels_table, "responses": responses_table, "felt erro
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="What accuracy costs at a level of noise, and how noise fades.")
+    parser = argparse.ArgumentParser(
+        description="What accuracy costs at a level of noise, and how noise fades."
+    )
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument("--study", nargs="*", choices=["responses", "levels"], default=["responses", "levels"])
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write docs/results/data/correlated.md, run nothing")
+    parser.add_argument(
+        "--study", nargs="*", choices=["responses", "levels"], default=["responses", "levels"]
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/data/correlated.md, run nothing"
+    )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:

@@ -2,7 +2,8 @@
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;
-* clipping and noising an 11.2-million-parameter update on one core over `torch.randn` of the same size;
+* clipping and noising an 11.2-million-parameter update on one core over `torch.randn` of the same
+  size;
 * a private round over the same round without privacy, same engine and clients;
 * seconds to divide 60,000 samples among 500 clients, and a million among 100,000.
 """
@@ -37,9 +38,18 @@ FACTS = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
 
 def processes(repeats: int) -> dict[str, float]:
     command = str(Path(sys.executable).parent / "fedlgm")
-    jobs = {"import_seconds": [sys.executable, "-c", "import fedlgm"], "help_seconds": [command, "--help"]}
-    jobs["import_everything_seconds"] = [sys.executable, "-c", "import fedlgm.mechanisms, fedlgm.planning.plan, fedlgm.training"]
-    return {name: statistics.median(_wall(job) for _ in range(repeats)) for name, job in jobs.items()}
+    jobs = {
+        "import_seconds": [sys.executable, "-c", "import fedlgm"],
+        "help_seconds": [command, "--help"],
+    }
+    jobs["import_everything_seconds"] = [
+        sys.executable,
+        "-c",
+        "import fedlgm.mechanisms, fedlgm.planning.plan, fedlgm.training",
+    ]
+    return {
+        name: statistics.median(_wall(job) for _ in range(repeats)) for name, job in jobs.items()
+    }
 
 
 def plan_milliseconds(repeats: int) -> float:
@@ -47,7 +57,9 @@ def plan_milliseconds(repeats: int) -> float:
         layers = LayerTable.from_module(models.build("resnet152", in_shape=(3, 32, 32), classes=10))
     transcript = Transcript.start(torch.zeros(1))
     mechanism = mechanisms.get("snr-consistent")
-    return 1e3 * statistics.median(_timed(lambda: mechanism.plan(layers, FACTS, transcript)) for _ in range(repeats))
+    return 1e3 * statistics.median(
+        _timed(lambda: mechanism.plan(layers, FACTS, transcript)) for _ in range(repeats)
+    )
 
 
 def bound_and_release(repeats: int) -> dict[str, float]:
@@ -101,7 +113,9 @@ def private_round(repeats: int) -> dict[str, float]:
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
-        private, plain = interleaved([runner(n, Path(directory)) for n in ("snr-consistent", "none")], repeats)
+        private, plain = interleaved(
+            [runner(n, Path(directory)) for n in ("snr-consistent", "none")], repeats
+        )
     return {"private_seconds": private, "plain_seconds": plain, "ratio": private / plain}
 
 
@@ -110,7 +124,9 @@ def partitions(repeats: int) -> dict[str, float]:
     few, many = draw.integers(0, 10, 60_000), draw.integers(0, 10, 1_000_000)
     jobs = {
         "500_dirichlet": lambda: data.partition(few, 500, "dirichlet", alpha=0.5),
-        "100000_dirichlet_large": lambda: data.partition(many, 100_000, "dirichlet-large", alpha=0.1),
+        "100000_dirichlet_large": lambda: data.partition(
+            many, 100_000, "dirichlet-large", alpha=0.1
+        ),
     }
     return dict(zip(jobs, interleaved(list(jobs.values()), min(repeats, 3)), strict=True))
 
@@ -138,7 +154,9 @@ def _wall(command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (always done; kept for symmetry)"
+    )
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
     result = processes(repeats) | {

@@ -36,7 +36,9 @@ def put(page: Path, name: str, text: str) -> None:
 
 
 def show(page: Path, texts: Mapping[str, str], write: bool) -> None:
-    """Print parts of a page by name, and with `write` put those that are not empty into the page."""
+    """Print parts of a page by name, and with `write` put those that are not empty into the
+    page.
+    """
     for name, text in texts.items():
         print(f"\n{name}\n\n{text}")
         if write and text:

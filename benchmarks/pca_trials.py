@@ -1,4 +1,6 @@
-"""Repeated private PCA on synthetic data, all methods on the same matrices: the i.n.i.d. noise paper's Table III."""
+"""Repeated private PCA on synthetic data, all methods on the same matrices: the i.n.i.d. noise
+paper's Table III.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from fedlgm.errors import ConfigError, check_count
 from fedlgm.noise.draws import draw
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm_lab.applications.datasets import fully_random_rows
-from fedlgm_lab.applications.pca import CovariancePlan, covariance_sum, subspace_recovery_error, top_subspace
+from fedlgm_lab.applications.pca import (
+    CovariancePlan,
+    covariance_sum,
+    subspace_recovery_error,
+    top_subspace,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -19,7 +26,8 @@ Array = npt.NDArray[np.float64]
 def recovery_errors(
     plans: Mapping[str, CovariancePlan], *, rank: int, rows: int, trials: int, keys: KeyRing
 ) -> dict[str, Array]:
-    """Subspace recovery errors of several plans over fresh data sets, shared by all plans of a trial.
+    """Subspace recovery errors of several plans over fresh data sets, shared by all plans of a
+    trial.
 
     Args:
         plans: releases of one dimension M, by name.
@@ -40,13 +48,19 @@ def recovery_errors(
     check_count("trials", trials)
     errors = np.empty((trials, len(plans)))
     for trial in range(trials):
-        x, basis = fully_random_rows(dimensions[0], rank, rows, keys.numpy_generator(Purpose.PROBE, trial))
+        x, basis = fully_random_rows(
+            dimensions[0], rank, rows, keys.numpy_generator(Purpose.PROBE, trial)
+        )
         totals: dict[tuple[float, float] | None, Array] = {}
         noisy = []
         for index, plan in enumerate(plans.values()):
             if plan.entry_clip not in totals:
                 totals[plan.entry_clip] = covariance_sum(x, plan)
-            noisy.append(perturb(totals[plan.entry_clip], plan, keys.numpy_generator(Purpose.NOISE, trial, index)))
+            noisy.append(
+                perturb(
+                    totals[plan.entry_clip], plan, keys.numpy_generator(Purpose.NOISE, trial, index)
+                )
+            )
         errors[trial] = subspace_recovery_error(top_subspace(np.stack(noisy), rank), basis)
     return dict(zip(plans, errors.T, strict=True))
 

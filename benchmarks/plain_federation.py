@@ -1,7 +1,9 @@
-"""The recipe `fashion-mnist` in plain torch: python -m benchmarks.plain_federation [--rounds T] [--seed N] ...
+"""The recipe `fashion-mnist` in plain torch: python -m benchmarks.plain_federation [--rounds T]
+[--seed N] ...
 
-Written for comparison with the simulator, from which it takes only the arrays of FashionMNIST and the noise multiplier.
-It prints the test accuracy of every tenth round. docs/results/fashion-mnist.md has the results.
+Written for comparison with the simulator, from which it takes only the arrays of FashionMNIST and
+the noise multiplier. It prints the test accuracy of every tenth round.
+docs/results/fashion-mnist.md has the results.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def network() -> nn.Sequential:
 
 
 def divided(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Indices of every client's examples: each class is cut by Dirichlet shares over all clients."""
+    """Indices of every client's examples: each class is cut by Dirichlet shares over all
+    clients.
+    """
     owner = np.empty(len(labels), dtype=int)
     for label in np.unique(labels):
         indices = rng.permutation(np.flatnonzero(labels == label))
@@ -41,7 +45,9 @@ def divided(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
 
 
 def noise_scales(sizes: np.ndarray, multiplier: float) -> np.ndarray:
-    """SNR-consistent noise under equal bounds: variances in proportion to s_j / sqrt(d_j), scaled to the multiplier."""
+    """SNR-consistent noise under equal bounds: variances in proportion to s_j / sqrt(d_j), scaled
+    to the multiplier.
+    """
     bound = BOUND / math.sqrt(len(sizes))
     variances = bound / np.sqrt(sizes)
     return np.asarray(np.sqrt(variances * multiplier**2 * np.sum(bound**2 / variances)))
@@ -49,7 +55,9 @@ def noise_scales(sizes: np.ndarray, multiplier: float) -> np.ndarray:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -60,7 +68,8 @@ def main() -> None:
     rng = np.random.default_rng(given.seed)
     data = load("fashion-mnist", pixels=(given.least_pixel, 1.0))
     x, y, test_x, test_y = (
-        torch.from_numpy(np.asarray(a)) for a in (data.train_x, data.train_y, data.test_x, data.test_y)
+        torch.from_numpy(np.asarray(a))
+        for a in (data.train_x, data.train_y, data.test_x, data.test_y)
     )
     print(f"pixels {x.min():.3f} to {x.max():.3f}")
     clients, net, loss = divided(data.train_y, rng), network(), nn.CrossEntropyLoss()
@@ -76,13 +85,17 @@ def main() -> None:
                 nn.utils.vector_to_parameters(vector.clone(), layer)
             optimizer = torch.optim.Adam(net.parameters(), lr=LR)
             for _ in range(EPOCHS if len(clients[client]) else 0):
-                for batch in clients[client][torch.randperm(len(clients[client]))].split(given.batch_size):
+                for batch in clients[client][torch.randperm(len(clients[client]))].split(
+                    given.batch_size
+                ):
                     optimizer.zero_grad()
                     loss(net(x[batch]), y[batch]).backward()
                     optimizer.step()
             for total, layer, vector in zip(sums, layers, start, strict=True):
                 update = (nn.utils.parameters_to_vector(layer).detach() - vector).double()
-                total += update * min(1.0, BOUND / math.sqrt(len(layers)) / max(float(update.norm()), 1e-12))
+                total += update * min(
+                    1.0, BOUND / math.sqrt(len(layers)) / max(float(update.norm()), 1e-12)
+                )
         for total, layer, vector, scale in zip(sums, layers, start, sigma, strict=True):
             mean = (total + scale * torch.randn(len(total), dtype=torch.float64)) / (CLIENTS * RATE)
             nn.utils.vector_to_parameters(vector + mean.float(), layer)

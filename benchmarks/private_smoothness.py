@@ -1,4 +1,6 @@
-"""Private estimates of coordinate smoothness constants, for the variant of DP-CD whose constants are not public."""
+"""Private estimates of coordinate smoothness constants, for the variant of DP-CD whose constants
+are not public.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ def private_smoothness(
     rng: np.random.Generator,
     floor: float = 0.01,
 ) -> Array:
-    """epsilon-DP estimates of the smoothness constants (i.n.i.d. noise paper, supplement; DP-CD, appendix F).
+    """epsilon-DP estimates of the smoothness constants (i.n.i.d. noise paper, supplement; DP-CD,
+    appendix F).
 
-    Squares are clipped to b_i^2, so that one row, replaced, added or removed, moves the i-th sum by at most b_i^2;
-    every coordinate gets epsilon / K. Followed by a run at (epsilon', delta), the total is (epsilon + epsilon',
-    delta)-DP.
+    Squares are clipped to b_i^2, so that one row, replaced, added or removed, moves the i-th sum by
+    at most b_i^2; every coordinate gets epsilon / K. Followed by a run at (epsilon', delta), the
+    total is (epsilon + epsilon', delta)-DP.
 
     Args:
         objective: supplies the curvature.
@@ -37,8 +40,8 @@ def private_smoothness(
         epsilon: share of the budget, > 0.
         rows: public number N of rows, the divisor.
         rng: stream of the noise.
-        floor: estimates below floor * curvature * b_i^2 are raised to it, in (0, 1]: an estimate may be zero or
-            negative, which is no valid learning rate or clipping constant.
+        floor: estimates below floor * curvature * b_i^2 are raised to it, in (0, 1]: an estimate
+            may be zero or negative, which is no valid learning rate or clipping constant.
 
     Returns:
         Estimates, shape [K], all > 0.

@@ -1,4 +1,6 @@
-"""The i.n.i.d. noise paper's illustrative profiles (section V), their inequality, and layers as profiles."""
+"""The i.n.i.d. noise paper's illustrative profiles (section V), their inequality, and layers as
+profiles.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
     """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
 
     Args:
-        name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or "one-hot".
+        name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or
+            "one-hot".
         dimension: number of coordinates K >= 1.
-        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
+        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1
+            for Laplace noise.
 
     Returns:
         Sensitivities, shape [K], in ascending order.
@@ -49,7 +53,9 @@ _SHAPES: dict[str, Callable[[Array], Array]] = {
 
 
 def gini(profile: Profile) -> float:
-    """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K when one-hot."""
+    """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K
+    when one-hot.
+    """
     total = float(profile.counts @ profile.values)
     if total == 0:
         return 0.0
@@ -69,9 +75,10 @@ def gaussian_groups(
 ) -> Array:
     """Optimal standard deviation of each layer when layers are clipped in l2 norm.
 
-    Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K coordinates to C /
-    sqrt(K), and preserves more. For p = 2 and no weights, sigma_m^2 = (C_m / sqrt K_m) sum_k C_k sqrt(K_k) / mu^2,
-    which is the "min total noise" allocation of the layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
+    Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K
+    coordinates to C / sqrt(K), and preserves more. For p = 2 and no weights, sigma_m^2 = (C_m /
+    sqrt K_m) sum_k C_k sqrt(K_k) / mu^2, which is the "min total noise" allocation of the
+    layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
 
     Args:
         clip: l2 bound C_m of each layer's contribution, shape [layers].
@@ -98,8 +105,8 @@ def laplace_groups(
 ) -> Array:
     """Optimal Laplace scale of each layer when layers are clipped in l1 norm.
 
-    For p = 2 and no weights, beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget. Arguments and errors as in
-    `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
+    For p = 2 and no weights, beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget.
+    Arguments and errors as in `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
     """
     return noise_scales("laplace", "inid", _layers(clip, dims, 1), budget, p, weights)
 
@@ -110,21 +117,27 @@ def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:
     return Profile(bounds / sizes ** (1 / order), sizes)
 
 
-def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None) -> float:
+def expected_error(
+    family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None
+) -> float:
     """Closed-form E||noise||_p^p of independent noise.
 
     Args:
-        family: "gaussian" (`scales` are standard deviations) or "laplace" (`scales` are the parameters beta).
+        family: "gaussian" (`scales` are standard deviations) or "laplace" (`scales` are the
+            parameters beta).
         scales: noise scales, shape [K] or [runs].
         p: exponent >= 1; 2 gives the mean squared error and 1 the mean absolute error.
         counts: coordinates of each run, shape [runs]; one each by default.
 
     Returns:
-        sum_i c_p scale_i^p with c_p = 2^(p/2) Gamma((p+1)/2) / sqrt(pi) (Gaussian) or Gamma(p+1) (Laplace).
+        sum_i c_p scale_i^p with c_p = 2^(p/2) Gamma((p+1)/2) / sqrt(pi) (Gaussian) or Gamma(p+1)
+        (Laplace).
     """
     vector = np.asarray(scales, dtype=np.float64)
     if family == "gaussian":
-        log_moment = p / 2 * math.log(2) + float(scipy.special.gammaln((p + 1) / 2)) - math.log(math.pi) / 2
+        log_moment = (
+            p / 2 * math.log(2) + float(scipy.special.gammaln((p + 1) / 2)) - math.log(math.pi) / 2
+        )
     else:
         log_moment = float(scipy.special.gammaln(p + 1))
     powers = vector**p

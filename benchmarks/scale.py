@@ -1,13 +1,15 @@
 """Cross-device scale: `python -m benchmarks.scale --json`.
 
-* 100,000 registered clients against 500, four examples and one optimizer step each, same expected cohort: ratio of
-  peak memory (driver and workers) and of the median time of a round;
-* a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280 MB: peak memory;
-* a cohort of 5,000 out of 50,000 with a linear model, on Ray and with forked workers: time and memory;
-* a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round, for the
-  simulators' work and for rounds of a few milliseconds;
-* ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
-  beside that of Flower's runtime.
+* 100,000 registered clients against 500, four examples and one optimizer step each, same expected
+  cohort: ratio of peak memory (driver and workers) and of the median time of a round;
+* a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280
+  MB: peak memory;
+* a cohort of 5,000 out of 50,000 with a linear model, on Ray and with forked workers: time and
+  memory;
+* a two-node Ray cluster on this machine against one node with the same cores: ratio of time per
+  round, for the simulators' work and for rounds of a few milliseconds;
+* ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is
+  not training, beside that of Flower's runtime.
 Every measurement runs in a separate process; ratios are over medians of interleaved repeats.
 """
 
@@ -34,7 +36,8 @@ LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
 
 
 def peak_megabytes() -> float:
-    """Sum of the peak resident sizes of this process and of the workers it started: Ray's, or forked ones.
+    """Sum of the peak resident sizes of this process and of the workers it started: Ray's, or
+    forked ones.
 
     A forked worker's pages that it shares with this process count for each.
     """
@@ -43,7 +46,11 @@ def peak_megabytes() -> float:
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            forked = entry.name.isdigit() and int(entry.name) in children and b"benchmarks.scale" in command
+            forked = (
+                entry.name.isdigit()
+                and int(entry.name) in children
+                and b"benchmarks.scale" in command
+            )
             if forked or command.startswith(b"ray::Worker"):
                 total += _peak(entry.name)
         except OSError:
@@ -104,29 +111,44 @@ def federation(
 
 
 def cohort_5000() -> dict[str, Any]:
-    """Seconds of a round and peak memory of a cohort of 5,000 out of 50,000, on Ray and with forked workers."""
+    """Seconds of a round and peak memory of a cohort of 5,000 out of 50,000, on Ray and with forked
+    workers.
+    """
     job = {"clients": 50_000, "cohort": 5_000, "rounds": 10}
     runs = {engine: _child(job | {"engine": engine}) for engine in ("ray", "processes")}
-    return {engine: run | {"median": statistics.median(run["seconds"])} for engine, run in runs.items()}
+    return {
+        engine: run | {"median": statistics.median(run["seconds"])} for engine, run in runs.items()
+    }
 
 
 def resnet18_shares(rounds: int) -> dict[str, Any]:
-    """Share of the workers' time in a round of ten ResNet-18 clients that is not local training, ours and Flower's."""
-    contenders = {"ours": Contender(["resnet_ours"]), "flower": Contender(["flower", "resnet_work"])}
+    """Share of the workers' time in a round of ten ResNet-18 clients that is not local training,
+    ours and Flower's.
+    """
+    contenders = {
+        "ours": Contender(["resnet_ours"]),
+        "flower": Contender(["flower", "resnet_work"]),
+    }
     answers = interleaved(contenders, rounds, warm=1)
     shares = {
-        name: [1 - answer["training"] / (resnet_work.WORKERS * answer["seconds"]) for answer in rows]
+        name: [
+            1 - answer["training"] / (resnet_work.WORKERS * answer["seconds"]) for answer in rows
+        ]
         for name, rows in answers.items()
     }
     return {
         "share_not_training": {name: statistics.median(values) for name, values in shares.items()},
-        "seconds_per_round": {n: statistics.median(a["seconds"] for a in rows) for n, rows in answers.items()},
+        "seconds_per_round": {
+            n: statistics.median(a["seconds"] for a in rows) for n, rows in answers.items()
+        },
         "all": shares,
     }
 
 
 def registered(rounds: int, repeats: int) -> dict[str, Any]:
-    """Memory and time of federations of different size, over `repeats` interleaved runs of `rounds` rounds."""
+    """Memory and time of federations of different size, over `repeats` interleaved runs of `rounds`
+    rounds.
+    """
     jobs = {
         "registered_500": {"clients": 500, "cohort": 50},
         "registered_100000": {"clients": 100_000, "cohort": 50},
@@ -138,25 +160,38 @@ def registered(rounds: int, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for name, job in jobs.items():
             results[name].append(_child({"rounds": rounds} | job))
-    seconds = {n: statistics.median(s for run in runs for s in run["seconds"]) for n, runs in results.items()}
-    memory = {name: statistics.median(run["peak_megabytes"] for run in runs) for name, runs in results.items()}
+    seconds = {
+        n: statistics.median(s for run in runs for s in run["seconds"])
+        for n, runs in results.items()
+    }
+    memory = {
+        name: statistics.median(run["peak_megabytes"] for run in runs)
+        for name, runs in results.items()
+    }
     return {
         "seconds_per_round": seconds,
         "peak_megabytes": memory,
         "memory_ratio_100000_to_500": memory["registered_100000"] / memory["registered_500"],
         "time_ratio_100000_to_500": seconds["registered_100000"] / seconds["registered_500"],
         "memory_ratio_cohort_1000_to_50": memory["wide_model_1000"] / memory["wide_model_50"],
-        "time_ratio_two_nodes_to_one_small_rounds": seconds["small_rounds_two_nodes"] / seconds["registered_500"],
+        "time_ratio_two_nodes_to_one_small_rounds": seconds["small_rounds_two_nodes"]
+        / seconds["registered_500"],
     }
 
 
 def two_nodes(rounds: int) -> dict[str, Any]:
-    """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one node with two."""
+    """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one
+    node with two.
+    """
     contenders = {"one": Contender(["ours", "ray"]), "two": Contender(["ours", "two-nodes"])}
     answers = interleaved(contenders, rounds)
     seconds = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {"seconds_per_round": medians, "ratio": medians["two"] / medians["one"], "all_seconds": seconds}
+    return {
+        "seconds_per_round": medians,
+        "ratio": medians["two"] / medians["one"],
+        "all_seconds": seconds,
+    }
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:
@@ -170,11 +205,15 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (always done; kept for symmetry)"
+    )
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--only", choices=("registered", "cohort-5000", "two-nodes", "resnet18"), help="measure this alone"
+        "--only",
+        choices=("registered", "cohort-5000", "two-nodes", "resnet18"),
+        help="measure this alone",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

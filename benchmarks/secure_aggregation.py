@@ -1,13 +1,16 @@
-"""Costs of secure aggregation for a node and the server: `python -m benchmarks.secure_aggregation --json`.
+"""Costs of secure aggregation for a node and the server:
+`python -m benchmarks.secure_aggregation --json`.
 
-All nodes of a round run in this process, one after the other, with their stores on disk and no transport. Reported per
-node and round: processor time of each step, a mean over all nodes, and the bytes up and down of one that stays, in JSON
-with the vector as raw words. One node in ten drops out after sharing its secrets, and the server removes its masks.
-Making the vector (training, rounding, noise) is not included: `mask` starts from the words.
+All nodes of a round run in this process, one after the other, with their stores on disk and no
+transport. Reported per node and round: processor time of each step, a mean over all nodes, and the
+bytes up and down of one that stays, in JSON with the vector as raw words. One node in ten drops out
+after sharing its secrets, and the server removes its masks. Making the vector (training, rounding,
+noise) is not included: `mask` starts from the words.
 
-`--large` measures nodes of cohorts with hundreds of members, on a ring of neighbours and without it. Ten nodes are
-real; the messages of all others are made without their work, so that no sum can be opened and the server is not
-measured. `--whole NODES` runs a whole round with nine nodes in ten as the threshold, with `--complete` without a ring.
+`--large` measures nodes of cohorts with hundreds of members, on a ring of neighbours and without
+it. Ten nodes are real; the messages of all others are made without their work, so that no sum can
+be opened and the server is not measured. `--whole NODES` runs a whole round with nine nodes in ten
+as the threshold, with `--complete` without a ring.
 """
 
 from __future__ import annotations
@@ -61,7 +64,12 @@ class Costs:
     def of(self, nodes: int) -> dict[str, Any]:
         """Means over the nodes, and bytes of one."""
         steps = {step: 1000 * seconds / nodes for step, seconds in self.seconds.items()}
-        return {"node_ms": sum(steps.values()), "steps_ms": steps, "bytes_up": self.up, "bytes_down": self.down}
+        return {
+            "node_ms": sum(steps.values()),
+            "steps_ms": steps,
+            "bytes_up": self.up,
+            "bytes_down": self.down,
+        }
 
     def message(self, client: int, sent: Any, answer: Any) -> None:
         """Count a question and its answer."""
@@ -74,10 +82,14 @@ def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) 
     """Costs of one round; the sum is checked."""
     colluders, dropped = nodes // 10, nodes // 10
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
-    policy = Distributed(min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers)))
+    policy = Distributed(
+        min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers))
+    )
     ledgers = [_ledger(folder / f"{number}-{client}") for client in range(nodes)]
     stores = [SessionStore(ledger.path.with_name("rounds.sqlite"), ledger) for ledger in ledgers]
-    members = [Participant(client, signers[client], policy, stores[client]) for client in range(nodes)]
+    members = [
+        Participant(client, signers[client], policy, stores[client]) for client in range(nodes)
+    ]
     terms = Terms("run", 1, "00" * 32, threshold, colluders, size, f"{number:032x}")
     server, costs, attempt = SecureSum(terms, policy.services), Costs(), terms.digest
     words = np.random.default_rng(number).integers(0, 2**32, size, dtype=np.uint32)
@@ -94,17 +106,23 @@ def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) 
     delivered = costs.timed("server", lambda: server.shared(shares))
     here, named = range(nodes - dropped), server.named()
     for client in here:
-        masked = costs.timed("mask", lambda c=client: _masked(members[c], attempt, delivered[c], words, named))
+        masked = costs.timed(
+            "mask", lambda c=client: _masked(members[c], attempt, delivered[c], words, named)
+        )
         sent = costs.timed("mask", lambda c=client: members[c].sent(attempt))
         costs.message(client, (delivered[client], named), (masked, sent))
         costs.timed("server", lambda c=client, w=masked, s=sent: server.add(c, w, s))
     answered = server.answered()
     for client in here:
-        signatures[client] = costs.timed("agree", lambda c=client: members[c].agree(attempt, answered))
+        signatures[client] = costs.timed(
+            "agree", lambda c=client: members[c].agree(attempt, answered)
+        )
         costs.message(client, answered, signatures[client])
     signed = costs.timed("server", lambda: server.signed(signatures))
     for client in here:
-        revealed[client] = costs.timed("unmask", lambda c=client: members[c].unmask(attempt, signed))
+        revealed[client] = costs.timed(
+            "unmask", lambda c=client: members[c].unmask(attempt, signed)
+        )
         costs.message(client, signed, revealed[client])
     total = costs.timed("server", lambda: server.total(revealed))
     if not (total == words * np.uint32(len(here))).all():
@@ -120,10 +138,14 @@ def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) ->
     """Costs of the first ten nodes of a round; those of their peers' messages do not count."""
     colluders, answered = nodes // 10, list(range(nodes - nodes // 10))
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
-    policy = Distributed(min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers)))
+    policy = Distributed(
+        min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers))
+    )
     ledgers = [_ledger(folder / f"{number}-{client}") for client in range(SAMPLE)]
     stores = [SessionStore(ledger.path.with_name("rounds.sqlite"), ledger) for ledger in ledgers]
-    members = [Participant(client, signers[client], policy, stores[client]) for client in range(SAMPLE)]
+    members = [
+        Participant(client, signers[client], policy, stores[client]) for client in range(SAMPLE)
+    ]
     terms, costs = Terms("run", 1, "00" * 32, threshold, colluders, size, f"{number:032x}"), Costs()
     words = np.random.default_rng(number).integers(0, 2**32, size, dtype=np.uint32)
 
@@ -132,7 +154,9 @@ def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) ->
     others = [Advert.make(terms, client, signers[client], *pair) for client, pair in keys.items()]
     whole = Cohort(terms, own + others, policy.services, check=False)
     listed = [advert.values() for advert in whole.adverts.values()]
-    shares = [costs.timed("share", lambda m=member: m.share(terms.digest, listed)) for member in members]
+    shares = [
+        costs.timed("share", lambda m=member: m.share(terms.digest, listed)) for member in members
+    ]
     named = {} if whole.complete else {"sharing": list(range(nodes))}
     survivors = Survivors(whole.digest, tuple(range(nodes)), tuple(answered))
     signed = {client: survivors.signed(signers[client]) for client in answered}
@@ -146,41 +170,68 @@ def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) ->
         masked = costs.timed("mask", lambda: _masked(member, terms.digest, delivered, words, named))  # noqa: B023
         sent = costs.timed("mask", lambda m=member: m.sent(terms.digest))
         costs.message(client, (delivered, named), (masked, sent))
-        costs.message(client, answered, costs.timed("agree", lambda m=member: m.agree(terms.digest, answered)))
-        costs.message(client, signed, costs.timed("unmask", lambda m=member: m.unmask(terms.digest, signed)))
+        costs.message(
+            client, answered, costs.timed("agree", lambda m=member: m.agree(terms.digest, answered))
+        )
+        costs.message(
+            client, signed, costs.timed("unmask", lambda m=member: m.unmask(terms.digest, signed))
+        )
     for store, ledger in zip(stores, ledgers, strict=True):
         store.close()
         ledger.close()
     return costs.of(SAMPLE) | {"neighbours": len(shares[0].sealed)}
 
 
-def _masked(member: Participant, attempt: str, delivered: Any, words: np.ndarray, named: dict[str, Any]) -> np.ndarray:
-    return member.mask(attempt, delivered, lambda name: None, lambda name: words, named.get("sharing"))
+def _masked(
+    member: Participant, attempt: str, delivered: Any, words: np.ndarray, named: dict[str, Any]
+) -> np.ndarray:
+    return member.mask(
+        attempt, delivered, lambda name: None, lambda name: words, named.get("sharing")
+    )
 
 
 def _sealed(sealing: bytes, whole: Cohort, sender: int, receiver: int) -> str:
     """Shares of nothing, which a node opens like others."""
     advert = whole.adverts[receiver]
-    return b64encode(seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))).decode()
+    return b64encode(
+        seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))
+    ).decode()
 
 
 def measure(
-    nodes: int, threshold: int, size: int, repeats: int, once: Callable[..., dict[str, Any]] = one_round
+    nodes: int,
+    threshold: int,
+    size: int,
+    repeats: int,
+    once: Callable[..., dict[str, Any]] = one_round,
 ) -> dict[str, Any]:
     """Medians over rounds, and the least and largest time of a node."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-secagg-") as place:
         rounds = [once(nodes, threshold, size, Path(place), number) for number in range(repeats)]
     times = [one["node_ms"] for one in rounds]
     return {
-        "nodes": nodes, "parameters": size, "threshold": threshold, "colluders": nodes // 10,
-        "dropped": nodes // 10, "repeats": repeats, "neighbours": rounds[0]["neighbours"],
-        "node_ms": statistics.median(times), "node_ms_range": [min(times), max(times)],
+        "nodes": nodes,
+        "parameters": size,
+        "threshold": threshold,
+        "colluders": nodes // 10,
+        "dropped": nodes // 10,
+        "repeats": repeats,
+        "neighbours": rounds[0]["neighbours"],
+        "node_ms": statistics.median(times),
+        "node_ms_range": [min(times), max(times)],
         "steps_ms": {
-            step: statistics.median(one["steps_ms"][step] for one in rounds) for step in rounds[0]["steps_ms"]
+            step: statistics.median(one["steps_ms"][step] for one in rounds)
+            for step in rounds[0]["steps_ms"]
         },
-        **({"server_ms": statistics.median(one["server_ms"] for one in rounds)} if "server_ms" in rounds[0] else {}),
-        "bytes_up": rounds[0]["bytes_up"], "bytes_down": rounds[0]["bytes_down"], "vector_bytes": 4 * size,
-    }  # fmt: skip
+        **(
+            {"server_ms": statistics.median(one["server_ms"] for one in rounds)}
+            if "server_ms" in rounds[0]
+            else {}
+        ),
+        "bytes_up": rounds[0]["bytes_up"],
+        "bytes_down": rounds[0]["bytes_down"],
+        "vector_bytes": 4 * size,
+    }
 
 
 def _ledger(folder: Path) -> NodeLedger:
@@ -219,17 +270,24 @@ def main() -> None:
         rows = []
         for graph in (nullcontext(), complete):
             with graph:
-                rows += [measure(nodes, 9 * nodes // 10, size, options.repeats, sampled) for nodes, size in LARGE]
+                rows += [
+                    measure(nodes, 9 * nodes // 10, size, options.repeats, sampled)
+                    for nodes, size in LARGE
+                ]
     else:
-        rows = [measure(nodes, 2 * nodes // 3 + 1, size, options.repeats) for nodes, size in SETTINGS]
+        rows = [
+            measure(nodes, 2 * nodes // 3 + 1, size, options.repeats) for nodes, size in SETTINGS
+        ]
     found = {"python": platform.python_version(), "machine": platform.machine(), "rounds": rows}
     if options.json:
         print(json.dumps(found, indent=1))
         return
     for row in rows:
         print(
-            f"{row['nodes']} nodes, {row['neighbours']} neighbours, {row['parameters']} parameters: "
-            f"{row['node_ms']:.1f} ms per node, {row.get('server_ms', math.nan):.0f} ms for the server, "
+            f"{row['nodes']} nodes, {row['neighbours']} neighbours, {row['parameters']} "
+            "parameters: "
+            f"{row['node_ms']:.1f} ms per node, {row.get('server_ms', math.nan):.0f} ms for the "
+            "server, "
             f"{row['bytes_up'] / 1e3:.0f} kB up, "
             f"{row['bytes_down'] / 1e3:.0f} kB down"
         )

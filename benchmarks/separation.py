@@ -1,8 +1,8 @@
 """Cost of running a user's model one row at a time: `python -m benchmarks.separation [--write]`.
 
-`MappedRows` runs the model's code under `torch.func.vmap`. The baseline calls the model once for the whole batch, which
-proves nothing. The two alternate in one process on one thread. A ratio is the processor time of `MappedRows` divided by
-that of the baseline in the same turn.
+`MappedRows` runs the model's code under `torch.func.vmap`. The baseline calls the model once for
+the whole batch, which proves nothing. The two alternate in one process on one thread. A ratio is
+the processor time of `MappedRows` divided by that of the baseline in the same turn.
 """
 
 from __future__ import annotations
@@ -76,7 +76,12 @@ class Resnet(torchvision.models.ResNet):
 
     def __init__(self) -> None:
         block = torchvision.models.resnet.BasicBlock
-        super().__init__(block, [2, 2, 2, 2], num_classes=10, norm_layer=lambda channels: nn.GroupNorm(16, channels))
+        super().__init__(
+            block,
+            [2, 2, 2, 2],
+            num_classes=10,
+            norm_layer=lambda channels: nn.GroupNorm(16, channels),
+        )
 
 
 class Pooled(nn.Module):
@@ -87,9 +92,17 @@ class Pooled(nn.Module):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         config = GPT2Config(
-            n_layer=4, n_embd=128, n_head=4, n_positions=64, vocab_size=1000, bos_token_id=0, eos_token_id=0,
-            attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0,
-        )  # fmt: skip
+            n_layer=4,
+            n_embd=128,
+            n_head=4,
+            n_positions=64,
+            vocab_size=1000,
+            bos_token_id=0,
+            eos_token_id=0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+        )
         self.gpt2 = plain(GPT2LMHeadModel(config))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -107,7 +120,9 @@ MODELS: dict[str, tuple[type[nn.Module], int, tuple[int, ...]]] = {
 }
 
 
-def measure(make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: int) -> dict[str, object]:
+def measure(
+    make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: int
+) -> dict[str, object]:
     """Ratios of one model's steps, and the relative difference of the two sums."""
     torch.manual_seed(0)
     model = make().train()
@@ -128,9 +143,12 @@ def measure(make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: in
     ratios = sorted(a / b for a, b in zip(*spent.values(), strict=True))
     difference = float((sums["mapped"] - sums["together"]).norm() / sums["together"].norm())
     return {
-        "ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1],
-        "seconds": {side: statistics.median(values) for side, values in spent.items()}, "difference": difference,
-    }  # fmt: skip
+        "ratio": statistics.median(ratios),
+        "least": ratios[0],
+        "most": ratios[-1],
+        "seconds": {side: statistics.median(values) for side, values in spent.items()},
+        "difference": difference,
+    }
 
 
 def main() -> None:

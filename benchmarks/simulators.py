@@ -1,10 +1,11 @@
 """Simulators side by side on the same work: `python -m benchmarks.simulators --json [--quick]`.
 
-"ours" is the recipe as its users get it. Each contender runs in a separate process and makes one round on demand, so
-that rounds alternate between contenders and a change of the machine's speed affects all equally. Medians and ratios
-over ours are printed as one JSON object. pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`,
-torch, flwr-datasets and NumPy: two processes, each with half of the cohort, which never exchange anything (its own
-exchange needs Horovod or MPI), so it is faster here than it would be.
+"ours" is the recipe as its users get it. Each contender runs in a separate process and makes one
+round on demand, so that rounds alternate between contenders and a change of the machine's speed
+affects all equally. Medians and ratios over ours are printed as one JSON object. pfl takes part if
+the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: two processes,
+each with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI),
+so it is faster here than it would be.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Contender:
     """
 
     def __init__(
-        self, *commands: list[str], python: str = sys.executable, environment: Mapping[str, str] | None = None
+        self,
+        *commands: list[str],
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         started = time.perf_counter()
         self._processes = [
@@ -81,14 +85,16 @@ class Contender:
         return [_answer(process) for process in self._processes]
 
 
-def interleaved(contenders: dict[str, Contender], rounds: int, warm: int = 0) -> dict[str, list[dict[str, float]]]:
+def interleaved(
+    contenders: dict[str, Contender], rounds: int, warm: int = 0
+) -> dict[str, list[dict[str, float]]]:
     """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards.
 
     Args:
         contenders: contenders by name.
         rounds: measured rounds of each.
-        warm: rounds before each measured one that are not counted, for contenders whose memory the machine takes away
-            while it is another's turn.
+        warm: rounds before each measured one that are not counted, for contenders whose memory the
+            machine takes away while it is another's turn.
     """
     answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(1, rounds + 1):
@@ -102,7 +108,8 @@ def interleaved(contenders: dict[str, Contender], rounds: int, warm: int = 0) ->
 
 
 def starts(makers: dict[str, Callable[[], Contender]], times: int) -> dict[str, list[float]]:
-    """Seconds from the start to the end of the first round, `times` starts of each contender, in turn, back and forth.
+    """Seconds from the start to the end of the first round, `times` starts of each contender, in
+    turn, back and forth.
 
     The very first also reads what all of them need from the disk.
     """
@@ -131,7 +138,9 @@ def floor_seconds(rounds: Iterable[int]) -> dict[str, float]:
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.cross_entropy(module(x), y).backward()
     per_example = counter.get_total_flops() / work.BATCH
-    examples = statistics.mean(work.EPOCHS * int(work.clients().sizes[work.cohort(r)].sum()) for r in rounds)
+    examples = statistics.mean(
+        work.EPOCHS * int(work.clients().sizes[work.cohort(r)].sum()) for r in rounds
+    )
     a = torch.randn(1024, 1024)
     times = []
     for _ in range(20):
@@ -148,10 +157,16 @@ def floor_seconds(rounds: Iterable[int]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within three minutes")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (always done; kept for symmetry)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds; ends within three minutes"
+    )
     parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
-    parser.add_argument("--starts", type=int, help="timed starts of each contender, one of them for its rounds")
+    parser.add_argument(
+        "--starts", type=int, help="timed starts of each contender, one of them for its rounds"
+    )
     arguments = parser.parse_args()
     try:
         data.load("fashion-mnist")
@@ -168,7 +183,8 @@ def main() -> None:
         makers["pfl"] = partial(Contender, *shares, python=pfl_python)
     else:
         print(
-            "pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter with pfl, torch and flwr-datasets",
+            "pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter with pfl, torch and "
+            "flwr-datasets",
             file=sys.stderr,
         )
     started = starts(makers, (arguments.starts or (1 if arguments.quick else 3)) - 1)
@@ -178,15 +194,20 @@ def main() -> None:
     answers = interleaved(contenders, rounds)
     times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     floor = floor_seconds(range(1, rounds + 1))
-    medians = {name: statistics.median(values) for name, values in times.items()} | {"floor": floor["seconds"]}
+    medians = {name: statistics.median(values) for name, values in times.items()} | {
+        "floor": floor["seconds"]
+    }
     result = {
         "work": f"FashionMNIST, {work.CLIENTS} clients, {work.COHORT} a round, CNN 26,010, "
         f"{work.EPOCHS} epochs, batch {work.BATCH}, Adam {work.LR}, {work.WORKERS} workers",
         "rounds": rounds,
         "seconds_per_round": {"pfl": None} | medians,
         "all_seconds": times,
-        "ratios": {"pfl": None} | {name: s / medians["ours"] for name, s in medians.items() if name != "ours"},
-        "start_to_first_round": {name: statistics.median(seconds) for name, seconds in started.items()},
+        "ratios": {"pfl": None}
+        | {name: s / medians["ours"] for name, s in medians.items() if name != "ours"},
+        "start_to_first_round": {
+            name: statistics.median(seconds) for name, seconds in started.items()
+        },
         "all_starts": started,
         "floor": floor,
         "machine": {

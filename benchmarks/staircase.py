@@ -1,12 +1,14 @@
 """Staircase noise in two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
-Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of one sensitivity, at
-a fraction gamma of it. It uses only the query's global l1 sensitivity; i.n.i.d. Laplace noise uses one sensitivity per
-coordinate, which is why it can win (i.n.i.d. noise paper, section V-D and Table II).
+Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of
+one sensitivity, at a fraction gamma of it. It uses only the query's global l1 sensitivity; i.n.i.d.
+Laplace noise uses one sensitivity per coordinate, which is why it can win (i.n.i.d. noise paper,
+section V-D and Table II).
 
-Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one dimension); Geng,
-Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two dimensions, l1). The closed form of
-the error in two dimensions comes from integrating over the shells, whose areas are differences of 2 radius^2.
+Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one
+dimension); Geng, Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two
+dimensions, l1). The closed form of the error in two dimensions comes from integrating over the
+shells, whose areas are differences of 2 radius^2.
 """
 
 from __future__ import annotations
@@ -67,14 +69,20 @@ class Staircase2D:
     def sample(self, rng: np.random.Generator, size: int) -> Array:
         """Draw `size` independent noises, shape [size, 2].
 
-        The area of a shell is affine in its step k, so the law of k is a mixture of a geometric one (masses b^k) and
-        one plus a negative binomial one (masses k b^k); within its shell the radius has a linear density, and the
-        direction is uniform.
+        The area of a shell is affine in its step k, so the law of k is a mixture of a geometric one
+        (masses b^k) and one plus a negative binomial one (masses k b^k); within its shell the
+        radius has a linear density, and the direction is uniform.
         """
         gamma, b, drop = self.gamma, self._ratio, self._drop
-        masses = np.array([gamma**2, 2 * gamma * b / drop, b * (1 - gamma**2), 2 * b * (1 - gamma) * b / drop])
-        part = rng.choice(4, size, p=masses / masses.sum())  # before the drop (b^k, k b^k), after it (b^k, k b^k)
-        step = np.where(part % 2 == 0, rng.geometric(drop, size) - 1, 1 + rng.negative_binomial(2, drop, size))
+        masses = np.array(
+            [gamma**2, 2 * gamma * b / drop, b * (1 - gamma**2), 2 * b * (1 - gamma) * b / drop]
+        )
+        part = rng.choice(
+            4, size, p=masses / masses.sum()
+        )  # before the drop (b^k, k b^k), after it (b^k, k b^k)
+        step = np.where(
+            part % 2 == 0, rng.geometric(drop, size) - 1, 1 + rng.negative_binomial(2, drop, size)
+        )
         inner = step + np.where(part < 2, 0.0, gamma)
         outer = step + np.where(part < 2, gamma, 1.0)
         radius = self.sensitivity * np.sqrt(inner**2 + rng.random(size) * (outer**2 - inner**2))
@@ -89,7 +97,9 @@ class Staircase2D:
         Here b = e^-epsilon and v = b + (1 - b) gamma.
         """
         b, v = self._ratio, self._v()
-        return 2 / 3 * self.sensitivity * (v**3 + 3 * b * v + b * (1 + b)) / (self._drop * (v**2 + b))
+        return (
+            2 / 3 * self.sensitivity * (v**3 + 3 * b * v + b * (1 + b)) / (self._drop * (v**2 + b))
+        )
 
     @property
     def _ratio(self) -> float:
@@ -100,7 +110,9 @@ class Staircase2D:
         return -math.expm1(-self.epsilon)
 
     def _fall(self, radius: Array) -> Array:
-        """Density relative to the origin; it falls by e^-epsilon in every step, at its fraction gamma."""
+        """Density relative to the origin; it falls by e^-epsilon in every step, at its fraction
+        gamma.
+        """
         step = np.floor(radius / self.sensitivity)
         dropped = radius / self.sensitivity - step >= self.gamma
         return np.exp(-self.epsilon * (step + dropped))
@@ -112,11 +124,14 @@ class Staircase2D:
 def _best_gamma_2d(epsilon: float) -> float:
     """The gamma that minimises the expected l1 norm in two dimensions.
 
-    With v = b + (1 - b) gamma the error is stationary where v^4 - 2 b (1 + b) v + 3 b^2 = 0, and least at the larger
-    root. Both branches solve that equation, in a variable that neither cancels (small epsilon) nor vanishes (large).
+    With v = b + (1 - b) gamma the error is stationary where v^4 - 2 b (1 + b) v + 3 b^2 = 0, and
+    least at the larger root. Both branches solve that equation, in a variable that neither cancels
+    (small epsilon) nor vanishes (large).
     """
     b, drop = math.exp(-epsilon), -math.expm1(-epsilon)
-    if epsilon < 1:  # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0
+    if (
+        epsilon < 1
+    ):  # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0
 
         def in_t(t: float) -> float:
             return 6 * t * t - 6 * t + 1 + drop * (2 * t - 4 * t**3) + drop**2 * t**4
@@ -134,4 +149,6 @@ def _best_gamma_2d(epsilon: float) -> float:
 
 def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon <= _LARGEST_EPSILON:
-        raise ConfigError(f"epsilon of a staircase must lie in (0, {_LARGEST_EPSILON:g}], got {epsilon}")
+        raise ConfigError(
+            f"epsilon of a staircase must lie in (0, {_LARGEST_EPSILON:g}], got {epsilon}"
+        )

@@ -1,9 +1,10 @@
 """Kept outcomes of the bundled studies, and the page that shows them.
 
-fedlgm study NAME [--seeds N] [--set ...]                  # makes or continues the runs, in runs/study-NAME
-python -m benchmarks.studies keep runs/study-NAME [...]    # keeps its study.json beside the page
-python -m benchmarks.studies page                          # rewrites docs/results/studies.md and data/studies.md
-python -m benchmarks.studies ratios                        # what workers and a second call save: needs an idle machine
+fedlgm study NAME [--seeds N] [--set ...]                  # makes or continues the runs, in
+runs/study-NAME python -m benchmarks.studies keep runs/study-NAME [...]    # keeps its study.json
+beside the page python -m benchmarks.studies page                          # rewrites
+docs/results/studies.md and data/studies.md python -m benchmarks.studies ratios
+# what workers and a second call save: needs an idle machine
 
 `ratios` keeps docs/results/study-ratios.json; `--turns 1 --rounds 2 --out FILE` is a short trial.
 """
@@ -37,7 +38,8 @@ DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
 ELSEWHERE = {
     "000-table-1": "[allocations](allocations.md#table-1-of-the-paper): 6 rules reproduced",
-    "000-table-2-fashion-mnist": "[central allocations](central-allocations.md), with searched rates",
+    "000-table-2-fashion-mnist": "[central allocations](central-allocations.md), with searched "
+    "rates",
     "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with the paper's rates",
     "003-table-4": "[i.n.i.d. noise](inid.md), other settings",
     "004-table-2": "[LaDP](ladp.md), other settings",
@@ -72,28 +74,45 @@ PAPERS = {
     "004": "004: LaDP-FL",
     "": "none: rules of this library",
 }
-"""Names of the papers on the page, by their numbers in the names of studies; "" is for studies of no paper."""
-_MORE_SEEDS = "The first {} seeds were seen before the others were added, so p is somewhat too small."
+"""Names of the papers on the page, by their numbers in the names of studies; "" is for studies of
+no paper."""
+_MORE_SEEDS = (
+    "The first {} seeds were seen before the others were added, so p is somewhat too small."
+)
 NOTES = {
-    **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),
+    **dict.fromkeys(
+        ("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")
+    ),
     "003-table-4": _MORE_SEEDS.format("three"),
-    "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the recipe's 17, at rates "
+    "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the "
+    "recipe's 17, at rates "
     "that were not searched. The difference that refutes a claim is 0.3 points.",
-    "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy does not depend on "
+    "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy "
+    "does not depend on "
     "the budget yet, so they cannot separate the rules.",
-    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, accuracy falls as the "
-    "budget grows: the sigmoid network starts at chance level and leaves it sooner with more noise (flat Gaussian, one "
-    "further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The "
+    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, "
+    "accuracy falls as the "
+    "budget grows: the sigmoid network starts at chance level and leaves it sooner with more noise "
+    "(flat Gaussian, one "
+    "further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at "
+    "epsilon 8). The "
     "figures do not compare the rules at their final accuracy.",
-    "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a rate that was not "
+    "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a "
+    "rate that was not "
     "searched.",
-    "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the methods of the "
+    "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the "
+    "methods of the "
     "claims ran, none of the rows with MedClip.",
-    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen on these seeds.",
-    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen on these seeds.",
-    "layer-choice": "The initial weights of a network that narrows have their largest norms in the first layers, so "
-    "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the output layer, and the "
-    "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest "
+    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
+    "on these seeds.",
+    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
+    "on these seeds.",
+    "layer-choice": "The initial weights of a network that narrows have their largest norms in the "
+    "first layers, so "
+    "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the "
+    "output layer, and the "
+    "other winner differed by seed. The setting thus favours the vote. The rate of one layer by "
+    "norm is the lowest "
     "searched.",
 }
 """Caveats of kept runs, shown on the page."""
@@ -101,7 +120,10 @@ NOTES = {
 
 def kept() -> dict[str, dict[str, Any]]:
     """The kept files, by study."""
-    return {path.stem: strict_json.loads(path.read_text(encoding="utf-8")) for path in sorted(KEPT.glob("*.json"))}
+    return {
+        path.stem: strict_json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(KEPT.glob("*.json"))
+    }
 
 
 def keep(folder: Path) -> Path:
@@ -124,13 +146,17 @@ def keep(folder: Path) -> Path:
 def checked(name: str) -> list[claims.Checked]:
     """The claims of a study, checked against its kept runs."""
     found = Study.read(KEPT / f"{name}.json")
-    return claims.check(files.load(name).claims, found.to_frame(), found.compared_keys, found.headline)
+    return claims.check(
+        files.load(name).claims, found.to_frame(), found.compared_keys, found.headline
+    )
 
 
 def counted(outcomes: Sequence[str]) -> str:
     """How many claims have which outcome."""
     number = collections.Counter(outcomes)
-    return ", ".join(f"{number[one]} {one}" for one in ("reproduced", "refuted", "not decided") if number[one])
+    return ", ".join(
+        f"{number[one]} {one}" for one in ("reproduced", "refuted", "not decided") if number[one]
+    )
 
 
 def summary(found: Mapping[str, Any]) -> str:
@@ -164,7 +190,9 @@ def overview(found: Mapping[str, Any]) -> str:
         else:
             no_data.append(f"`{other.command}`")
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
-    needed = "CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set"
+    needed = (
+        "CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set"
+    )
     parts = [
         table(["paper", "command", "outcome"], sorted(rows)),
         f"**Data not at hand** ({needed}): {', '.join(sorted(no_data))}.",
@@ -182,7 +210,9 @@ def section(name: str, one: Mapping[str, Any]) -> str:
         for key, values in one["grid"].items()
         if values != asked.grid[key] and not any(isinstance(value, dict) for value in values)
     )
-    command += "".join(f" --set {key}={value}" for key, value in one["set"].items() if asked.set.get(key) != value)
+    command += "".join(
+        f" --set {key}={value}" for key, value in one["set"].items() if asked.set.get(key) != value
+    )
     parts = [
         f"## {name}",
         f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](../studies/{name}.json)).",
@@ -203,7 +233,9 @@ def claimed(found: Sequence[claims.Checked], headline: str) -> str:
         mean, low, high = (f"{scale * value:+.2f}" for value in (one.mean, one.low, one.high))
         metric = "" if one.metric == headline else f"{one.metric} "
         p = "-" if one.expect == "equal" else f"{one.p_holm:.2g}"
-        rows.append([one.says, one.paper or "-", f"{metric}{mean} ({low} to {high})", p, one.outcome])
+        rows.append(
+            [one.says, one.paper or "-", f"{metric}{mean} ({low} to {high})", p, one.outcome]
+        )
     header = ["claim", "paper", "difference (95 % interval)", "p", "outcome"]
     if not any(one.paper for one in found):
         header, *rows = [[*line[:1], *line[2:]] for line in (header, *rows)]
@@ -211,7 +243,9 @@ def claimed(found: Sequence[claims.Checked], headline: str) -> str:
 
 
 def cells(found: Study) -> str:
-    """A study's headline metric in Markdown, methods by cells of the grid: mean and half the 95 % interval."""
+    """A study's headline metric in Markdown, methods by cells of the grid: mean and half the 95 %
+    interval.
+    """
     name, rows = found.headline, found.table(found.headline)
     keys = [key for key in found.keys if key not in ("method", "mechanism")]
     varied = [key for key in keys if rows.groupby("method")[key].nunique().max() > 1]
@@ -223,17 +257,27 @@ def cells(found: Study) -> str:
         line = [str(method), *(str(own[key].iloc[0]) for key in searched)]
         for column in columns:
             here = own
-            for key, value in zip(varied, column, strict=True):  # runs without privacy belong to every epsilon
+            for key, value in zip(
+                varied, column, strict=True
+            ):  # runs without privacy belong to every epsilon
                 here = here[(here[key] == value) | here[key].isna()]
             reach = (here[f"{name}_high"] - here[f"{name}_low"]) / 2
             shown = zip(here[name], reach, strict=True)
-            line.append(", ".join(f"{scale * mean:.{digits}f} ± {scale * half:.{digits}f}" for mean, half in shown))
+            line.append(
+                ", ".join(
+                    f"{scale * mean:.{digits}f} ± {scale * half:.{digits}f}" for mean, half in shown
+                )
+            )
         lines.append(line)
     titles = [
-        ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(varied, column, strict=True))
+        ", ".join(
+            f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(varied, column, strict=True)
+        )
         for column in columns
     ]
-    header = [f"{name}{unit}", *searched, *titles] if varied else ["method", *searched, f"{name}{unit}"]
+    header = (
+        [f"{name}{unit}", *searched, *titles] if varied else ["method", *searched, f"{name}{unit}"]
+    )
     return table(header, lines)
 
 
@@ -243,9 +287,11 @@ def saved() -> str:
         return "Not measured yet: `python -m benchmarks.studies ratios`."
     found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))
     return (
-        f"On {found['cores']} cores a study of {found['runs']} runs of {found['rounds']} rounds took "
+        f"On {found['cores']} cores a study of {found['runs']} runs of {found['rounds']} rounds "
+        "took "
         f"{found['two_workers']:.2f} times as long with two workers as with one, and a second call "
-        f"{found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal frames). The command is "
+        f"{found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal "
+        "frames). The command is "
         "`python -m benchmarks.studies ratios` ([data](study-ratios.json))."
     )
 
@@ -270,9 +316,11 @@ def draw(name: str, path: Path) -> None:
 
 
 def ratios(turns: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two, and called again.
+    """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two, and
+    called again.
 
-    The three are timed in turns, each turn in new folders. The second call reads what the first has written.
+    The three are timed in turns, each turn in new folders. The second call reads what the first has
+    written.
 
     Args:
         turns: repetitions.
@@ -287,7 +335,14 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
             for name, workers, place in (("one", 1, "one"), ("two", 2, "two"), ("again", 1, "one")):
                 began = time.perf_counter()
                 out = Path(folder) / f"{turn}-{place}"
-                done = study("digits", grid=grid, workers=workers, folder=out, overrides=changes, progress=False)
+                done = study(
+                    "digits",
+                    grid=grid,
+                    workers=workers,
+                    folder=out,
+                    overrides=changes,
+                    progress=False,
+                )
                 made[name] = done.to_frame().drop(columns=["seconds", "folder"])
                 seconds[name].append(time.perf_counter() - began)
             if not (made["one"].equals(made["two"]) and made["one"].equals(made["again"])):
@@ -307,7 +362,9 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["keep", "page", "ratios"])
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--turns", type=int, default=3)

@@ -1,7 +1,9 @@
-"""The compiled kernel beside PyTorch, model by model: `python -m benchmarks.training_kernel [--avx2] [--write]`.
+"""The compiled kernel beside PyTorch, model by model:
+`python -m benchmarks.training_kernel [--avx2] [--write]`.
 
-Both train the same client in one process on one thread and take turns; a ratio is PyTorch's processor time over the
-kernel's in the same turn. `--avx2` narrows the kernel and all of PyTorch's libraries to AVX2.
+Both train the same client in one process on one thread and take turns; a ratio is PyTorch's
+processor time over the kernel's in the same turn. `--avx2` narrows the kernel and all of PyTorch's
+libraries to AVX2.
 """
 
 from __future__ import annotations
@@ -18,11 +20,22 @@ from typing import Any
 import torch
 
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, Trainer, models
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    NativeTrainer,
+    SequentialTrainer,
+    Trainer,
+    models,
+)
 from fedlgm.training.native import instruction_set
 
 PLACE = Path("docs/results/training-kernel.json")
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 MODELS: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
     ("cnn", (1, 28, 28), 120, {"activation": "sigmoid"}),
     ("s-cnn", (1, 28, 28), 32, {}),
@@ -34,9 +47,14 @@ MODELS: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
 ]
 
 
-def measure(name: str, shape: tuple[int, ...], examples: int, options: dict[str, Any], turns: int) -> dict[str, Any]:
+def measure(
+    name: str, shape: tuple[int, ...], examples: int, options: dict[str, Any], turns: int
+) -> dict[str, Any]:
     """Figures of one model: two epochs of one client, batches of 32; small models repeat them."""
-    settings, repeats = LocalTraining(lr=0.01, batch_size=32), max(1, 200 // examples) if name == "mlp" else 1
+    settings, repeats = (
+        LocalTraining(lr=0.01, batch_size=32),
+        max(1, 200 // examples) if name == "mlp" else 1,
+    )
     made = [models.build(name, in_shape=shape, classes=10, **options) for _ in range(2)]
     layers = LayerTable.from_module(made[0])
     start = layers.flatten(made[0]).clone()
@@ -55,7 +73,12 @@ def measure(name: str, shape: tuple[int, ...], examples: int, options: dict[str,
             if turn:  # the first warms up
                 spent[side].append(time.process_time() - started)
     ratios = sorted(b / a for a, b in zip(spent["kernel"], spent["torch"], strict=True))
-    figures = {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "seconds": spent}
+    figures = {
+        "ratio": statistics.median(ratios),
+        "least": ratios[0],
+        "most": ratios[-1],
+        "seconds": spent,
+    }
     return {"model": name, "shape": list(shape), "examples": examples, "options": options} | figures
 
 
@@ -65,9 +88,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="measured turns of each")
     parser.add_argument("--write", action="store_true", help=f"keep the figures in {PLACE}")
     arguments = parser.parse_args()
-    if arguments.avx2 and os.environ.get("ONEDNN_MAX_CPU_ISA") != "AVX2":  # libraries read it when they are loaded
+    if (
+        arguments.avx2 and os.environ.get("ONEDNN_MAX_CPU_ISA") != "AVX2"
+    ):  # libraries read it when they are loaded
         os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.training_kernel", *sys.argv[1:]], os.environ | AVX2
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.training_kernel", *sys.argv[1:]],
+            os.environ | AVX2,
         )
     torch.set_num_threads(1)
     rows = []

@@ -1,11 +1,14 @@
-"""Is water-filling level with the better of flat and per-layer clipping? A section of docs/results/adaptive.md.
+"""Is water-filling level with the better of flat and per-layer clipping? A section of
+docs/results/adaptive.md.
 
     python -m benchmarks.water_filling [--tasks NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.water_filling --write                            # the table of docs/results/data/adaptive.md
+    python -m benchmarks.water_filling --write                            # the table of
+    docs/results/data/adaptive.md
 
-The three rules add the same noise to the sum and differ only in what they keep of a large update. Clients are trained
-at once as in `benchmarks.adaptive`, and every rule gets the same search of the server learning rate over three seeds
-before it is run with five others. `benchmarks.real_models --filling` has models for text.
+The three rules add the same noise to the sum and differ only in what they keep of a large update.
+Clients are trained at once as in `benchmarks.adaptive`, and every rule gets the same search of the
+server learning rate over three seeds before it is run with five others.
+`benchmarks.real_models --filling` has models for text.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class Digits(NamedTuple):
 
 
 DIGITS = {
-    "wide": Digits("digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)),
+    "wide": Digits(
+        "digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)
+    ),
     "small": Digits("digits, 64-32-10, SGD", (32,), adam=False),
     "wide-sgd": Digits("digits, 64-8-1024-8-10, SGD", (8, 1024, 8), adam=False),
     "falling": Digits("digits, 64-256-16-10, Adam", (256, 16), adam=True),
@@ -52,10 +57,14 @@ DIGITS = {
 
 
 class AdamFederation(Federation):
-    """The federation of `benchmarks.adaptive` with Adam on the clients, at the learning rate 0.01."""
+    """The federation of `benchmarks.adaptive` with Adam on the clients, at the learning rate
+    0.01.
+    """
 
     def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
-        """A function that moves models [b, D] by one step of Adam, given the gradients of `tensors`."""
+        """A function that moves models [b, D] by one step of Adam, given the gradients of
+        `tensors`.
+        """
         first, second, count = torch.zeros_like(rows), torch.zeros_like(rows), itertools.count(1)
 
         def step(slopes: Sequence[Tensor]) -> None:
@@ -99,24 +108,43 @@ def compared(kept: Kept) -> str:
     for task, setting in DIGITS.items():
         best = {rule: best_rate(kept, task, rule) for rule in RULES}
         found = {rule: kept.find(task=task, rule=rule, rate=rate) for rule, rate in best.items()}
-        cells = {rule: {row["seed"]: row["accuracy"] for row in rows} for rule, rows in found.items()}
+        cells = {
+            rule: {row["seed"]: row["accuracy"] for row in rows} for rule, rows in found.items()
+        }
         for rule, rows in cells.items():
             own = {seed: figure for seed, figure in rows.items() if seed in SEEDS}
             against = [
-                cell for one in (FLAT, PER_LAYER) for cell in (change(own, cells[one]) if rule != one else [""] * 3)
+                cell
+                for one in (FLAT, PER_LAYER)
+                for cell in (change(own, cells[one]) if rule != one else [""] * 3)
             ]
-            lines.append([setting.title, rule, f"{best[rule]:g}", spread(list(own.values())), str(len(own)), *against])
+            lines.append(
+                [
+                    setting.title,
+                    rule,
+                    f"{best[rule]:g}",
+                    spread(list(own.values())),
+                    str(len(own)),
+                    *against,
+                ]
+            )
     header = ["task", "rule", "server lr", "accuracy (%)", "seeds", "against flat", *CHANGE[1:]]
     return table([*header, "against per-layer", *CHANGE[1:]], lines)
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
     parser.add_argument("--tasks", nargs="*", choices=list(DIGITS), default=list(DIGITS))
-    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/results, run nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of docs/results, run nothing"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)

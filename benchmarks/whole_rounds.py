@@ -1,11 +1,13 @@
-"""Whole private rounds beside rounds of a plain loop without privacy: `python -m benchmarks.whole_rounds [CASE ...]`.
+"""Whole private rounds beside rounds of a plain loop without privacy:
+`python -m benchmarks.whole_rounds [CASE ...]`.
 
-For what `benchmarks.workloads` leaves out, because it lies outside of local training or needs another loop: correlated
-noise, clients that noise their own examples' steps, LaDP, and one client per round. Where clients protect their own
-examples, the loop of a second case is Opacus's, whose steps are as private as ours. Ours is a run of engine `local`
-with its plan, bounds, noise and ledger on disk, without evaluation and checkpoints. After each round a plain loop
-trains the same cohort with the same numbers of steps and averages the models. A ratio is the loop's processor time over
-ours: above 1 ours is faster. One thread.
+For what `benchmarks.workloads` leaves out, because it lies outside of local training or needs
+another loop: correlated noise, clients that noise their own examples' steps, LaDP, and one client
+per round. Where clients protect their own examples, the loop of a second case is Opacus's, whose
+steps are as private as ours. Ours is a run of engine `local` with its plan, bounds, noise and
+ledger on disk, without evaluation and checkpoints. After each round a plain loop trains the same
+cohort with the same numbers of steps and averages the models. A ratio is the loop's processor time
+over ours: above 1 ours is faster. One thread.
 """
 
 from __future__ import annotations
@@ -78,9 +80,13 @@ class PlainRounds:
                 self._train(start, found.x, found.y, number, client)
                 for name, value in self._module.state_dict().items():
                     total[name] += value
-        self._module.load_state_dict({name: value / max(1, len(cohort)) for name, value in total.items()})
+        self._module.load_state_dict(
+            {name: value / max(1, len(cohort)) for name, value in total.items()}
+        )
 
-    def _train(self, start: dict[str, Tensor], x: inputs.Inputs, y: Tensor, number: int, client: int) -> None:
+    def _train(
+        self, start: dict[str, Tensor], x: inputs.Inputs, y: Tensor, number: int, client: int
+    ) -> None:
         section, task = self._assembly.recipe.training, self._assembly.task
         if self._assembly.recipe.unit == "client":
             order = self._keys.torch_generator(Purpose.PROBE, number, client)
@@ -97,7 +103,9 @@ class PlainRounds:
             )
         steps = self._assembly.facts.steps
         examples = len(self._assembly.dataset.train_y)
-        count, rate = (steps.count, steps.rate) if steps is not None else (1, section.batch_size / examples)
+        count, rate = (
+            (steps.count, steps.rate) if steps is not None else (1, section.batch_size / examples)
+        )
         for _ in range(count):
             rows = torch.nonzero(torch.rand(len(y)) < rate).flatten()
             if len(rows):
@@ -139,12 +147,19 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
         launch.simulate(recipe, engine="local", run_dir=Path(folder) / "run")
     ours, loop = ours[1:], loop[1:]
     ratio = statistics.median(loop) / statistics.median(ours)
-    return {"case": case, "rounds": len(ours), "ratio": ratio, "seconds": {"ours": ours, "loop": loop}}
+    return {
+        "case": case,
+        "rounds": len(ours),
+        "ratio": ratio,
+        "seconds": {"ours": ours, "loop": loop},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help="all if left out")
+    parser.add_argument(
+        "cases", nargs="*", choices=[*CASES, []], metavar="CASE", help="all if left out"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,12 +1,14 @@
-"""Local training of client-level recipes beside a plain loop: `python -m benchmarks.workloads --json [RECIPE ...]`.
+"""Local training of client-level recipes beside a plain loop:
+`python -m benchmarks.workloads --json [RECIPE ...]`.
 
-Both train the same block of clients with the same module, examples, epochs and batches; the plain loop is `zero_grad`,
-`backward`, `step` as users write it. Each side runs in a separate process, since a trainer changes how its process
-returns memory. They take turns, and a ratio is the loop's processor time over ours in the same turn: above 1 ours is
-faster. One thread. If a data set is not on this machine, random inputs of its shape replace it, with equal clients of
-the published number of examples; contents do not change the time. Models of more than 200,000 parameters train `LARGE`
-examples per client for one epoch. Recipes that bound every example are compared in `benchmarks.example_level`,
-correlated noise and rounds of one client in `benchmarks.whole_rounds`.
+Both train the same block of clients with the same module, examples, epochs and batches; the plain
+loop is `zero_grad`, `backward`, `step` as users write it. Each side runs in a separate process,
+since a trainer changes how its process returns memory. They take turns, and a ratio is the loop's
+processor time over ours in the same turn: above 1 ours is faster. One thread. If a data set is not
+on this machine, random inputs of its shape replace it, with equal clients of the published number
+of examples; contents do not change the time. Models of more than 200,000 parameters train `LARGE`
+examples per client for one epoch. Recipes that bound every example are compared in
+`benchmarks.example_level`, correlated noise and rounds of one client in `benchmarks.whole_rounds`.
 """
 
 from __future__ import annotations
@@ -39,16 +41,27 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
 
 LARGE = 16
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
 
 
 def client_level() -> list[str]:
-    """Bundled recipes whose clients train before anything is bounded, and whose model needs no file."""
+    """Bundled recipes whose clients train before anything is bounded, and whose model needs no
+    file.
+    """
     loaded = {name: recipes.load(name) for name in recipes.names() if name != "nodes"}
-    return [name for name, recipe in loaded.items() if recipe.unit == "client" and recipe.model.weights is None]
+    return [
+        name
+        for name, recipe in loaded.items()
+        if recipe.unit == "client" and recipe.model.weights is None
+    ]
 
 
-def plain(module: nn.Module, start: dict[str, Any], task: ClientTask, settings: LocalTraining, of: Task) -> None:
+def plain(
+    module: nn.Module, start: dict[str, Any], task: ClientTask, settings: LocalTraining, of: Task
+) -> None:
     """One client in plain PyTorch."""
     module.load_state_dict(start)
     options = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
@@ -70,7 +83,10 @@ def typical(assembly: Assembly, count: int) -> list[ClientTask]:
     order = np.argsort(assembly.sizes)
     order = order[assembly.sizes[order] > 0]
     epochs, trained = assembly.recipe.training.epochs, assembly.first_plan().trained
-    orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in order[len(order) // 2 :][:count])
+    orders = (
+        (source(int(c)), keys.torch_generator(Purpose.PROBE, int(c)))
+        for c in order[len(order) // 2 :][:count]
+    )
     return [ClientTask(data.x, data.y, order, epochs, trained) for data, order in orders]
 
 
@@ -83,15 +99,20 @@ def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
     except DataError:
         outline = data.outline(recipe.data.name, **recipe.data.reading)
         assert outline is not None
-        examples = (data.published_examples(recipe.data.name) or 100 * recipe.federation.clients) // (
-            recipe.federation.clients
+        examples = (
+            data.published_examples(recipe.data.name) or 100 * recipe.federation.clients
+        ) // (recipe.federation.clients)
+        stand_in = (
+            torch.randn(examples, *outline.shape),
+            torch.randint(outline.classes or 2, (examples,)),
         )
-        stand_in = torch.randn(examples, *outline.shape), torch.randint(outline.classes or 2, (examples,))
         return [stand_in] * size, False
 
 
 class Side:
-    """A forked process that does one contender's work whenever it is asked to, and answers with its processor time."""
+    """A forked process that does one contender's work whenever it is asked to, and answers with its
+    processor time.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         context = multiprocessing.get_context("fork")
@@ -118,7 +139,9 @@ class Side:
 
 
 class Block(NamedTuple):
-    """The clients that both sides of a comparison train, by inputs and targets, and the number of epochs."""
+    """The clients that both sides of a comparison train, by inputs and targets, and the number of
+    epochs.
+    """
 
     assembly: Assembly
     clients: list[tuple[Any, torch.Tensor]]
@@ -151,7 +174,9 @@ class Block(NamedTuple):
 
 
 def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, Any]:
-    """Seconds of "ours" and "loop" in turn, after one turn that warms up, and the ratios of the loop's over ours."""
+    """Seconds of "ours" and "loop" in turn, after one turn that warms up, and the ratios of the
+    loop's over ours.
+    """
     spent: dict[str, list[float]] = {side: [] for side in seconds}
     for turn in range(turns + 1):
         for side, measured in seconds.items():
@@ -159,7 +184,12 @@ def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, A
             if turn:
                 spent[side].append(took)
     ratios = sorted(b / a for a, b in zip(spent["ours"], spent["loop"], strict=True))
-    return {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "seconds": spent}
+    return {
+        "ratio": statistics.median(ratios),
+        "least": ratios[0],
+        "most": ratios[-1],
+        "seconds": spent,
+    }
 
 
 def measure(name: str, turns: int) -> dict[str, Any]:
@@ -203,17 +233,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipes", nargs="*", help="names; all client-level recipes if left out")
     parser.add_argument("--turns", type=int, default=5, help="measured turns of each")
-    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (always done; kept for symmetry)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = arguments.recipes or client_level()
     rows = [measure(names[0], arguments.turns)] if len(names) == 1 else []
     for name in names[len(rows) :]:
-        command = [sys.executable, "-m", "benchmarks.workloads", name, "--turns", str(arguments.turns)]
-        rows += json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)["rows"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.workloads",
+            name,
+            "--turns",
+            str(arguments.turns),
+        ]
+        rows += json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+        )["rows"]
         print(f"{name}: {rows[-1]['ratio']:.2f}", file=sys.stderr, flush=True)
     capability = torch.backends.cpu.get_cpu_capability()
-    print(json.dumps({"processor": capability, "torch": torch.__version__, "turns": arguments.turns, "rows": rows}))
+    print(
+        json.dumps(
+            {
+                "processor": capability,
+                "torch": torch.__version__,
+                "turns": arguments.turns,
+                "rows": rows,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

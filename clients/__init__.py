@@ -1,6 +1,7 @@
 """Flower client side of fedlgm.
 
-Names load when they are first used, because a process that only forwards messages to a release service needs no torch.
+Names load when they are first used, because a process that only forwards messages to a release
+service needs no torch.
 """
 
 import lazy_loader

@@ -1,4 +1,6 @@
-"""Consent of a client that adds its own noise and does not trust the server to request enough noise."""
+"""Consent of a client that adds its own noise and does not trust the server to request enough
+noise.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,20 @@ _ROUNDING = 1 + 1e-6
 class Consent:
     """The budget of a client under local trust, kept in the node's Flower state.
 
-    A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up under composition, so
-    releases may differ. With Laplace noise, and in local steps whose batches are sampled, every release must have the
-    agreed multiplier. Local steps must also keep the agreed number and sampling rate.
+    A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up
+    under composition, so releases may differ. With Laplace noise, and in local steps whose batches
+    are sampled, every release must have the agreed multiplier. Local steps must also keep the
+    agreed number and sampling rate.
 
     Attributes:
-        facts: the run's facts as the client computes them from its own recipe; at most `facts.releases` releases are
-            allowed.
-        protected: whether the recipe's own mechanism is private; published variants that are not private promise
-            nothing.
+        facts: the run's facts as the client computes them from its own recipe; at most
+            `facts.releases` releases are allowed.
+        protected: whether the recipe's own mechanism is private; published variants that are not
+            private promise nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
         bounded_by: party that bounds the client's contribution according to the recipe.
-        allowance: largest total cost, in releases at the run's noise multiplier (see `Mechanism.costs`); by default
-            the number of releases.
+        allowance: largest total cost, in releases at the run's noise multiplier (see
+            `Mechanism.costs`); by default the number of releases.
 
     Raises:
         ConfigError: the facts of private releases have no noise multiplier.
@@ -64,7 +67,8 @@ class Consent:
     def __post_init__(self) -> None:
         if self.protected and not self.facts.noise_multiplier > 0:
             raise ConfigError(
-                "a consent without a noise multiplier agrees to any noise: take the facts with the calibrated "
+                "a consent without a noise multiplier agrees to any noise: take the facts with the "
+                "calibrated "
                 "multiplier, as in Method.of(...).facts"
             )
 
@@ -72,27 +76,36 @@ class Consent:
         """Refuse a plan that protects less than agreed.
 
         Raises:
-            PrivacyError: trust model, law of noise or bounding party differ, or there is too little noise.
+            PrivacyError: trust model, law of noise or bounding party differ, or there is too little
+                noise.
         """
         if not plan.facts.noised_by.uploads_released:
             raise PrivacyError(
-                f"this client agreed to add its own noise: it refuses a plan for {plan.facts.trust} trust"
+                "this client agreed to add its own noise: it refuses a plan for "
+                f"{plan.facts.trust} trust"
             )
         if not self.protected:
             return
         if not plan.protected:
-            raise PrivacyError("this client agreed to private releases: it refuses a plan without a guarantee")
+            raise PrivacyError(
+                "this client agreed to private releases: it refuses a plan without a guarantee"
+            )
         if plan.bounded_by != self.bounded_by:
             raise PrivacyError(
-                f"this client agreed to contributions bounded by the {self.bounded_by}: it refuses a plan that leaves "
+                f"this client agreed to contributions bounded by the {self.bounded_by}: it refuses "
+                "a plan that leaves "
                 f"it to the {plan.bounded_by}"
             )
         if plan.family != self.family:
-            raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
+            raise PrivacyError(
+                f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} "
+                "noise"
+            )
         self._check_steps(plan)
         if _alike(plan) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
-                f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it refuses a plan with "
+                f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it "
+                "refuses a plan with "
                 f"{plan.effective_multiplier:g}"
             )
 
@@ -101,27 +114,34 @@ class Consent:
         agreed, asked = self.facts.steps, plan.facts.steps
         if (agreed is None) != (asked is None):
             what = "whole updates" if agreed is None else "local steps"
-            raise PrivacyError(f"this client agreed to noise its {what}: it refuses a plan for anything else")
+            raise PrivacyError(
+                f"this client agreed to noise its {what}: it refuses a plan for anything else"
+            )
         if agreed is None or asked is None:
             return
         if asked.count > agreed.count or asked.rate > agreed.rate * _ROUNDING:
             raise PrivacyError(
-                f"this client agreed to {agreed.count} steps per round at the rate {agreed.rate:g}: it refuses a plan "
+                f"this client agreed to {agreed.count} steps per round at the rate "
+                f"{agreed.rate:g}: it refuses a plan "
                 f"with {asked.count} at {asked.rate:g}"
             )
         if plan.facts.relation != self.facts.relation:
             raise PrivacyError(
-                f"this client agreed to {self.facts.relation}: it refuses a plan for {plan.facts.relation}"
+                f"this client agreed to {self.facts.relation}: it refuses a plan for "
+                f"{plan.facts.relation}"
             )
 
     def check_raw_figures(self) -> None:
-        """Refuse to return figures without noise; only published variants that are not private request them.
+        """Refuse to return figures without noise; only published variants that are not private
+        request them.
 
         Raises:
             PrivacyError: the recipe's mechanism is private.
         """
         if self.protected:
-            raise PrivacyError("this client agreed to private releases: it returns no layer norms without noise")
+            raise PrivacyError(
+                "this client agreed to private releases: it returns no layer norms without noise"
+            )
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
         """Count a release before it is made. A repetition with the same noise is the same release.
@@ -129,7 +149,8 @@ class Consent:
         Args:
             state: the node's state.
             client: the client's number.
-            key: name of the release's noise, see `fedlgm.noise.release.local_release`; equal names mean equal noise.
+            key: name of the release's noise, see `fedlgm.noise.release.local_release`; equal names
+                mean equal noise.
             plan: the release's plan.
 
         Raises:
@@ -137,18 +158,26 @@ class Consent:
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
-        record = cast(ConfigRecord, state[wire.RELEASES])  # Flower's `config_records` is made anew at every access
+        record = cast(
+            ConfigRecord, state[wire.RELEASES]
+        )  # Flower's `config_records` is made anew at every access
         keys, costs = f"{client}.keys", f"{client}.costs"
-        made, spent = cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, []))
+        made, spent = (
+            cast(list[str], record.get(keys, [])),
+            cast(list[float], record.get(costs, [])),
+        )
         if len(made) != len(spent):
-            raise PrivacyError(f"the record of client {client}'s releases is damaged: it refuses another")
+            raise PrivacyError(
+                f"the record of client {client}'s releases is damaged: it refuses another"
+            )
         place = made.index(key) if key in made else len(made)
         after = [*spent[:place], self._cost(plan), *spent[place + 1 :]]
         releases = self.facts.releases
         allowance = releases if self.allowance is None else self.allowance
         if len(after) > releases or sum(after) > allowance * _ROUNDING:
             raise PrivacyError(
-                f"client {client} has made the {releases} releases it agreed to (privacy.max_participations), "
+                f"client {client} has made the {releases} releases it agreed to "
+                "(privacy.max_participations), "
                 "or fewer with less noise, and refuses another"
             )
         if not made:
@@ -167,7 +196,9 @@ class Consent:
 
 
 def _alike(plan: ReleasePlan) -> bool:
-    """Whether releases must all have the agreed multiplier: costs of Laplace noise and sampled steps do not add up."""
+    """Whether releases must all have the agreed multiplier: costs of Laplace noise and sampled
+    steps do not add up.
+    """
     return plan.family == "laplace" or plan.facts.steps is not None
 
 
@@ -189,8 +220,8 @@ class Agreed:
         consent: the client's consent; None if the client has agreed to nothing.
         state: state of the node.
         needed: whether a client without consent refuses to add its own noise.
-        summed: whether the client's contribution is added to others before any party sees it, as by workers of a
-            simulation.
+        summed: whether the client's contribution is added to others before any party sees it, as by
+            workers of a simulation.
 
     Example:
         >>> Agreed(KeyRing.from_seed(None), None, RecordDict(), needed=True).needed
@@ -204,23 +235,30 @@ class Agreed:
     summed: bool = False
 
     def admit(self, asked: Asked) -> Keys:
-        """See `Budget.admit`. Another model or plan in a round is another release, with other noise."""
+        """See `Budget.admit`. Another model or plan in a round is another release, with other
+        noise.
+        """
         own = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
             raise PrivacyError(
-                "the plan protects a sum of several nodes, but the server would see this client's answer separately: "
+                "the plan protects a sum of several nodes, but the server would see this client's "
+                "answer separately: "
                 "run it over nodes with secure aggregation, or in a simulation"
             )
         if self.consent is not None:
             self.consent.check(asked.plan)
         elif own and self.needed:
             raise PrivacyError(
-                "this client has not agreed to add its own noise, as local trust requires: give PrivateClientApp (or "
+                "this client has not agreed to add its own noise, as local trust requires: give "
+                "PrivateClientApp (or "
                 "PrivateUpdates) a consent=Consent(...)"
             )
         if not own:
             return Keys(self.keys, self.keys)
-        return Keys(self.keys, self.keys.derive(asked.model.numpy().tobytes(), asked.plan.to_json().encode()))
+        return Keys(
+            self.keys,
+            self.keys.derive(asked.model.numpy().tobytes(), asked.plan.to_json().encode()),
+        )
 
     def charge(self, noised: Noised) -> None:
         """See `Budget.charge`."""

@@ -43,17 +43,23 @@ class VotingWork(LocalWork):
 
     votes: Callable[[], CutVotes]
 
-    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+    def contributions(
+        self, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> Contributions:
         """See `LocalWork.contributions`."""
         return VotingUpdates(self, mechanism, numerics)
 
 
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients, which also vote if the plan asks for votes; see `ClientUpdates`."""
+    """Contributions of whole clients, which also vote if the plan asks for votes; see
+    `ClientUpdates`.
+    """
 
     answers = frozenset({CutVote.name})
 
-    def __init__(self, work: VotingWork, mechanism: Mechanism, numerics: Numerics | None = None) -> None:
+    def __init__(
+        self, work: VotingWork, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> None:
         super().__init__(work, mechanism, numerics)
         self._votes = work.votes
 
@@ -72,7 +78,8 @@ class VotingUpdates(ClientUpdates):
 
 @named_arguments
 class CutVotes:
-    """Answers `fedlgm.planning.queries.CutVote` from the losses of both cuts on a client's own data.
+    """Answers `fedlgm.planning.queries.CutVote` from the losses of both cuts on a client's own
+    data.
 
     Args:
         module: the model, float32; its weights change.
@@ -99,7 +106,9 @@ class CutVotes:
         self._module, self._task, self._parts = module, task, layers.merged().layers[0].parts
         self._weights, self._restored = layers.bind_(module), Restored.of(module, task)
 
-    def added(self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]) -> AnsweredUpdates:
+    def added(
+        self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]
+    ) -> AnsweredUpdates:
         """The updates with their clients' votes.
 
         Args:
@@ -109,14 +118,22 @@ class CutVotes:
             data: the clients' data.
         """
         rows = unbounded(updates)
-        votes = [self._vote(row.cpu(), float(plan.clip[0]), model, own) for row, own in zip(rows, data, strict=True)]
-        return AnsweredUpdates(rows, {CutVote.name: torch.tensor(votes, dtype=rows.dtype, device=rows.device)[:, None]})
+        votes = [
+            self._vote(row.cpu(), float(plan.clip[0]), model, own)
+            for row, own in zip(rows, data, strict=True)
+        ]
+        return AnsweredUpdates(
+            rows, {CutVote.name: torch.tensor(votes, dtype=rows.dtype, device=rows.device)[:, None]}
+        )
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
         """1/2, -1/2, or 0 to abstain; losses that are not finite do not differ."""
         if self._restored is not None:
             self._restored.restore()
-        cuts = (update * bound / max(float(update.norm()), bound), filled_row(update, self._parts, bound))
+        cuts = (
+            update * bound / max(float(update.norm()), bound),
+            filled_row(update, self._parts, bound),
+        )
         flat, filled = (self._loss(model + cut, data) for cut in cuts)
         return 0.5 * float((filled < flat) - (flat < filled))
 

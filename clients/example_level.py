@@ -1,4 +1,6 @@
-"""Contributions of examples. A client bounds its examples' gradients and, under local trust, noises its own steps."""
+"""Contributions of examples. A client bounds its examples' gradients and, under local trust, noises
+its own steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from fedlgm.training.example_level.trainer import (
 )
 
 GROUP_BYTES = 1 << 20
-"""Largest size of the sums of clients that take their steps together, so that they fit the processor's cache."""
+"""Largest size of the sums of clients that take their steps together, so that they fit the
+processor's cache."""
 HELD_BYTES = 32 << 20
 """Bytes of clients' data that a process keeps from one round to the next."""
 
@@ -43,7 +46,9 @@ class ExampleWork(LocalWork):
 
     trainer: ExampleTrainer  # type: ignore[assignment]
 
-    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+    def contributions(
+        self, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> Contributions:
         """See `LocalWork.contributions`; the trainer has the mechanism."""
         return ExampleSteps(self, numerics)
 
@@ -51,9 +56,9 @@ class ExampleWork(LocalWork):
 class ExampleSteps(Contributions):
     """Clients' contributions under mechanisms that bound examples.
 
-    Under central trust a round is one step: the client samples a Poisson batch of its examples and returns the sum of
-    their bounded gradients. Under local trust it takes the plan's local steps, adds noise to each and returns the
-    private change of its model.
+    Under central trust a round is one step: the client samples a Poisson batch of its examples and
+    returns the sum of their bounded gradients. Under local trust it takes the plan's local steps,
+    adds noise to each and returns the private change of its model.
 
     Args:
         work: training and data.
@@ -68,36 +73,56 @@ class ExampleSteps(Contributions):
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`: one Poisson batch of every client."""
         if asked.plan.facts.steps:
-            raise ConfigError("under local trust a plan with local steps needs clients that add noise to each step")
+            raise ConfigError(
+                "under local trust a plan with local steps needs clients that add noise to each "
+                "step"
+            )
         for client, data, rows in self._batches(asked, order):
             yield [client], self._trainer.sum(data.x, data.y, rows, asked.plan)
 
     def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.noised`: every client makes its own private steps, with or without data."""
+        """See `Contributions.noised`: every client makes its own private steps, with or without
+        data.
+        """
         plan, model, round_, clients = asked
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
             for group in self._groups(clients, plan):
-                made = local_steps(self._trainer, settings, model, group, plan, keys.noise, round_, backend)
+                made = local_steps(
+                    self._trainer, settings, model, group, plan, keys.noise, round_, backend
+                )
                 for own, (update, name) in zip(group, made, strict=True):
                     yield Noised(own.client, update, name, plan)
 
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """See `Contributions.figures`: the mechanism's private figures (`ExampleTrainer.figures`), [rows, K]."""
-        found = [self._trainer.figures(data.x, data.y, rows) for _, data, rows in self._batches(asked, order)]
+        """See `Contributions.figures`: the mechanism's private figures (`ExampleTrainer.figures`),
+        [rows, K].
+        """
+        found = [
+            self._trainer.figures(data.x, data.y, rows)
+            for _, data, rows in self._batches(asked, order)
+        ]
         return np.concatenate([np.empty((0, len(asked.plan.layers))), *found])
 
     def _batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
-        """Each client's examples, and the rows of its Poisson batch of this round; the trainer holds the model."""
+        """Each client's examples, and the rows of its Poisson batch of this round; the trainer
+        holds the model.
+        """
         self._trainer.weights.copy_(asked.model)
         with torch_threads(self.numerics.threads):
             for client in asked.clients:
                 data, digest = self._examples(client)
                 rate = asked.plan.facts.sampling.rate
-                yield client, data, poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client)
+                yield (
+                    client,
+                    data,
+                    poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client),
+                )
 
     def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
-        """Clients that take their steps together, at most as many as have sums of `GROUP_BYTES` in all."""
+        """Clients that take their steps together, at most as many as have sums of `GROUP_BYTES` in
+        all.
+        """
         most = max(1, GROUP_BYTES // (8 * max(plan.size, 1)))
         group, held = list[Examples](), 0
         for client in clients:
@@ -111,7 +136,9 @@ class ExampleSteps(Contributions):
             yield group
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest, kept for later rounds: up to `HELD_BYTES`, and always the last client's."""
+        """A client's data and their digest, kept for later rounds: up to `HELD_BYTES`, and always
+        the last client's.
+        """
         if client not in self._held:
             data = self._work.source(client)
             if sum(_bytes(held) for held, _ in self._held.values()) + _bytes(data) > HELD_BYTES:

@@ -1,7 +1,7 @@
 """The only module that uses Flower's private modules, which may change with any version.
 
-A process imports them when it calls these functions. Flower's public modules (`flwr.app`, `flwr.serverapp`,
-`flwr.clientapp`) are used wherever they are needed.
+A process imports them when it calls these functions. Flower's public modules (`flwr.app`,
+`flwr.serverapp`, `flwr.clientapp`) are used wherever they are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FLOWER = ("1.41", "1.42")
 """Versions of Flower with which this module is tested."""
 SOON_S = 0.1
 HEARTBEAT_S = 15
-"""Largest time between a SuperNode's heartbeats; after twice this time, the SuperLink considers it gone."""
+"""Largest time between a SuperNode's heartbeats; after twice this time, the SuperLink considers it
+gone."""
 _PULL_S = 120.0
 
 
@@ -35,11 +36,14 @@ def unsupported(instead: str) -> str:
     found = version("flwr")
     if found.startswith(tuple(f"{known}." for known in FLOWER)):
         return ""
-    return f"flwr {found} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
+    return (
+        f"flwr {found} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
+    )
 
 
 class RuntimeConnection:
-    """A connection to the Runtime API of a SuperNode on this machine, like that of Flower's executor and ClientApps.
+    """A connection to the Runtime API of a SuperNode on this machine, like that of Flower's
+    executor and ClientApps.
 
     Args:
         server: host:port of the API.
@@ -61,11 +65,17 @@ class RuntimeConnection:
 
     @classmethod
     def claiming(cls, server: str, secret: bytes) -> RuntimeConnection:
-        """The connection of an executor. The secret that it shares with the SuperNode entitles it to claim tasks."""
+        """The connection of an executor. The secret that it shares with the SuperNode entitles it
+        to claim tasks.
+        """
         from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
         methods = {"/flwr.proto.Runtime/AcquireTask"}
-        return cls(server, "SuperExec", SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods))
+        return cls(
+            server,
+            "SuperExec",
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods),
+        )
 
     @classmethod
     def working(cls, server: str, token: str) -> RuntimeConnection:
@@ -83,14 +93,16 @@ class RuntimeConnection:
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
 
-        answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        answer = self._client.AcquireTask(
+            AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        )
         return (answer.token, answer.task.task_id) if answer.token else None
 
     def pull(self) -> tuple[Message, Context]:
         """Message and context of the task. The app that comes with them is not fetched.
 
-        This is `flwr.supernode.runtime.run_clientapp.pull_task_input` with a timeout for a message that never arrives
-        completely.
+        This is `flwr.supernode.runtime.run_clientapp.pull_task_input` with a timeout for a message
+        that never arrives completely.
 
         Raises:
             TimeoutError: the task has no message.
@@ -120,12 +132,16 @@ class RuntimeConnection:
         message = pull_and_inflate_object_from_tree(
             tree,
             make_pull_object_fn_protobuf(client.PullObject, node, context.run_id),
-            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
+            make_confirm_message_received_fn_protobuf(
+                client.ConfirmMessageReceived, node, context.run_id
+            ),
             return_type=Message,
             max_time=_PULL_S,
             initial_backoff=0.05,  # the first of a message's parts are there a moment after it
         )
-        message.metadata.__dict__["_message_id"] = tree.object_id  # its own content does not hold it
+        message.metadata.__dict__["_message_id"] = (
+            tree.object_id
+        )  # its own content does not hold it
         return message, context
 
     def beat(self) -> None:
@@ -162,7 +178,8 @@ def failed_reply(message: Message, details: str) -> Message:
 
 
 def called_by(function: Callable[..., Any]) -> Iterator[Any]:
-    """The app's function and the mods before it, which Flower keeps in the closures of the function that joins them.
+    """The app's function and the mods before it, which Flower keeps in the closures of the function
+    that joins them.
 
     Args:
         function: the `call_next` of a mod.
@@ -184,7 +201,9 @@ class Sleeps(Protocol):
 
 
 def run_supernode(pauses: Sleeps) -> None:
-    """Run Flower's SuperNode with other pauses between polls and heartbeats, and `flower-supernode`'s arguments."""
+    """Run Flower's SuperNode with other pauses between polls and heartbeats, and
+    `flower-supernode`'s arguments.
+    """
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
@@ -201,14 +220,17 @@ def _says_what_failed(record: logging.LogRecord) -> bool:
     """Add to Flower's "Connection attempt failed, retrying in 2 seconds" whose, and what to do."""
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (
-            ". The SuperLink (--superlink) cannot be reached: its operator should look at its processes and start "
+            ". The SuperLink (--superlink) cannot be reached: its operator should look at its "
+            "processes and start "
             "those again that have ended; this SuperNode then connects by itself"
         )
     return True
 
 
 def hasten_server_grid() -> None:
-    """Let the grid of this ServerApp poll for the parts of a message every 0.1 s instead of every second."""
+    """Let the grid of this ServerApp poll for the parts of a message every 0.1 s instead of every
+    second.
+    """
     from flwr.superlink.grid import http_grid
 
     _look_again_soon(http_grid)
@@ -217,8 +239,9 @@ def hasten_server_grid() -> None:
 def wait_by_steady_clock() -> None:
     """Let the grid of this ServerApp measure its timeouts by a clock that nobody sets.
 
-    Flower reads the time of day. Set back by an hour, it would let a round wait that much longer for a silent node; set
-    forward, it would end the round at once. The grids of versions before 1.41 are elsewhere and keep the time of day.
+    Flower reads the time of day. Set back by an hour, it would let a round wait that much longer
+    for a silent node; set forward, it would end the round at once. The grids of versions before
+    1.41 are elsewhere and keep the time of day.
     """
     with suppress(ModuleNotFoundError):
         from flwr.superlink.grid import http_grid, inmemory_grid

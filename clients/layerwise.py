@@ -46,13 +46,14 @@ class LayerwiseClient:
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; on the client only published variants that are not private use it beyond the
-            plan.
+        mechanism: the run's mechanism; on the client only published variants that are not private
+            use it beyond the plan.
         layers: the mechanism's view of the model's layers.
         keys: key ring for batch order and, under local trust, for the client's own noise.
         serves: clients that this object represents.
         consent: limits that a client accepts under local trust; it refuses requests beyond them.
-        numerics: threads, device and noise backend. Results depend on them, so they are part of a recipe.
+        numerics: threads, device and noise backend. Results depend on them, so they are part of a
+            recipe.
 
     Raises:
         ConfigError: a real node has a public seed.
@@ -71,17 +72,25 @@ class LayerwiseClient:
     ) -> None:
         if isinstance(serves, OneClient) and not serves.simulated and not keys.secret:
             raise ConfigError(
-                "run.seed: a real node refuses a public seed, with which its noise could be drawn again: leave it out "
+                "run.seed: a real node refuses a public seed, with which its noise could be drawn "
+                "again: leave it out "
                 "(--set run.seed=none)"
             )
-        self._work, self._layers, self._keys, self._serves, self._consent = work, layers, keys, serves, consent
+        self._work, self._layers, self._keys, self._serves, self._consent = (
+            work,
+            layers,
+            keys,
+            serves,
+            consent,
+        )
         self._contributions = work.contributions(mechanism, numerics)
 
     def as_app(self, app: ClientApp | None = None) -> ClientApp:
         """The client as a Flower `ClientApp`.
 
         Args:
-            app: the app that calls this client; default: one that replies to the server with a refusal's sentence.
+            app: the app that calls this client; default: one that replies to the server with a
+                refusal's sentence.
         """
         app = ReplyingApp() if app is None else app
         app.train()(self.train)
@@ -94,13 +103,14 @@ class LayerwiseClient:
         return place_reply(message, self._serves)
 
     def train(self, message: Message, context: Context) -> Message:
-        """Reply with the sum of the block's bounded (and, under local trust, noised) contributions [plan.size].
+        """Reply with the sum of the block's bounded (and, under local trust, noised) contributions
+        [plan.size].
 
         Raises:
-            ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the plan, or it does not
-                serve the named clients.
-            RunError: training fails on a real node, whose log says why: Flower sends the text of any error to the
-                server, and this one's may quote private data.
+            ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the
+                plan, or it does not serve the named clients.
+            RunError: training fails on a real node, whose log says why: Flower sends the text of
+                any error to the server, and this one's may quote private data.
         """
         asked = asked_of(message, self._layers, self._serves)
         agreed = Agreed(self._keys, self._consent, context.state, summed=self._simulated)
@@ -108,11 +118,16 @@ class LayerwiseClient:
             block, notes = client_release(self._contributions, agreed, asked)
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         arrays = {wire.SUM: block.total.cpu().numpy()}
-        arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
+        arrays |= {
+            wire.NOTE + name: np.stack([note[name] for note in notes])
+            for name in (notes[0] if notes else ())
+        }
         return reply_with(message, arrays, metrics)
 
     def train_norms(self, message: Message, context: Context) -> Message:
-        """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants request them."""
+        """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE
+        variants request them.
+        """
         if self._consent is not None:
             self._consent.check_raw_figures()
         asked = asked_of(message, self._layers, self._serves)
@@ -125,13 +140,17 @@ class LayerwiseClient:
         return isinstance(self._serves, AnyClient) or self._serves.simulated
 
     def _training(self) -> AbstractContextManager[None]:
-        """Keeps errors on a real node, except refusals, which quote only the plan and the agreement."""
+        """Keeps errors on a real node, except refusals, which quote only the plan and the
+        agreement.
+        """
         return nullcontext() if self._simulated else quiet("training", PrivacyError)
 
 
 def place_reply(message: Message, serves: Serving) -> Message:
     """The reply that names the clients served here."""
-    return Message(content=RecordDict({wire.CONFIG: ConfigRecord(dict(serves.place()))}), reply_to=message)
+    return Message(
+        content=RecordDict({wire.CONFIG: ConfigRecord(dict(serves.place()))}), reply_to=message
+    )
 
 
 def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
@@ -148,7 +167,9 @@ def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
     config = message.content.config_records[wire.CONFIG]
     clients = [int(client) for client in config[wire.CLIENTS]]  # type: ignore[union-attr]
     serves.check(clients)
-    model = torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
+    model = torch.from_numpy(
+        wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy()
+    )
     plan = ReleasePlan.from_json(layers, str(config[wire.PLAN]))
     return Asked(plan, model, int(config[wire.ROUND]), clients)  # type: ignore[arg-type]
 

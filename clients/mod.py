@@ -1,4 +1,6 @@
-"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with this mod."""
+"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with
+this mod.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +43,24 @@ _FLOWERS_NOISE = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 class PrivateUpdates:
     """Flower mod. The app trains without changes, and only its bounded update leaves the client.
 
-    The app gets the global model in its own form, one ArrayRecord of `state_dict` names under "arrays", and returns a
-    record with the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer
-    according to the round's plan and, under local trust, adds the client's own noise. Everything else that the app
-    returns (metrics, numbers of examples, buffers, texts of errors, metadata) stays on the client, because it depends
-    on private data and has no noise. The server learns that the app failed, but not why. The app sees the node's state
-    without the mod's records in it, so that it cannot lose the client's key or its spent budget.
+    The app gets the global model in its own form, one ArrayRecord of `state_dict` names under
+    "arrays", and returns a record with the same names. The mod takes the difference of the
+    trainable parameters, bounds it layer by layer according to the round's plan and, under local
+    trust, adds the client's own noise. Everything else that the app returns (metrics, numbers of
+    examples, buffers, texts of errors, metadata) stays on the client, because it depends on private
+    data and has no noise. The server learns that the app failed, but not why. The app sees the
+    node's state without the mod's records in it, so that it cannot lose the client's key or its
+    spent budget.
 
-    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods; `PrivateClientApp`
-    does both.
+    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods;
+    `PrivateClientApp` does both.
 
     Args:
-        model: the app's model, of which only names, shapes and the choice of trained parameters are used.
+        model: the app's model, of which only names, shapes and the choice of trained parameters are
+            used.
         group_by: see `LayerTable.from_module`; it must equal the strategy's.
-        consent: limits that this client accepts under local trust; without it the client refuses local trust.
+        consent: limits that this client accepts under local trust; without it the client refuses
+            local trust.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -66,14 +72,19 @@ class PrivateUpdates:
     """
 
     def __init__(
-        self, model: nn.Module, *, group_by: str | Callable[[str], str] = "module", consent: Consent | None = None
+        self,
+        model: nn.Module,
+        *,
+        group_by: str | Callable[[str], str] = "module",
+        consent: Consent | None = None,
     ) -> None:
         require_trainable(model, repr(type(model).__name__), statistics=True)
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
         self._module = copied(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" names the client, "train" trains and bounds, all others are refused.
+        """Serve one message: "query" names the client, "train" trains and bounds, all others are
+        refused.
 
         Raises:
             ConfigError: a mod of Flower's own differential privacy comes after this one.
@@ -86,25 +97,31 @@ class PrivateUpdates:
         own = _own_client(context)
         if kind != MessageType.TRAIN:
             raise PrivacyError(
-                f"this client answers only train messages, not {kind!r}, because other figures are not protected"
+                f"this client answers only train messages, not {kind!r}, because other figures are "
+                "not protected"
             )
         asked = asked_of(message, self._table(message), own)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
         total, _ = client_release(update, agreed, asked)
-        return reply_with(message, {wire.SUM: total.total.numpy()}, {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
+        return reply_with(
+            message, {wire.SUM: total.total.numpy()}, {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0}
+        )
 
     def _update(self, message: Message, model: Tensor, context: Context, call_next: Next) -> Tensor:
         """The app's update [D].
 
         Raises:
-            RunError: the app failed, or returned something else than the model's parameters; see `quiet`.
+            RunError: the app failed, or returned something else than the model's parameters; see
+                `quiet`.
         """
         seen = copy.copy(context)
         with quiet("app"), _apart(context, seen):
             reply = call_next(self._as_the_app_knows_it(message, model), seen)
             if not isinstance(reply, Message):
-                raise ConfigError(f"the ClientApp must return a Message, got {type(reply).__name__}")
+                raise ConfigError(
+                    f"the ClientApp must return a Message, got {type(reply).__name__}"
+                )
             if reply.has_error():
                 raise RunError(f"the app answered with an error: {reply.error.reason}")
             return self._flat(reply.content) - model
@@ -124,8 +141,12 @@ class PrivateUpdates:
         """The message with the model under the app's own names, without the mod's own records."""
         self._layers.load_(self._module, model)
         own = {wire.ROUND, wire.CLIENTS, wire.PLAN}
-        config = {k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in own}
-        content = RecordDict({wire.ARRAYS: ArrayRecord(self._module.state_dict()), wire.CONFIG: ConfigRecord(config)})
+        config = {
+            k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in own
+        }
+        content = RecordDict(
+            {wire.ARRAYS: ArrayRecord(self._module.state_dict()), wire.CONFIG: ConfigRecord(config)}
+        )
         return Message(content=content, metadata=copy.copy(message.metadata))  # type: ignore[call-overload]
 
     def _flat(self, content: RecordDict) -> Tensor:
@@ -135,23 +156,30 @@ class PrivateUpdates:
             ConfigError: the app returned no parameters, or different ones.
         """
         if len(content.array_records) != 1:
-            raise ConfigError(f"the ClientApp must return one ArrayRecord, got {len(content.array_records)}")
+            raise ConfigError(
+                f"the ClientApp must return one ArrayRecord, got {len(content.array_records)}"
+            )
         state = next(iter(content.array_records.values())).to_torch_state_dict()
         parts = []
         for slot in self._layers.slots():
             value = state.get(slot.name)
             if value is None or tuple(value.shape) != slot.shape:
                 shape = None if value is None else tuple(value.shape)
-                raise ConfigError(f"the ClientApp must return {slot.name!r} of shape {slot.shape}, got {shape}")
+                raise ConfigError(
+                    f"the ClientApp must return {slot.name!r} of shape {slot.shape}, got {shape}"
+                )
             if value.is_complex():
-                raise ConfigError(f"the ClientApp must return {slot.name!r} as real numbers, got {value.dtype}")
+                raise ConfigError(
+                    f"the ClientApp must return {slot.name!r} as real numbers, got {value.dtype}"
+                )
             parts.append(value.detach().reshape(-1).to(torch.float32))
         return torch.cat(parts)
 
 
 @contextmanager
 def _apart(context: Context, seen: Context) -> Iterator[None]:
-    """Keep the mod's own records out of the app's state, whatever the app does with it in the block.
+    """Keep the mod's own records out of the app's state, whatever the app does with it in the
+    block.
 
     Args:
         context: the node's context, which takes over the app's changes at the end.
@@ -180,7 +208,8 @@ class _GivenUpdate(WholeUpdates):
 
 @named_arguments
 class PrivateClientApp(ReplyingApp):
-    """A Flower `ClientApp` whose train function's updates leave the client bounded (see `PrivateUpdates`).
+    """A Flower `ClientApp` whose train function's updates leave the client bounded (see
+    `PrivateUpdates`).
 
     Example:
         >>> app = PrivateClientApp(torch.nn.Linear(3, 2))
@@ -193,25 +222,38 @@ class PrivateClientApp(ReplyingApp):
         options: see `PrivateUpdates`.
 
     Raises:
-        ConfigError: a `client_fn` is given instead of the model, as in older apps; the model cannot be trained (see
-            `fedlgm.training.models.require_trainable`); or a mod of Flower's own differential privacy is among `mods`.
+        ConfigError: a `client_fn` is given instead of the model, as in older apps; the model cannot
+            be trained (see `fedlgm.training.models.require_trainable`); or a mod of Flower's own
+            differential privacy is among `mods`.
     """
 
     def __init__(
-        self, model: nn.Module | Sequence[np.ndarray] | None = None, *, mods: Sequence[Any] = (), **options: Any
+        self,
+        model: nn.Module | Sequence[np.ndarray] | None = None,
+        *,
+        mods: Sequence[Any] = (),
+        **options: Any,
     ) -> None:
         model = of_arrays(model)
         if isinstance(model, type) and issubclass(model, nn.Module):
-            raise ConfigError(f"PrivateClientApp takes the model itself: PrivateClientApp({model.__name__}(...))")
-        if "client_fn" in options or not isinstance(model, nn.Module):
-            given = "client_fn" if "client_fn" in options or callable(model) else type(model).__name__
             raise ConfigError(
-                f"PrivateClientApp takes the model, an nn.Module, not {given}: an app with a client_fn (NumPyClient) "
-                "moves its training loop under @app.train(), as docs/how-to/flower-app.md shows under 'An older app'"
+                f"PrivateClientApp takes the model itself: PrivateClientApp({model.__name__}(...))"
+            )
+        if "client_fn" in options or not isinstance(model, nn.Module):
+            given = (
+                "client_fn" if "client_fn" in options or callable(model) else type(model).__name__
+            )
+            raise ConfigError(
+                f"PrivateClientApp takes the model, an nn.Module, not {given}: an app with a "
+                "client_fn (NumPyClient) "
+                "moves its training loop under @app.train(), as docs/how-to/flower-app.md shows "
+                "under 'An older app'"
             )
         wrong = misfit(PrivateUpdates, model, **options)
         if wrong:
-            raise ConfigError(f"PrivateClientApp {wrong}; its options are group_by, consent and mods")
+            raise ConfigError(
+                f"PrivateClientApp {wrong}; its options are group_by, consent and mods"
+            )
         for mod in mods:
             _refuse_noise_of_flower(mod)
         private = PrivateUpdates(model, **options)
@@ -219,9 +261,13 @@ class PrivateClientApp(ReplyingApp):
         self.query()(private.answer)
 
     def lifespan(self) -> Callable[[Any], Any]:
-        """Flower's decorator; errors stay on the node, and the mod's records out of sight, as in the train function."""
+        """Flower's decorator; errors stay on the node, and the mod's records out of sight, as in
+        the train function.
+        """
 
-        def decorator(function: Callable[[Context], Iterator[None]]) -> Callable[[Context], Iterator[None]]:
+        def decorator(
+            function: Callable[[Context], Iterator[None]],
+        ) -> Callable[[Context], Iterator[None]]:
             @wraps(function)
             def own(context: Context) -> Iterator[None]:
                 with quiet("app"):
@@ -239,7 +285,9 @@ class PrivateClientApp(ReplyingApp):
 
         return decorator
 
-    def train(self, *arguments: Any, mods: Sequence[Any] | None = None, **options: Any) -> Callable[[Any], Any]:
+    def train(
+        self, *arguments: Any, mods: Sequence[Any] | None = None, **options: Any
+    ) -> Callable[[Any], Any]:
         """Flower's decorator; mods are refused as those of the app are."""
         for mod in mods or ():
             _refuse_noise_of_flower(mod)
@@ -247,10 +295,13 @@ class PrivateClientApp(ReplyingApp):
         return train
 
     def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls it."""
+        """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls
+        it.
+        """
         warnings.warn(
             Notice(
-                "functions under @app.evaluate are not called, because their figures of private data would leave the "
+                "functions under @app.evaluate are not called, because their figures of private "
+                "data would leave the "
                 "client unprotected: evaluate on the server, with start(evaluate_fn=...)"
             ),
             stacklevel=2,
@@ -260,12 +311,15 @@ class PrivateClientApp(ReplyingApp):
 
 
 def _refuse_noise_of_flower(mod: Any) -> None:
-    """Refuse the mods of Flower's own differential privacy, which would bound and noise a second time."""
+    """Refuse the mods of Flower's own differential privacy, which would bound and noise a second
+    time.
+    """
     for kind in (mod, *type(mod).__mro__):
         name = getattr(kind, "__name__", "")
         if name in _FLOWERS_NOISE and str(kind.__module__).startswith("flwr."):
             raise ConfigError(
-                f"mods: {name} is a part of Flower's own differential privacy: the update is bounded already, and a "
+                f"mods: {name} is a part of Flower's own differential privacy: the update is "
+                "bounded already, and a "
                 "second bound or noise only adds error that no ledger counts; leave it out"
             )
 
@@ -273,7 +327,8 @@ def _refuse_noise_of_flower(mod: Any) -> None:
 def node_keys(context: Context) -> KeyRing:
     """Secret ring of a node's noise, created once and kept in the node's state.
 
-    Flower starts a process per message. With fresh keys in each, a repeated request would be another release.
+    Flower starts a process per message. With fresh keys in each, a repeated request would be
+    another release.
 
     Example:
         >>> context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
@@ -286,6 +341,8 @@ def node_keys(context: Context) -> KeyRing:
 
 
 def _own_client(context: Context) -> OneClient:
-    """The client that the node's configuration names; the strategy checks it against its own number of clients."""
+    """The client that the node's configuration names; the strategy checks it against its own number
+    of clients.
+    """
     stated = context.node_config.get(wire.PARTITIONS)
     return OneClient.of_node(context.node_config, int(str(stated)) if str(stated).isdigit() else 1)

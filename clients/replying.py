@@ -1,4 +1,6 @@
-"""Errors of a client: the server learns the sentence of a refusal, and of any other error only that it happened."""
+"""Errors of a client: the server learns the sentence of a refusal, and of any other error only that
+it happened.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _log = logging.getLogger("fedlgm.client")
 class ReplyingApp(ClientApp):
     """A `ClientApp` that replies with a `FedlgmError`'s sentence.
 
-    Flower would send the text of the exception that arrives: in a simulation all of Ray's traceback, which quotes what
-    the client keeps for itself. The cause, such as the exception of a user's function, goes to the client's log.
+    Flower would send the text of the exception that arrives: in a simulation all of Ray's
+    traceback, which quotes what the client keeps for itself. The cause, such as the exception of a
+    user's function, goes to the client's log.
 
     Example:
         >>> app = ReplyingApp()
@@ -45,8 +48,8 @@ def quiet(what: str, *kept: type[Exception]) -> Iterator[None]:
         kept: kinds of errors that pass unchanged.
 
     Raises:
-        RunError: any other error was raised. Flower sends this error's text to the server and writes its cause to the
-            node's log.
+        RunError: any other error was raised. Flower sends this error's text to the server and
+            writes its cause to the node's log.
 
     Example:
         >>> with quiet("training"):

@@ -1,4 +1,6 @@
-"""The clients that a client object represents, which are fixed when it is built and never read from a message."""
+"""The clients that a client object represents, which are fixed when it is built and never read from
+a message.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class OneClient:
     Attributes:
         number: the client's number, from 0.
         population: number N of registered clients.
-        simulated: whether the node belongs to a simulation (or a test), where a public seed is allowed.
+        simulated: whether the node belongs to a simulation (or a test), where a public seed is
+            allowed.
 
     Raises:
         ConfigError: the number is outside [0, N).
@@ -54,15 +57,19 @@ class OneClient:
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.population:
             raise ConfigError(
-                f"client numbers run from 0 to {self.population - 1} for {self.population} clients, got {self.number}"
+                f"client numbers run from 0 to {self.population - 1} for {self.population} "
+                f"clients, got {self.number}"
             )
 
     @classmethod
-    def of_node(cls, node_config: Mapping[str, object], population: int, simulated: bool = False) -> OneClient:
+    def of_node(
+        cls, node_config: Mapping[str, object], population: int, simulated: bool = False
+    ) -> OneClient:
         """The client that a SuperNode's configuration names.
 
         Args:
-            node_config: configuration of the node (`--node-config "partition-id=I num-partitions=N"`).
+            node_config: configuration of the node
+                (`--node-config "partition-id=I num-partitions=N"`).
             population: number N of the run's clients.
             simulated: as in the class.
 
@@ -70,7 +77,10 @@ class OneClient:
             ConfigError: the configuration names no client, or a different number of clients.
         """
         try:
-            number, stated = int(str(node_config[wire.PARTITION])), int(str(node_config[wire.PARTITIONS]))
+            number, stated = (
+                int(str(node_config[wire.PARTITION])),
+                int(str(node_config[wire.PARTITIONS])),
+            )
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"this node does not say which client it is: start it with --node-config "
@@ -78,7 +88,8 @@ class OneClient:
             ) from error
         if stated != population:
             raise ConfigError(
-                f"this node is one of {stated} clients ({wire.PARTITIONS}), but the run has {population}: start it "
+                f"this node is one of {stated} clients ({wire.PARTITIONS}), but the run has "
+                f"{population}: start it "
                 f"with {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return cls(number, population, simulated)
@@ -91,7 +102,8 @@ class OneClient:
         """
         if asked != [self.number]:
             raise PrivacyError(
-                f"this node is client {self.number} of {self.population}: it does not answer for {asked}"
+                f"this node is client {self.number} of {self.population}: it does not answer for "
+                f"{asked}"
             )
 
     def place(self) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Contributions of whole clients. Each client trains on its own data, and the plan bounds its update.
+"""Contributions of whole clients. Each client trains on its own data, and the plan bounds its
+update.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
@@ -45,7 +46,8 @@ class LocalWork:
         trainer: local training.
         settings: settings of the training.
         source: the clients' data.
-        straggler_rate: probability that a client stops after one epoch in a round (simulations only).
+        straggler_rate: probability that a client stops after one epoch in a round (simulations
+            only).
     """
 
     trainer: Trainer
@@ -53,8 +55,12 @@ class LocalWork:
     source: ClientSource
     straggler_rate: float = 0.0
 
-    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
-        """Clients' contributions under a mechanism; the arguments are those of `clients.LayerwiseClient`."""
+    def contributions(
+        self, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> Contributions:
+        """Clients' contributions under a mechanism; the arguments are those of
+        `clients.LayerwiseClient`.
+        """
         return ClientUpdates(self, mechanism, numerics)
 
 
@@ -63,12 +69,14 @@ class ClientUpdates(WholeUpdates):
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; on the client only published variants that are not private use it beyond the
-            plan.
+        mechanism: the run's mechanism; on the client only published variants that are not private
+            use it beyond the plan.
         numerics: see `Contributions`.
     """
 
-    def __init__(self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None) -> None:
+    def __init__(
+        self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> None:
         super().__init__(numerics)
         self.work, self._mechanism = work, mechanism
 
@@ -76,7 +84,9 @@ class ClientUpdates(WholeUpdates):
         """See `Contributions.updates`; None for clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
         with torch_threads(self.numerics.threads):
-            blocks = self.work.trainer.updates(asked.model, [task for task in tasks.values() if task is not None])
+            blocks = self.work.trainer.updates(
+                asked.model, [task for task in tasks.values() if task is not None]
+            )
             rows: Updates = torch.empty(0)
             for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
                 waiting = list(run)
@@ -90,7 +100,9 @@ class ClientUpdates(WholeUpdates):
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """See `Contributions.release`; a published variant may make the plan from the client's own update."""
+        """See `Contributions.release`; a published variant may make the plan from the client's own
+        update.
+        """
         if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
             return super().release(client, update, asked, noise)
         raw = unbounded(update)[0].cpu()
@@ -114,7 +126,10 @@ class ClientUpdates(WholeUpdates):
         epochs = self.work.settings.epochs
         if self.work.straggler_rate > 0:
             # Path (round, client, 1): dropouts, drawn by the strategy, use 0.
-            late = order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random() < self.work.straggler_rate
+            late = (
+                order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random()
+                < self.work.straggler_rate
+            )
             epochs = 1 if late else epochs
         shuffling = order.torch_generator(Purpose.TRAIN, round_, client)
         return ClientTask(data.x, data.y, shuffling, epochs, asked.plan.trained)

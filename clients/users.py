@@ -44,23 +44,25 @@ Users = Sequence[Sequence[int]]
 class UserUpdates(WholeUpdates):
     """One contribution per user: the mean of the updates of the user's clients that have data.
 
-    The sum bounds this mean, so all of a user's clients together move it by at most the plan's bounds. Sampling draws
-    users: all clients of a user are in a round, or none.
+    The sum bounds this mean, so all of a user's clients together move it by at most the plan's
+    bounds. Sampling draws users: all clients of a user are in a round, or none.
 
-    **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with data of the update
-    of c from the model w. It is a function only of the data of u, of w and of u's random numbers. A round sums
-    clip_s(m_u(w)) over the drawn users, with ||clip_s(x)_j|| <= s_j in every layer j. Data sets that differ in one
-    user (in any number of its clients, in the number of them, and in all of their data) have sums that differ only in
-    clip_s(m_u(w)), so by at most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under replace-one.
-    This is the premise of the theorem for clients, with users instead of clients: Poisson draws of users are
-    independent of each other and of the data, and w depends only on earlier releases.
+    **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with
+    data of the update of c from the model w. It is a function only of the data of u, of w and of
+    u's random numbers. A round sums clip_s(m_u(w)) over the drawn users, with ||clip_s(x)_j|| <=
+    s_j in every layer j. Data sets that differ in one user (in any number of its clients, in the
+    number of them, and in all of their data) have sums that differ only in clip_s(m_u(w)), so by at
+    most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under replace-one. This
+    is the premise of the theorem for clients, with users instead of clients: Poisson draws of users
+    are independent of each other and of the data, and w depends only on earlier releases.
 
-    Bounding each client at s_j and sampling clients, as for `privacy.unit = "client"`, would not suffice: a user with k
-    clients in a round moves the sum by up to k s_j.
+    Bounding each client at s_j and sampling clients, as for `privacy.unit = "client"`, would not
+    suffice: a user with k clients in a round moves the sum by up to k s_j.
 
     Args:
         clients: maker of the clients' own updates.
-        users: the clients of each user; no client belongs to two, or its data would move two contributions.
+        users: the clients of each user; no client belongs to two, or its data would move two
+            contributions.
 
     Raises:
         ConfigError: a client belongs to two users.
@@ -68,7 +70,9 @@ class UserUpdates(WholeUpdates):
 
     of = "user"
 
-    def __init__(self, clients: Contributions, users: Users, numerics: Numerics | None = None) -> None:
+    def __init__(
+        self, clients: Contributions, users: Users, numerics: Numerics | None = None
+    ) -> None:
         super().__init__(numerics)
         members = [client for user in users for client in user]
         if len(set(members)) < len(members):
@@ -84,7 +88,9 @@ class UserUpdates(WholeUpdates):
             yield [user], torch.stack(made).mean(dim=0, keepdim=True) if made else None
 
     def _rows(self, asked: Asked, order: KeyRing) -> Iterator[Tensor | None]:
-        """Each client's update [D], in order. A block may be overwritten when the next one is made."""
+        """Each client's update [D], in order. A block may be overwritten when the next one is
+        made.
+        """
         for clients, updates in self._clients.updates(asked, order):
             yield from [None] * len(clients) if updates is None else unbounded(updates).clone()
 
@@ -99,6 +105,8 @@ class UserWork(LocalWork):
 
     users: Users
 
-    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+    def contributions(
+        self, mechanism: Mechanism, numerics: Numerics | None = None
+    ) -> Contributions:
         """See `LocalWork.contributions`."""
         return UserUpdates(ClientUpdates(self, mechanism, numerics), self.users, numerics)

@@ -1,4 +1,5 @@
-"""fedlgm: layer-wise differential privacy for federated learning, every mechanism under one accountant.
+"""fedlgm: layer-wise differential privacy for federated learning, every mechanism under one
+accountant.
 
 Names load when they are first used, so `import fedlgm` takes almost no time.
 

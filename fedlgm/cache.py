@@ -1,8 +1,9 @@
-"""Results that take seconds to compute, kept on disk between runs under a key of everything that determines them.
+"""Results that take seconds to compute, kept on disk between runs under a key of everything that
+determines them.
 
-The folder is `$FEDLGM_CACHE` (~/.cache/fedlgm/computed if it is not set; "0" keeps nothing), and only its owner can
-read it. A file only saves time and is never evidence: its reader checks the content like untrusted input. Damaged
-files and folders that cannot be written are ignored.
+The folder is `$FEDLGM_CACHE` (~/.cache/fedlgm/computed if it is not set; "0" keeps nothing), and
+only its owner can read it. A file only saves time and is never evidence: its reader checks the
+content like untrusted input. Damaged files and folders that cannot be written are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def folder() -> Path | None:
 @cache
 def code_of(*files: Path) -> str:
     """Digest of source files, as part of a result's key."""
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))).hexdigest()
+    return hashlib.sha256(
+        b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))
+    ).hexdigest()
 
 
 @cache
@@ -66,18 +69,28 @@ def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
 
 
 def save(kind: str, inputs: Mapping[str, Any], content: bytes) -> None:
-    """Keep a result, and drop the oldest if there are too many. The arguments are those of `load`."""
+    """Keep a result, and drop the oldest if there are too many. The arguments are those of
+    `load`.
+    """
     place = _place(kind, inputs)
     if place is None:
         return
     with suppress(OSError):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_durably(place, hashlib.sha256(content).hexdigest().encode() + b"\n" + content, shared=True)
-        for old in sorted(place.parent.glob("*.kept"), key=lambda file: file.stat().st_mtime)[:-_MOST]:
+        write_durably(
+            place, hashlib.sha256(content).hexdigest().encode() + b"\n" + content, shared=True
+        )
+        for old in sorted(place.parent.glob("*.kept"), key=lambda file: file.stat().st_mtime)[
+            :-_MOST
+        ]:
             old.unlink(missing_ok=True)
 
 
 def _place(kind: str, inputs: Mapping[str, Any]) -> Path | None:
     root = folder()
     text = json.dumps(inputs, sort_keys=True)
-    return None if root is None else root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.kept"
+    return (
+        None
+        if root is None
+        else root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.kept"
+    )

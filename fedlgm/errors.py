@@ -1,6 +1,8 @@
-"""Errors that the user can fix. One clear message says what is wrong, where, and what would be right.
+"""Errors that the user can fix. One clear message says what is wrong, where, and what would be
+right.
 
-The command line prints the message and exits with status 2. Any other exception is a bug and keeps its traceback.
+The command line prints the message and exits with status 2. Any other exception is a bug and keeps
+its traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class ConfigError(FedlgmError, ValueError):
 
 
 class ArgumentError(ConfigError):
-    """An argument whose type contradicts the function's annotation; the outermost such function names it."""
+    """An argument whose type contradicts the function's annotation; the outermost such function
+    names it.
+    """
 
 
 def check_positive(owner: str = "", /, **values: Any) -> None:
@@ -64,7 +68,9 @@ def check_fraction(owner: str = "", /, **values: Any) -> None:
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 
-def _check(owner: str, values: Mapping[str, Any], fits: Callable[[float], bool], wanted: str) -> None:
+def _check(
+    owner: str, values: Mapping[str, Any], fits: Callable[[float], bool], wanted: str
+) -> None:
     for name, value in values.items():
         if not fits(_number(value)):
             raise ConfigError(f"{_of(owner)}{name} must {wanted}, got {value!r}")
@@ -125,8 +131,12 @@ def _number(value: Any) -> Any:
 
 
 @contextmanager
-def prefix_key(path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
-    """Prefix a ConfigError's message with its key; the arguments are those of `located`, with `keys` a function."""
+def prefix_key(
+    path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple
+) -> Iterator[None]:
+    """Prefix a ConfigError's message with its key; the arguments are those of `located`, with
+    `keys` a function.
+    """
     try:
         yield
     except ConfigError as error:
@@ -200,14 +210,20 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     if FOREIGN.get(str(name)) in names:
         return f"did you mean {FOREIGN[str(name)]!r}?"
     near = get_close_matches(str(name).lower(), [one.lower() for one in names], n=2, cutoff=0.7)
-    close = sorted((one for one in names if one.lower() in near), key=lambda one: near.index(one.lower()))
+    close = sorted(
+        (one for one in names if one.lower() in near), key=lambda one: near.index(one.lower())
+    )
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return "known: " + ", or ".join([f"those of `{listed}`" if listed else ", ".join(names), *others])
+    return "known: " + ", or ".join(
+        [f"those of `{listed}`" if listed else ", ".join(names), *others]
+    )
 
 
 def first_problem(error: Any) -> str:
-    """Key and reason of the first problem in a pydantic error, without the value, which may be of any kind."""
+    """Key and reason of the first problem in a pydantic error, without the value, which may be of
+    any kind.
+    """
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -225,11 +241,17 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     path, kind, given = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
     if kind == "extra_forbidden":
         names = list(known)
-        return f"{path}: unknown key" + (f"; {alternatives(problem['loc'][-1], names)}" if names else "")
+        return f"{path}: unknown key" + (
+            f"; {alternatives(problem['loc'][-1], names)}" if names else ""
+        )
     if kind == "missing":
         return f"{path}: is required, but missing"
     words = _WORDS.get(kind)
-    message = problem["msg"] if words is None else words.format(path=path, **_whole(problem.get("ctx", {})))
+    message = (
+        problem["msg"]
+        if words is None
+        else words.format(path=path, **_whole(problem.get("ctx", {})))
+    )
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     if not path:
         return str(message)
@@ -265,7 +287,9 @@ _WORDS = {  # instead of pydantic's words
     "less_than_equal": "must be at most {le}",
     "string_too_long": "must have at most {max_length} characters",
     "finite_number": "must be finite",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(
+        ("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"
+    ),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
@@ -304,8 +328,9 @@ class DivergedError(RunError):
     """Training whose model is no longer finite; the rounds before it are kept.
 
     Attributes:
-        largest: (client, l2 norm) of the last round's largest contributions, largest first, if each arrived separately.
-            The message omits them, because only the operator may know who took part.
+        largest: (client, l2 norm) of the last round's largest contributions, largest first, if each
+            arrived separately. The message omits them, because only the operator may know who took
+            part.
     """
 
     largest: tuple[tuple[int, float], ...] = ()

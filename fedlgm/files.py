@@ -24,7 +24,9 @@ _OF_DISKS = {
     errno.EFBIG: "the file is larger than is permitted",
     errno.EROFS: "the file system is read-only",
 }
-_OF_NAMES = dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder, or a folder that of a file")
+_OF_NAMES = dict.fromkeys(
+    (errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder, or a folder that of a file"
+)
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
 PUBLIC = 0o666
@@ -35,7 +37,8 @@ def path_of(name: str, value: Any) -> Path:
     """The path that an argument names, whether or not there is a file; "~" is the user's home.
 
     Raises:
-        ConfigError: the value is not a path, or the system refuses it, as in a folder of another user.
+        ConfigError: the value is not a path, or the system refuses it, as in a folder of another
+            user.
 
     Example:
         >>> path_of("run_dir", "runs/first").name
@@ -46,11 +49,15 @@ def path_of(name: str, value: Any) -> Path:
         str(path).encode()  # a recipe, a report and JSON hold it
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
-    except (TypeError, ValueError) as error:  # also of zero bytes, and of characters that are not text
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # also of zero bytes, and of characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
-            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ is ./~..."
+            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ "
+            "is ./~..."
         ) from error
     except OSError as error:
         raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
@@ -58,7 +65,8 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a new folder cannot have this path, because something is there that is not an empty folder.
+    """Whether a new folder cannot have this path, because something is there that is not an empty
+    folder.
 
     Example:
         >>> import tempfile
@@ -79,12 +87,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(_decoded(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists nested without end
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also numbers of thousands of digits, lists nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def _decoded(content: bytes) -> str:
-    """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or in UTF-16."""
+    """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or
+    in UTF-16.
+    """
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if wide else "utf-8-sig")
     return text.replace("\r\n", "\n")
@@ -120,9 +133,9 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     Args:
         path: the file to replace.
         mode: mode of the new file, less the process's umask, set before anything is written.
-        shared: whether several processes or threads may write the file at once; the last one to end wins. Each writer
-            then has a separate file, which remains if its process is killed. Otherwise the next writer removes such a
-            file.
+        shared: whether several processes or threads may write the file at once; the last one to end
+            wins. Each writer then has a separate file, which remains if its process is killed.
+            Otherwise the next writer removes such a file.
 
     Raises:
         OSError: the file cannot be written; errors of the block pass unchanged.
@@ -165,7 +178,8 @@ def why(error: OSError) -> str:
 
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
-    """Say in one sentence what the system refused in a block that writes a folder; other errors pass unchanged.
+    """Say in one sentence what the system refused in a block that writes a folder; other errors
+    pass unchanged.
 
     Args:
         folder: the folder.
@@ -184,12 +198,17 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+        named = (
+            Path(os.fsdecode(error.filename))
+            if isinstance(error.filename, str | bytes | os.PathLike)
+            else None
+        )
         inside = named is not None and named.absolute().is_relative_to(folder.absolute())
         if error.errno not in _OF_DISKS and not inside:
             raise
         raise DiskError(
-            f"cannot work on the {what} {folder}: {why(error)}; the user must own its files, and the disk "
+            f"cannot work on the {what} {folder}: {why(error)}; the user must own its files, and "
+            "the disk "
             "must be writable and have free space"
         ) from error
 
@@ -205,17 +224,22 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
         RunError: it cannot be written.
     """
     if not target.parent.is_dir():
-        raise RunError(f"cannot write {target}: there is no folder {target.parent}; create it first")
+        raise RunError(
+            f"cannot write {target}: there is no folder {target.parent}; create it first"
+        )
     try:
         with replacing(target, PUBLIC, shared=True) as partial:
             save(partial)
-    except Exception as error:  # safetensors, zip files and the system each have errors of their own
+    except (
+        Exception
+    ) as error:  # safetensors, zip files and the system each have errors of their own
         raise RunError(f"cannot write {target}: {error}") from error
 
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """Yield the place for a folder that appears as `path` when the block ends; an error leaves nothing behind.
+    """Yield the place for a folder that appears as `path` when the block ends; an error leaves
+    nothing behind.
 
     Raises:
         OSError: the folder cannot be made; errors of the block pass unchanged.

@@ -174,7 +174,11 @@ class _Former(MetaPathFinder, InspectLoader):
         """Code of the module, for `python -m`."""
         name = new_name(fullname) or ""
         spec = importlib.util.find_spec(name)
-        return spec.loader.get_code(name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+        return (
+            spec.loader.get_code(name)
+            if spec is not None and isinstance(spec.loader, InspectLoader)
+            else None
+        )
 
     def get_source(self, fullname: str) -> str | None:
         """None: sources are read under the module's own name."""

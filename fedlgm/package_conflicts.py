@@ -12,8 +12,8 @@ PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "f
 def refuse_shadowed_packages() -> None:
     """Refuse to continue if a user's folder or module shadows one of this library's packages.
 
-    Python looks for `clients`, `strategies` and `simulations` in the current folder first, and a project may have
-    folders of these names there.
+    Python looks for `clients`, `strategies` and `simulations` in the current folder first, and a
+    project may have folders of these names there.
 
     Raises:
         ImportError: the message names the folder and the remedy.

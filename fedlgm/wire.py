@@ -1,7 +1,7 @@
 """Names inside the messages between strategy and clients.
 
-A train message carries the global model, the round's plan and a block of clients. Its reply carries the sum of the
-block's bounded contributions and no other information about a client's data.
+A train message carries the global model, the round's plan and a block of clients. Its reply carries
+the sum of the block's bounded contributions and no other information about a client's data.
 """
 
 from __future__ import annotations
@@ -44,12 +44,20 @@ PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
 ANY_CLIENT = -1
 
-_PREFIX = 10  # bytes of a header of the .npy format, version 1, up to the text whose length the last two state
+# bytes of a header of the .npy format, version 1, up to the text whose length the last two state
+_PREFIX = 10
 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
-    """The fields of Flower's `Array` for `values`, as from `Array(values)`, with one copy instead of three."""
-    return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": npy(values)}
+    """The fields of Flower's `Array` for `values`, as from `Array(values)`, with one copy instead
+    of three.
+    """
+    return {
+        "dtype": str(values.dtype),
+        "shape": values.shape,
+        "stype": "numpy.ndarray",
+        "data": npy(values),
+    }
 
 
 def npy(values: np.ndarray) -> bytes:
@@ -62,7 +70,11 @@ def npy(values: np.ndarray) -> bytes:
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Beginning of the .npy form of a C-ordered array; the same few in every round."""
     header = BytesIO()
-    described = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    described = {
+        "shape": shape,
+        "fortran_order": False,
+        "descr": np.lib.format.dtype_to_descr(dtype),
+    }
     np.lib.format.write_array_header_1_0(header, described)
     return header.getvalue()
 
@@ -83,26 +95,31 @@ def view(data: bytes | memoryview) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type that a whole .npy header states; NumPy parses it as Python source, which takes long."""
+    """Shape, order and type that a whole .npy header states; NumPy parses it as Python source,
+    which takes long.
+    """
     head = BytesIO(header)
     np.lib.format.read_magic(head)
     return np.lib.format.read_array_header_1_0(head)
 
 
 def in_a_simulation(population: int) -> str:
-    """The end of a message about too few nodes: the option of `flwr run`, whose simulations have two nodes by default.
+    """The end of a message about too few nodes: the option of `flwr run`, whose simulations have
+    two nodes by default.
 
     >>> in_a_simulation(20)
     '; in a simulation: --federation-config num-supernodes=20, ...'
     """
     return (
-        f"; in a simulation: --federation-config num-supernodes={population}, or for the app of a recipe "
+        f"; in a simulation: --federation-config num-supernodes={population}, or for the app of a "
+        "recipe "
         'nodes="workers" in --run-config'
     )
 
 
 def printable(text: str, longest: int) -> str:
-    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not printable.
+    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not
+    printable.
 
     Example:
         >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)

@@ -1,1 +1,3 @@
-"""Tools on runs: audits, attacks, risk, recommendations, tuning, studies, reports and applications."""
+"""Tools on runs: audits, attacks, risk, recommendations, tuning, studies, reports and
+applications.
+"""

@@ -14,7 +14,15 @@ from fedlgm_lab.recommend.recommend_command import recommend
 from fedlgm_lab.risk.risk_command import risk
 from fedlgm_lab.studies.study_command import study
 from fedlgm_lab.tune.tune_command import tune
-from simulations.shell import JsonOption, RecipeArgument, RunArgument, SetOption, console, print_json, show
+from simulations.shell import (
+    JsonOption,
+    RecipeArgument,
+    RunArgument,
+    SetOption,
+    console,
+    print_json,
+    show,
+)
 
 _TRAIN, _PLAN, _READ = "Train and compare", "Plan, without training on private data", "Read a run"
 _TEST = "Measure what leaks"
@@ -39,27 +47,43 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Mechanisms, separated by commas: NAME, NAME:VARIANT or package.module:Class. The first is the "
-            "reference. Default: the recipe's own, uniform and gaussian (example-level recipes: dp-sgd and auto-s)."
+            help="Mechanisms, separated by commas: NAME, NAME:VARIANT or package.module:Class. The "
+            "first is the "
+            "reference. Default: the recipe's own, uniform and gaussian (example-level recipes: "
+            "dp-sgd and auto-s)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
-    epsilons: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")] = None,
-    partitions: Annotated[list[str] | None, typer.Option("--partition", help="Partition scheme; repeatable.")] = None,
+    epsilons: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")
+    ] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", help="Partition scheme; repeatable.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="[METHOD/]section.key=value; repeatable.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, processes, ray, flower or auto.")] = "local",
     attacks: Annotated[
         str | None,
-        typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by commas."),
+        typer.Option(
+            help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by "
+            "commas."
+        ),
     ] = None,
     inception: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With gan: add Inception distances, with torch-fidelity's weights in FILE."),
+        typer.Option(
+            metavar="FILE",
+            help="With gan: add Inception distances, with torch-fidelity's weights in FILE.",
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, each in its own process.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; continued if it exists.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare accuracy, noise and privacy of several mechanisms; reuses finished runs."""
@@ -67,9 +91,13 @@ def compare(
     from simulations import engines
 
     engines.get(engine)
-    names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+    names = (
+        None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+    )
     values = (seeds, overrides or (), epsilons or (), partitions or ())
-    shown = studying.compare(recipe, names, *values, engine, workers, attacks, inception, out, as_json)
+    shown = studying.compare(
+        recipe, names, *values, engine, workers, attacks, inception, out, as_json
+    )
     print_json(shown) if as_json else console.print(shown)
 
 
@@ -90,7 +118,11 @@ def partition(
 def report(
     run: RunArgument,
     private: Annotated[
-        bool, typer.Option("--private", help="Write private/report.html instead, with figures for the operator only.")
+        bool,
+        typer.Option(
+            "--private",
+            help="Write private/report.html instead, with figures for the operator only.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,1 +1,3 @@
-"""Real nodes: release services with policies and ledgers, the server that asks them, and their deployment."""
+"""Real nodes: release services with policies and ledgers, the server that asks them, and their
+deployment.
+"""

@@ -1,6 +1,7 @@
 """The policy of a node's operator, one TOML file that no message can change.
 
-All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no effect.
+All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no
+effect.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one readable sentence, independent of the node's data. It is written to the node's log, and parts may
-            come from a stranger (see `printable`).
+        why: one readable sentence, independent of the node's data. It is written to the node's log,
+            and parts may come from a stranger (see `printable`).
         about: client of another node that caused the refusal; None if there is none.
     """
 
@@ -88,12 +89,16 @@ class Data(_Section):
     kind: Literal["numpy", "images", "idx", "parquet", "loader"]
     path: str = ""
     labels: str = ""  # numpy, idx: a separate file; parquet: the column
-    features: Annotated[tuple[str, ...], LISTED] = ()  # parquet: columns; by default all but the labels
+    features: Annotated[
+        tuple[str, ...], LISTED
+    ] = ()  # parquet: columns; by default all but the labels
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # of the loader
     shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
     classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
-    class_names: Annotated[tuple[str, ...], LISTED] = ()  # images: folders, in the order of their numbers
+    class_names: Annotated[
+        tuple[str, ...], LISTED
+    ] = ()  # images: folders, in the order of their numbers
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -115,7 +120,9 @@ class Privacy(_Section):
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
-    unit: Literal["client", "example"] = "client"  # what the budget protects: all of the node's data, or one example
+    unit: Literal["client", "example"] = (
+        "client"  # what the budget protects: all of the node's data, or one example
+    )
     trust: Annotated[tuple[Trust, ...], LISTED] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
@@ -135,7 +142,9 @@ class Allow(_Section):
     models: Annotated[tuple[str, ...], LISTED]
     tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
     options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
-    weights: dict[str, str] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
+    weights: dict[
+        str, str
+    ] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
@@ -145,7 +154,11 @@ class Allow(_Section):
         from fedlgm import mechanisms
         from fedlgm.training import models, tasks
 
-        names = {"mechanisms": lambda: mechanisms.names(None), "models": models.names, "tasks": tasks.names}
+        names = {
+            "mechanisms": lambda: mechanisms.names(None),
+            "models": models.names,
+            "tasks": tasks.names,
+        }
         known = names[str(info.field_name)]()
         for name in value:
             if name not in known and not is_reference(name):
@@ -164,7 +177,10 @@ class Allow(_Section):
     def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
         for digest, file in value.items():
             if not re.fullmatch("[0-9a-f]{64}", digest):
-                raise ValueError(f"must map a file's SHA-256 of 64 hexadecimal digits to its path, got {digest!r}")
+                raise ValueError(
+                    "must map a file's SHA-256 of 64 hexadecimal digits to its path, got "
+                    f"{digest!r}"
+                )
             if not Path(file).is_absolute():
                 raise ValueError(f"must hold absolute paths, got {file!r}")
         return value
@@ -173,27 +189,36 @@ class Allow(_Section):
         """The node's file with this SHA-256.
 
         Raises:
-            Refusal: the policy does not list the hash, or the file's hash has changed. The path stays secret.
+            Refusal: the policy does not list the hash, or the file's hash has changed. The path
+                stays secret.
         """
         if not isinstance(digest, str) or digest not in self.weights:
-            raise Refusal("work", f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node")
+            raise Refusal(
+                "work",
+                f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node",
+            )
         file = Path(self.weights[digest])
         try:
             found = digest_of_file(file)
         except ConfigError:
             found = ""
         if found != digest:
-            raise Refusal("work", f"model.weights: the node's file for SHA-256 {digest} is missing or has changed")
+            raise Refusal(
+                "work",
+                f"model.weights: the node's file for SHA-256 {digest} is missing or has changed",
+            )
         return file
 
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
         """Refuse options of a mechanism that this node's operator does not allow.
 
-        Bundled mechanisms are known, and none makes a release cost more than its plan says. The operator's own
-        mechanisms are not known, so only the listed values of their options, and their defaults, may be requested.
+        Bundled mechanisms are known, and none makes a release cost more than its plan says. The
+        operator's own mechanisms are not known, so only the listed values of their options, and
+        their defaults, may be requested.
 
         Raises:
-            Refusal: a value is not listed, if the policy lists values or the mechanism is not bundled.
+            Refusal: a value is not listed, if the policy lists values or the mechanism is not
+                bundled.
         """
         if mechanism not in self.options and not is_reference(mechanism):
             return
@@ -202,7 +227,9 @@ class Allow(_Section):
             allowed = listed.get(option, [])
             if value not in allowed and not _is_default(mechanism, option, value):
                 known = ", ".join(map(repr, allowed)) if allowed else "only its default"
-                raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])
+                raise Refusal(
+                    "work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400]
+                )
 
 
 def _is_default(mechanism: str, option: str, value: object) -> bool:
@@ -225,7 +252,9 @@ class Ask(_Section):
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
-    min_separation: int = Field(default=1, ge=1)  # rounds of a run from one answered question to the next
+    min_separation: int = Field(
+        default=1, ge=1
+    )  # rounds of a run from one answered question to the next
 
     @field_validator("server_key")
     @classmethod
@@ -234,7 +263,9 @@ class Ask(_Section):
             try:
                 public_key(value)
             except ValueError:
-                raise ValueError("must be an Ed25519 public key of 64 hexadecimal digits, or empty") from None
+                raise ValueError(
+                    "must be an Ed25519 public key of 64 hexadecimal digits, or empty"
+                ) from None
         return value
 
 
@@ -267,7 +298,9 @@ class Distributed(_Section):
     """
 
     min_cohort: int = Field(ge=2)  # nodes, at least, among which a node's vector is hidden
-    max_colluders: int = Field(ge=0)  # of them that may collude with the server; the others' noise has to suffice
+    max_colluders: int = Field(
+        ge=0
+    )  # of them that may collude with the server; the others' noise has to suffice
     # Ed25519 keys of all clients' services, by client number; "": none
     peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
 
@@ -283,9 +316,12 @@ class Distributed(_Section):
                     raise ValueError
             except ValueError:
                 raise ValueError(
-                    f"the key of client {client} must have 64 hexadecimal digits in lower case, or be empty"
+                    f"the key of client {client} must have 64 hexadecimal digits in lower case, or "
+                    "be empty"
                 ) from None
-            if (other := owners.setdefault(key, client)) != client:  # it would count as two nodes, and hold two shares
+            if (
+                other := owners.setdefault(key, client)
+            ) != client:  # it would count as two nodes, and hold two shares
                 raise ValueError(f"clients {other} and {client} have the same key")
         return value
 
@@ -293,7 +329,8 @@ class Distributed(_Section):
     def _enough(self) -> Self:
         if self.min_cohort <= self.max_colluders + 1:
             raise ValueError(
-                f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
+                f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = "
+                f"{self.max_colluders + 1}: a node's "
                 "vector could otherwise be hidden only among those of colluders"
             )
         return self
@@ -319,7 +356,10 @@ class Policy(_Section):
     @model_validator(mode="after")
     def _known_peers(self) -> Self:
         if hides_answers(self.privacy.trust) and self.distributed is None:
-            raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
+            raise ValueError(
+                "privacy.trust names 'distributed', which needs a section [distributed] with its "
+                "peers"
+            )
         return self
 
     @classmethod
@@ -327,8 +367,8 @@ class Policy(_Section):
         """Read a policy file.
 
         Raises:
-            ConfigError: the file is missing or not TOML, or a key is unknown or has a wrong type or value; the message
-                gives key and reason.
+            ConfigError: the file is missing or not TOML, or a key is unknown or has a wrong type or
+                value; the message gives key and reason.
         """
         try:
             return cls.model_validate(read_toml(path))
@@ -347,18 +387,24 @@ class Policy(_Section):
         """Refuse a plan that this node does not execute, independently of its budget.
 
         Raises:
-            Refusal: the trust is another one, there is too little noise, or bounds are too large or not enforced.
+            Refusal: the trust is another one, there is too little noise, or bounds are too large or
+                not enforced.
         """
         privacy = self.privacy
         if plan.facts.trust not in privacy.trust:
-            raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
+            raise Refusal(
+                "privacy",
+                f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}",
+            )
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
         own, facts = self.distributed, plan.facts
         if facts.sampling.of is not None:
             shared = f"{facts.sampling.of}s with several clients each"
             raise Refusal("plan", f"a plan for {shared}; this node bounds only its own data")
-        unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        unmet = (
+            "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        )
         if unmet:
             raise Refusal("privacy", unmet)
         if not plan.protected:
@@ -372,29 +418,46 @@ class Policy(_Section):
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(
                 "privacy",
-                "noise correlated over more rounds than lie between two participations of this node, which charges "
+                "noise correlated over more rounds than lie between two participations of this "
+                "node, which charges "
                 "each participation separately",
             )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])
         if (clip > privacy.largest_clip * _ROUNDING).any():
-            raise Refusal("privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed")
-        if ((clip > 0) & (clip < LEAST_CLIP)).any():
-            raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not accurate enough")
-        if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
-            raise Refusal("privacy", "a released part without noise, or with more than can be represented")
-        multiplier = plan.effective_multiplier
-        if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
-                "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
+                "privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed"
+            )
+        if ((clip > 0) & (clip < LEAST_CLIP)).any():
+            raise Refusal(
+                "privacy",
+                f"a bound of {clip[clip > 0].min():g}; norms in float32 are not accurate enough",
+            )
+        if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
+            raise Refusal(
+                "privacy", "a released part without noise, or with more than can be represented"
+            )
+        multiplier = plan.effective_multiplier
+        if (
+            not math.isfinite(multiplier)
+            or multiplier < privacy.min_noise_multiplier
+            or multiplier <= 0
+        ):
+            raise Refusal(
+                "privacy",
+                f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} "
+                "is needed",
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
-        """Refuse example-level steps that this node does not make; it adds the noise to every step itself."""
+        """Refuse example-level steps that this node does not make; it adds the noise to every step
+        itself.
+        """
         if self.privacy.unit != "example":
             raise Refusal(
                 "privacy",
-                "a plan that protects single examples (privacy.unit = 'example'); this node's budget protects all of "
+                "a plan that protects single examples (privacy.unit = 'example'); this node's "
+                "budget protects all of "
                 "its data at once, so it answers plans with bounds on its whole update",
             )
         steps = plan.facts.steps
@@ -402,12 +465,18 @@ class Policy(_Section):
             raise Refusal("privacy", "example-level steps whose noise the server adds")
         if plan.family != "gaussian":
             raise Refusal("plan", "example-level steps with noise other than Gaussian")
-        if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
-            raise Refusal("plan", "the number of example-level steps must be whole, and their rate and batch finite")
+        if type(steps.count) is not int or not all(
+            math.isfinite(value) for value in (steps.rate, steps.batch)
+        ):
+            raise Refusal(
+                "plan",
+                "the number of example-level steps must be whole, and their rate and batch finite",
+            )
         most = self.allow.most_epochs
         if steps.count > MOST_STEPS or steps.count * steps.rate > most:
             raise Refusal(
                 "work",
-                f"{steps.count} steps that sample each example with probability {steps.rate:g}; at most {MOST_STEPS} "
+                f"{steps.count} steps that sample each example with probability {steps.rate:g}; at "
+                f"most {MOST_STEPS} "
                 f"steps, and {most} passes over the data, are allowed",
             )

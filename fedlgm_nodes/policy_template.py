@@ -11,29 +11,60 @@ from fedlgm.errors import ConfigError
 from fedlgm.training import models
 
 DEFAULTS: dict[str, Any] = {
-    "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
-    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "trust": ["local"], "server_key": "",
-}  # fmt: skip
+    "client": 0,
+    "population": 1,
+    "data_name": "my data",
+    "kind": "numpy",
+    "path": "data.npz",
+    "shape": [1, 28, 28],
+    "classes": 10,
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "unit": "client",
+    "trust": ["local"],
+    "server_key": "",
+}
 
 
 def policy_text(name: str, values: Mapping[str, Any]) -> str:
-    """A commented policy with the given values, by the names of `DEFAULTS`, and `name`, `labels` and others of [data].
+    """A commented policy with the given values, by the names of `DEFAULTS`, and `name`, `labels`
+    and others of [data].
 
     Raises:
         ConfigError: a name is unknown.
     """
-    more = {key: values[key] for key in ("labels", "class_names", "features", "loader", "options") if key in values}
+    more = {
+        key: values[key]
+        for key in ("labels", "class_names", "features", "loader", "options")
+        if key in values
+    }
     own = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
-    unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - own.keys() - {"name", "mechanisms", "models"})
+    unknown = sorted(
+        values.keys()
+        - DEFAULTS.keys()
+        - more.keys()
+        - own.keys()
+        - {"name", "mechanisms", "models"}
+    )
     if unknown:
         raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
     private = [one for one in mechanisms.names("client") if one != "none"]
     if values.get("unit") == "example":  # what protects all of the data protects an example, too
         private += mechanisms.names("example")
-    filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
+    filled = {
+        "name": name,
+        "mechanisms": private,
+        "models": list(models.names()),
+        **DEFAULTS,
+        **values,
+    }
     written = {key: json.dumps(value) for key, value in filled.items()}
     lines = "".join(f"{key} = {_toml(value)}\n" for key, value in more.items())
-    shared = DISTRIBUTED.format(**{key: json.dumps(value) for key, value in own.items()}) if own["peers"] else ""
+    shared = (
+        DISTRIBUTED.format(**{key: json.dumps(value) for key, value in own.items()})
+        if own["peers"]
+        else ""
+    )
     return TEMPLATE.format(more_data=lines, distributed=shared, **written)
 
 

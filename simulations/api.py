@@ -62,12 +62,16 @@ class RunResult(Figures):
     """
 
     def __init__(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
-        super().__init__({**summary, "run": str(Path(summary["run"]).absolute())})  # the program may change folders
+        super().__init__(
+            {**summary, "run": str(Path(summary["run"]).absolute())}
+        )  # the program may change folders
         self._assembly = assembly
 
     @property
     def epsilon(self) -> float:
-        """Proven epsilon at the recipe's delta, which is infinite for releases that are not private."""
+        """Proven epsilon at the recipe's delta, which is infinite for releases that are not
+        private.
+        """
         return float(self["epsilon"])
 
     @property
@@ -88,7 +92,9 @@ class RunResult(Figures):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the final model on the test set: the task's, and those of `simulate(metrics=...)`."""
+        """All metrics of the final model on the test set: the task's, and those of
+        `simulate(metrics=...)`.
+        """
         return dict(self["metrics"])
 
     @cached_property
@@ -111,7 +117,8 @@ class RunResult(Figures):
         return RunFolder.open(self.folder)
 
     def model(self) -> nn.Module:
-        """The model with its final weights, in evaluation mode; a Hugging Face model keeps its own class.
+        """The model with its final weights, in evaluation mode; a Hugging Face model keeps its own
+        class.
 
         Raises:
             RunError: the run's checkpoints are gone.
@@ -119,11 +126,12 @@ class RunResult(Figures):
         return models.original(self.module())
 
     def coefficients(self) -> DataFrame:
-        """Coefficients of a linear model: one row for each column of the table and one for the intercept.
+        """Coefficients of a linear model: one row for each column of the table and one for the
+        intercept.
 
-        Each column of the frame is an output, by the name of its class if it has one. The one output of the tasks
-        "binary" and "ranked" is the logit of the second class. Coefficients are those of the model's inputs: of
-        standardised columns if the data were standardised.
+        Each column of the frame is an output, by the name of its class if it has one. The one
+        output of the tasks "binary" and "ranked" is the logit of the second class. Coefficients are
+        those of the model's inputs: of standardised columns if the data were standardised.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -146,24 +154,33 @@ class RunResult(Figures):
 
         layer, columns = linear_of(self.model()), self._folder.provenance.read().get("columns")
         if layer is None:
-            raise RunError("coefficients are those of a model of one linear layer: this model has others")
+            raise RunError(
+                "coefficients are those of a model of one linear layer: this model has others"
+            )
         if columns is None or len(columns) != layer.in_features:
-            raise RunError("coefficients need names: the data were arrays, not tables with named columns")
+            raise RunError(
+                "coefficients need names: the data were arrays, not tables with named columns"
+            )
         names, rows = [column["name"] for column in columns], layer.weight.T.tolist()
         if layer.bias is not None:
             names, rows = [*names, INTERCEPT], [*rows, layer.bias.tolist()]
         count, task = layer.out_features, str(self._folder.recipe().task.name)
-        outputs = names_of_outputs(count, task, self.labels or ()) or [f"output {i}" for i in range(count)]
+        outputs = names_of_outputs(count, task, self.labels or ()) or [
+            f"output {i}" for i in range(count)
+        ]
         return pandas.DataFrame(rows, index=names, columns=outputs)
 
     @plain_defaults()
     def module(self) -> nn.Module:
-        """The model as it was trained, whose outputs the task's loss takes. The errors are those of `model`."""
+        """The model as it was trained, whose outputs the task's loss takes. The errors are those of
+        `model`.
+        """
         return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
     @plain_defaults()
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
-        """Write the model to a file whose suffix names the format (.onnx, .safetensors, .pt), or only its adapters.
+        """Write the model to a file whose suffix names the format (.onnx, .safetensors, .pt), or
+        only its adapters.
 
         No further arguments are needed, even if model and data were passed as Python objects.
 
@@ -176,10 +193,12 @@ class RunResult(Figures):
 
         Args:
             file: file to write.
-            adapter: write the adapters (LoRA) in the format of `peft` instead; `file` is then a folder.
+            adapter: write the adapters (LoRA) in the format of `peft` instead; `file` is then a
+                folder.
 
         Raises:
-            ConfigError: the suffix names no format, the packages for .onnx are missing, or there are no adapters.
+            ConfigError: the suffix names no format, the packages for .onnx are missing, or there
+                are no adapters.
             RunError: PyTorch cannot express the model as ONNX, or the file cannot be written.
         """
         from simulations.exports.adapter_files import export_adapter
@@ -201,13 +220,15 @@ class RunResult(Figures):
             'report.html'
 
         Args:
-            private: write `private/report.html` instead, which also shows figures that no noise protects.
+            private: write `private/report.html` instead, which also shows figures that no noise
+                protects.
         """
         return Path(tools.write_report(self.folder, private)["report"])
 
     @plain_defaults()
     def audit(self, **options: Any) -> Any:
-        """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn again from its seed.
+        """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn
+        again from its seed.
 
         Example:
             >>> import simulations, tempfile
@@ -283,49 +304,54 @@ def simulate(
         True
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`. The following arguments replace its
-            model, task, data and so on.
-        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that returns one;
-            models of `transformers` and `peft` are modules. Like task, data and mechanism, it may also be a bundled
-            name or "package.module:name".
-        task: a `fedlgm.training.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Default for a
-            Hugging Face model: the task of its head.
-        data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
-            x [n, ...] and y [n, ...], with "clients" or "users" [n] if the data have their own clients; otherwise the
-            recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
-            objects (see `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is dropped,
-            unless your recipe file or overrides state it, and if there are fewer than 20 clients all of them take part
-            in every round of a bundled recipe.
-        users: the column of such tables that names each example's user, or the users of the training examples [n].
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`. The following
+            arguments replace its model, task, data and so on.
+        model: an `nn.Module`, whose weights are the public initial ones, or a class or function
+            that returns one; models of `transformers` and `peft` are modules. Like task, data and
+            mechanism, it may also be a bundled name or "package.module:name".
+        task: a `fedlgm.training.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) ->
+            losses [n]. Default for a Hugging Face model: the task of its head.
+        data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index
+            arrays]} of NumPy arrays x [n, ...] and y [n, ...], with "clients" or "users" [n] if the
+            data have their own clients; otherwise the recipe's partition divides the training set.
+            Both parts may also be pandas frames or `datasets.Dataset` objects (see
+            `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is
+            dropped, unless your recipe file or overrides state it, and if there are fewer than 20
+            clients all of them take part in every round of a bundled recipe.
+        users: the column of such tables that names each example's user, or the users of the
+            training examples [n].
         mechanism: a `fedlgm.Mechanism`.
-        partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
+        partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of
+            each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
-        trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox", or a class or
-            function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`. Its result is bounded
-            like any update.
+        trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox",
+            or a class or function (module, layers, settings, *, device, task) ->
+            `fedlgm.training.Trainer`. Its result is bounded like any update.
         noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.noise.correlation.Correlation` for as many rounds as the run has.
-        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition
-            to the task's own metrics; both arguments are tensors on the CPU.
-        evaluate: a function (round, module) -> {name: number} of the released model, called wherever the test set is
-            evaluated, and once before the run on the initial model (round 0). Its figures join the metrics. They cost
-            no privacy on public data; on private data no budget covers them.
-        overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value". None (or "none")
-            removes a value, such as "run.seed" for data that need protection, since the noise of a run with a seed can
-            be drawn again.
-        engine: "local" (this process), "processes" (forked from it), "ray" (resident actors), "flower" (Flower's
-            simulation runtime), "auto" (the best one for the machine), another name or reference
-            (`simulations.engines`), or an `Engine`.
+        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by
+            name, in addition to the task's own metrics; both arguments are tensors on the CPU.
+        evaluate: a function (round, module) -> {name: number} of the released model, called
+            wherever the test set is evaluated, and once before the run on the initial model (round
+            0). Its figures join the metrics. They cost no privacy on public data; on private data
+            no budget covers them.
+        overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value".
+            None (or "none") removes a value, such as "run.seed" for data that need protection,
+            since the noise of a run with a seed can be drawn again.
+        engine: "local" (this process), "processes" (forked from it), "ray" (resident actors),
+            "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
+            name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
-        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see `simulations.launch.simulate`).
+        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see
+            `simulations.launch.simulate`).
 
     Returns:
         The run's figures, guarantee, history and model.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one message says why, if
-            possible before anything is written.
+        ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one
+            message says why, if possible before anything is written.
     """
     if task is None:
         task = models.task_of(model)
@@ -351,7 +377,13 @@ def simulate(
 
     try:
         summary = launch.simulate(
-            parsed, engine=engine, run_dir=run_dir, progress=progress, own=own, on_folder=on_folder, **options
+            parsed,
+            engine=engine,
+            run_dir=run_dir,
+            progress=progress,
+            own=own,
+            on_folder=on_folder,
+            **options,
         )
     except KeyboardInterrupt as stop:
         if made:
@@ -374,7 +406,8 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run, or open a finished one. The final model is that of an uninterrupted run.
+    """Continue an interrupted run, or open a finished one. The final model is that of an
+    uninterrupted run.
 
     Example:
         >>> import simulations, tempfile
@@ -391,8 +424,8 @@ def resume(
         ray_address: see `simulations.launch.simulate`.
         supernodes: see `simulations.launch.simulate`.
         users: as for `simulate`, if the run was started with it.
-        objects: the objects that the run was started with (model, task, data, mechanism, partition, server_optimizer);
-            others are refused. `metrics` and `evaluate` may differ.
+        objects: the objects that the run was started with (model, task, data, mechanism, partition,
+            server_optimizer); others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
         RunError: there is no such run, or objects or clients differ from those of the run.
@@ -402,9 +435,14 @@ def resume(
     own = own_of(objects)
     require_callback(progress)
     summary = launch.resume(
-        path_of("run", run), engine=engine, workers=workers, ray_address=ray_address, supernodes=supernodes,
-        progress=progress, own=own,
-    )  # fmt: skip
+        path_of("run", run),
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+        supernodes=supernodes,
+        progress=progress,
+        own=own,
+    )
     return result_of(summary, own)
 
 

@@ -1,4 +1,6 @@
-"""Arguments of the Python functions: a recipe from objects and overrides, and refusals of unknown arguments."""
+"""Arguments of the Python functions: a recipe from objects and overrides, and refusals of unknown
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
     "evaluate": "lambda round, module: {'norm': float(module.weight.norm())}",
 }
-_KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
+_KEYS = {
+    "noise": "privacy.noise",
+    "partition": "data.partition",
+    "server_optimizer": "federation.server_optimizer",
+}
 """Keys of a recipe for arguments without a section."""
 _COMPARED = ("mechanism", "model")
 _FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
@@ -45,8 +51,16 @@ def apart(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     for name, example in _MEASURES.items():
         if isinstance(given.get(name), str):
             raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
-    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
-    return texts, {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
+    texts = [
+        f"{_KEYS.get(name, f'{name}.name')}={value}"
+        for name, value in given.items()
+        if isinstance(value, str)
+    ]
+    return texts, {
+        name: value
+        for name, value in given.items()
+        if value is not None and not isinstance(value, str)
+    }
 
 
 def _takes_one(function: Any) -> bool:
@@ -68,7 +82,8 @@ def require_callback(progress: Any) -> None:
     """
     if not (progress is None or (callable(progress) and _takes_one(progress))):
         raise ConfigError(
-            f"progress must be a function that is called with each round's row, such as print; got {progress!r}"
+            "progress must be a function that is called with each round's row, such as print; got "
+            f"{progress!r}"
         )
 
 
@@ -86,9 +101,15 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
     for name, value in options.items():
         if name not in known:
             keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
-            hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
+            hint = (
+                f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}"
+                if keys
+                else ""
+            )
             if function == "study" and name.removesuffix("s") in _COMPARED:
-                hint = f"; a study varies it in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
+                hint = (
+                    f"; a study varies it in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
+                )
             if name in _FOLDERS:
                 hint = f"; did you mean {_FOLDERS[name]}?"
             raise ConfigError(f"{function} has no argument {name!r}{hint}")
@@ -105,15 +126,21 @@ def correlated(noise: Any) -> dict[str, Any]:
     if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
         how = "; fedlgm.correlation.register gives a function a name" if callable(noise) else ""
         raise ConfigError(
-            f"noise must be a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}{how}"
+            "noise must be a name such as 'banded', or a fedlgm.correlation.Correlation, got "
+            f"{shown_name(noise)}{how}"
         )
     return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
 
 
 def recipe_of(
-    recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides, keys: Overrides = ()
+    recipe: str | Path | Recipe | None,
+    own: Own,
+    names: list[str],
+    overrides: Overrides,
+    keys: Overrides = (),
 ) -> Recipe:
-    """The recipe of a run with objects: it names them, and `keys` holds those that it stores completely.
+    """The recipe of a run with objects: it names them, and `keys` holds those that it stores
+    completely.
 
     Other arguments are those of `simulate`.
     """

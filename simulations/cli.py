@@ -1,4 +1,6 @@
-"""The `fedlgm` command. Heavy imports happen inside the commands, so that `--help` answers at once."""
+"""The `fedlgm` command. Heavy imports happen inside the commands, so that `--help` answers at
+once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class _Commands(Commands):
     """Commands that take only text, and name the recipe's key for an unknown option."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Refuse arguments that neither a file's name nor a recipe can hold, before any command sees them."""
+        """Refuse arguments that neither a file's name nor a recipe can hold, before any command
+        sees them.
+        """
         for arg in args:
             if "\0" in arg or any("\ud800" <= character <= "\udfff" for character in arg):
                 raise UsageError(f"{arg!r} is not text: it has a zero byte, or is not UTF-8.", ctx)
@@ -40,9 +44,15 @@ class _Commands(Commands):
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
-            options = [option for one in (error.ctx.command.params if error.ctx else ()) for option in one.opts]
+            options = [
+                option
+                for one in (error.ctx.command.params if error.ctx else ())
+                for option in one.opts
+            ]
             if error.option_name in ("--mechanism", "--mechanisms") and "--methods" in options:
-                raise UsageError(f"No such option {error.option_name!r}: use --methods.", error.ctx) from error
+                raise UsageError(
+                    f"No such option {error.option_name!r}: use --methods.", error.ctx
+                ) from error
             if "--set" in options:
                 from simulations.config.messages import keys_like
                 from simulations.config.recipe import Recipe
@@ -58,7 +68,11 @@ class _Commands(Commands):
                 raise
             command = error.ctx.command
             takes = [one.human_readable_name for one in command.params if isinstance(one, Argument)]
-            known = [option.opts[0] for option in command.params if getattr(option, "is_flag", True) is False]
+            known = [
+                option.opts[0]
+                for option in command.params
+                if getattr(option, "is_flag", True) is False
+            ]
             said = f"{error.message}: the command takes {'only ' + ' and '.join(takes) if takes else 'no argument'}"
             rest = f"; values of options follow {', '.join(known)}" if known else ""
             raise UsageError(f"{said}{rest}.", error.ctx) from error
@@ -70,7 +84,8 @@ _MACHINE = "Check the installation"
 
 app = typer.Typer(
     cls=_Commands,
-    help="Layer-wise differentially private federated learning: every mechanism under one accountant.",
+    help="Layer-wise differentially private federated learning: every mechanism under one "
+    "accountant.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
@@ -88,7 +103,10 @@ def _show_version(wanted: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    bool,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+    ),
 ]
 
 
@@ -101,16 +119,25 @@ def _options(version: VersionOption = False) -> None:
 def simulate(
     recipe: RecipeArgument = None,
     engine: Annotated[
-        str, typer.Option(help="auto, processes, local, ray or flower; auto picks what suits the machine.")
+        str,
+        typer.Option(
+            help="auto, processes, local, ray or flower; auto picks what suits the machine."
+        ),
     ] = "auto",
     rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     overrides: SetOption = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Training processes; by default one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Training processes; by default one per core.")
+    ] = None,
     ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
-    supernodes: Annotated[int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")] = None,
+    supernodes: Annotated[
+        int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to create for the run.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue this run instead of starting one.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this run instead of starting one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a private federation."""
@@ -123,15 +150,27 @@ def simulate(
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
     }  # fmt: skip
     if resume is not None:
-        if recipe is not None or overrides or rounds is not None or seed is not None or run_dir is not None:
-            raise ConfigError("--resume continues a run as it was started: leave out the recipe and every override")
+        if (
+            recipe is not None
+            or overrides
+            or rounds is not None
+            or seed is not None
+            or run_dir is not None
+        ):
+            raise ConfigError(
+                "--resume continues a run as it was started: leave out the recipe and every "
+                "override"
+            )
         parsed = RunFolder.open(resume).recipe()
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
     folders = [resume] if resume is not None else []
     try:
         # What Ray prints when it loses a worker is not this command's output.
-        with contextlib.redirect_stdout(sys.stderr), display.progress(parsed, shown=not as_json) as on_round:
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            display.progress(parsed, shown=not as_json) as on_round,
+        ):
             if resume is not None:
                 result = launch.resume(resume, progress=on_round, **options)
             else:
@@ -155,10 +194,13 @@ def simulate(
 def pretrain(
     recipe: NamedRecipeArgument = "text-adapters",
     text: Annotated[
-        list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
+        list[Path] | None,
+        typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of Adam steps.")] = 1500,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -169,11 +211,15 @@ def pretrain(
         if not as_json:
             console.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
 
-    done = pretraining(_recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show)
+    done = pretraining(
+        _recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show
+    )
     if as_json:
         print_json(dict(done))
         return
-    console.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
+    console.print(
+        f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True
+    )
 
 
 @app.command(rich_help_panel=_PLAN)
@@ -182,7 +228,10 @@ def plan(
     overrides: SetOption = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep", help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients."),
+        typer.Option(
+            "--sweep",
+            help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -202,10 +251,15 @@ def calibrate(
     steps: Annotated[int, typer.Option(help="Number of releases T.")],
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the whole run.")] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed.")
+        float | None,
+        typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed."),
     ] = None,
-    sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
-    relation: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability q that a client takes part.")
+    ] = 1.0,
+    relation: Annotated[
+        str, typer.Option(help="add-remove, replace-one or zero-out.")
+    ] = "add-remove",
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
@@ -214,22 +268,32 @@ def calibrate(
     from fedlgm.errors import ConfigError, check_positive
 
     settings: dict[str, Any] = {
-        "steps": steps, "sampling_rate": sampling_rate, "relation": relation, "accountant": accountant,
-    }  # fmt: skip
+        "steps": steps,
+        "sampling_rate": sampling_rate,
+        "relation": relation,
+        "accountant": accountant,
+    }
     if noise_multiplier is None and epsilon is not None:
         multiplier = privacy.calibrate(epsilon, delta, **settings)
     elif noise_multiplier is not None and epsilon is None:
         check_positive(noise_multiplier=noise_multiplier)
         multiplier = noise_multiplier
     else:
-        raise ConfigError("give either --epsilon or --noise-multiplier: each follows from the other")
+        raise ConfigError(
+            "give either --epsilon or --noise-multiplier: each follows from the other"
+        )
     reached = privacy.epsilon(multiplier, delta, **settings)
     if as_json:
         print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
     else:
-        console.print(f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta {delta:g}")
         console.print(
-            f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim"
+            f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta "
+            f"{delta:g}"
+        )
+        console.print(
+            f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} "
+            "accountant",
+            style="dim",
         )
 
 
@@ -237,7 +301,9 @@ def calibrate(
 def export(
     run: RunArgument,
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")
+    ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only the adapters (LoRA), in peft's format.")
     ] = False,
@@ -258,11 +324,19 @@ def export(
 
 @app.command(rich_help_panel=_READ)
 def predict(
-    model: Annotated[Path, typer.Argument(help="Exported model of a table: .onnx, or a linear .safetensors or .pt.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Rows, with the columns of the training table.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Exported model of a table: .onnx, or a linear .safetensors or .pt."),
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.csv", help="Rows, with the columns of the training table."),
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Predict the rows of a CSV file. Columns are matched by name and standardised as in training."""
+    """Predict the rows of a CSV file. Columns are matched by name and standardised as in
+    training.
+    """
     from simulations.exports.predict import predict as predicting
 
     predicted = predicting(model, file)
@@ -275,11 +349,20 @@ def predict(
 
 @app.command(rich_help_panel=_READ)
 def ledger(
-    run: Annotated[Path, typer.Argument(help="Run folder. With --delta: a ledger file, such as that of a Flower app.")],
-    delta: Annotated[float | None, typer.Option(help="Delta of a ledger file; a run states its own.")] = None,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder. With --delta: a ledger file, such as that of a Flower app."
+        ),
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of a ledger file; a run states its own.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
+    """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger
+    was changed.
+    """
     from fedlgm.errors import ConfigError
     from simulations.summaries import bare_ledger, ledgers
     from simulations.summaries import terminal as display
@@ -288,7 +371,9 @@ def ledger(
         show(bare_ledger.bare_ledger_report(run, delta), bare_ledger.bare_ledger_table, as_json)
         return
     if delta is not None:
-        raise ConfigError(f"--delta is for a ledger file: the recipe of the run {run} states its delta")
+        raise ConfigError(
+            f"--delta is for a ledger file: the recipe of the run {run} states its delta"
+        )
     summary = ledgers.ledger_report(run)
     show(summary, display.ledger_table, as_json)
 
@@ -303,7 +388,12 @@ def doctor(as_json: JsonOption = False) -> None:
     show(findings, display.doctor_table, as_json)
 
 
-def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None) -> Any:
+def _recipe(
+    recipe: str | None,
+    overrides: list[str] | None,
+    rounds: int | None = None,
+    seed: int | None = None,
+) -> Any:
     from simulations.config import recipe as recipes
 
     extra = list(overrides or [])

@@ -1,4 +1,6 @@
-"""The end of a command: status 2 with one message for wrong input, status 130 or 143 for an interruption."""
+"""The end of a command: status 2 with one message for wrong input, status 130 or 143 for an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,27 @@ def interrupted(text: str) -> None:
 class _Stopped(SystemExit):
     """Ends the command in order, with every `finally`; a signal that is swallowed is sent again.
 
-    Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop them if they catch
-    everything. The command would then continue as if it had not been stopped. An exception that is being handled is
-    alive, so one that disappears before the command ends was dropped.
+    Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop
+    them if they catch everything. The command would then continue as if it had not been stopped. An
+    exception that is being handled is alive, so one that disappears before the command ends was
+    dropped.
     """
 
     def __del__(self) -> None:
         if not _leaving.is_set():
             number = int(self.code or 0) - 128
-            again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, number))
+            again = threading.Timer(
+                0.05, signal.pthread_kill, (threading.main_thread().ident, number)
+            )
             again.daemon = True
             again.start()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
-    if _importing(frame) and _childless():  # an exception could be dropped there, or abort compiled code
+    if (
+        _importing(frame) and _childless()
+    ):  # an exception could be dropped there, or abort compiled code
         end_at_once(number, frame)
     raise _Stopped(128 + number)
 
@@ -60,7 +67,9 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _childless() -> bool:
-    """Whether this process has no children, such as Ray's or a SuperLink's, which would be left behind."""
+    """Whether this process has no children, such as Ray's or a SuperLink's, which would be left
+    behind.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -86,8 +95,9 @@ def ending(command: Callable[[], object]) -> None:
     _said.clear()  # a process may run several commands, one after the other
     _leaving.clear()
     for number in _STOPPING:
-        # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make Python end itself by
-        # the signal, whatever status is asked for. Who started us may have it ignored, and it stays so.
+        # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make
+        # Python end itself by the signal, whatever status is asked for. Who started us may have it
+        # ignored, and it stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     sys.unraisablehook = _unraisable
@@ -121,7 +131,9 @@ def _warner() -> Callable[..., None]:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit, without Python's cleanup if Ray was left behind, because Ray's exit handler would wait for it."""
+    """Exit, without Python's cleanup if Ray was left behind, because Ray's exit handler would wait
+    for it.
+    """
     _leaving.set()
     if status in {128 + number for number in _STOPPING} and not _said.is_set():
         interrupted("interrupted")
@@ -134,7 +146,9 @@ def _leave(status: int) -> NoReturn:
 
 
 def _stopped_by(error: BaseException | None) -> int | None:
-    """Status of the interruption behind an error, if any: compiled code turns interruptions into other errors."""
+    """Status of the interruption behind an error, if any: compiled code turns interruptions into
+    other errors.
+    """
     while error is not None:
         if isinstance(error, SystemExit):
             return int(error.code or 0)

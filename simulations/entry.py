@@ -1,8 +1,9 @@
-"""Entry point of the `fedlgm` command. A stop during the import of its modules ends the process at once.
+"""Entry point of the `fedlgm` command. A stop during the import of its modules ends the process at
+once.
 
-Python drops an exception that is raised in a callback of a weak reference, and the import system has such callbacks,
-so a KeyboardInterrupt could be lost there. Nothing has been written at that point. `simulations.ending` takes over
-when the command begins.
+Python drops an exception that is raised in a callback of a weak reference, and the import system
+has such callbacks, so a KeyboardInterrupt could be lost there. Nothing has been written at that
+point. `simulations.ending` takes over when the command begins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end_at_once)
-    # Imports make a million objects that stay; every search of all of them takes a tenth of a second.
+    # Imports make a million objects that stay; every search of all of them takes a tenth of a
+    # second.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     from simulations.cli import main as command
 

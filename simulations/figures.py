@@ -1,4 +1,6 @@
-"""A command's findings as a mapping, which is the base of the results of `simulate`, `recommend` and `tune`."""
+"""A command's findings as a mapping, which is the base of the results of `simulate`, `recommend`
+and `tune`.
+"""
 
 from __future__ import annotations
 

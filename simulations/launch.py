@@ -43,23 +43,24 @@ def simulate(
 
     Args:
         recipe: recipe of the run.
-        engine: "local" (this process), "processes" (forked from it), "ray" (resident actors), "flower" (Flower's
-            simulation runtime), "auto" (the best one for the machine), another name or reference
-            (`simulations.engines`), or an `Engine`.
+        engine: "local" (this process), "processes" (forked from it), "ray" (resident actors),
+            "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
+            name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         workers: processes that train; by default the machine's cores.
         ray_address: for "ray", a cluster to join instead of this machine.
-        supernodes: for "flower", simulated SuperNodes. By default there is one per worker, which serves whole blocks.
-            With as many as there are clients every client is a separate node, as in a deployment.
+        supernodes: for "flower", simulated SuperNodes. By default there is one per worker, which
+            serves whole blocks. With as many as there are clients every client is a separate node,
+            as in a deployment.
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
         own: users' objects that replace names in the recipe.
-        trackers: trackers that follow the run, by name or as objects (`simulations.runs.trackers`), instead of the
-            recipe's.
+        trackers: trackers that follow the run, by name or as objects (`simulations.runs.trackers`),
+            instead of the recipe's.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says why, if possible
-            before anything is written.
+        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says
+            why, if possible before anything is written.
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     if run_dir is not None:
@@ -70,7 +71,9 @@ def simulate(
     with chosen.started(assembly) as serve:
         assembly = decided(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
-        folder = new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
+        folder = (
+            new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
+        )
         if on_folder is not None:
             on_folder(folder.path)
         with new_folder.removed_if_refused(folder):
@@ -91,12 +94,13 @@ def resume(
 ) -> RunSummary:
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
-    The trackers named in its recipe continue; `trackers` are additional objects. A finished run returns its summary,
-    after the same checks of its ledger, recipe and objects. The arguments are those of `simulate`;
-    `simulations.resume` has an example.
+    The trackers named in its recipe continue; `trackers` are additional objects. A finished run
+    returns its summary, after the same checks of its ledger, recipe and objects. The arguments are
+    those of `simulate`; `simulations.resume` has an example.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message says why.
+        ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message
+            says why.
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     folder = RunFolder.open(run)
@@ -116,16 +120,24 @@ def resume(
     try:
         assembly = Assembly(settled(folder.recipe()), own or Own())
     except ConfigError as error:
-        raise RunError(f"{run} can be resumed only where it can draw the same noise: {error}") from error
+        raise RunError(
+            f"{run} can be resumed only where it can draw the same noise: {error}"
+        ) from error
     _check_trackers(assembly.recipe, trackers, chosen)
     with chosen.started(assembly) as serve, folder.written():
         return serve(assembly, folder, progress, trackers)
 
 
-def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine) -> tuple[Recipe, list[Tracker]]:
-    """The recipe with the trackers given by name, and those given as objects; refuses unsuitable objects."""
+def _tracked(
+    recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine
+) -> tuple[Recipe, list[Tracker]]:
+    """The recipe with the trackers given by name, and those given as objects; refuses unsuitable
+    objects.
+    """
     if isinstance(trackers, str):
-        raise ConfigError(f"trackers must be a list of names and objects, got the string {trackers!r}")
+        raise ConfigError(
+            f"trackers must be a list of names and objects, got the string {trackers!r}"
+        )
     given = list(trackers or ())
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:
@@ -140,13 +152,16 @@ def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) 
         Trackers(recipe.run.trackers, objects)
     if objects and not engine.in_process:
         raise ConfigError(
-            f"with engine {engine.name!r} the server is another process, which a tracker object cannot reach: name "
+            f"with engine {engine.name!r} the server is another process, which a tracker object "
+            "cannot reach: name "
             "it as 'package.module:name'"
         )
 
 
 def _fresh_folder(recipe: Recipe) -> RunFolder:
-    """A new folder of the default name; another process may take the same name in the same second."""
+    """A new folder of the default name; another process may take the same name in the same
+    second.
+    """
     while True:
         path = default_folder(recipe)
         try:

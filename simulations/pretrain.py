@@ -1,4 +1,6 @@
-"""Pretraining of the public base of a text recipe, on docstrings of installed packages or on your own texts."""
+"""Pretraining of the public base of a text recipe, on docstrings of installed packages or on your
+own texts.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
 _PACKAGES = ("torch", "scipy", "numpy", "sklearn", "sympy", "networkx", "pandas")
-"""Packages in addition to Python's library. All are installed with fedlgm, and missing ones are left out."""
+"""Packages in addition to Python's library. All are installed with fedlgm, and missing ones are
+left out."""
 _CHARACTERS = 6_000_000
 _BATCH, _LR = 64, 3e-3
 
 
 class Pretrained(TypedDict):
-    """A pretrained base: file, SHA-256, characters of text, steps, and the mean loss of the last tenth of the steps.
+    """A pretrained base: file, SHA-256, characters of text, steps, and the mean loss of the last
+    tenth of the steps.
 
     Example:
         >>> Pretrained(file="base.safetensors", sha256="", characters=6, steps=1, loss=4.1)["steps"]
@@ -71,7 +75,11 @@ def docstrings(characters: int = _CHARACTERS) -> np.ndarray:
 def _docstrings() -> Iterator[str]:
     roots = [Path(sysconfig.get_paths()["stdlib"])]
     found = (find_spec(name) for name in _PACKAGES)
-    roots += [Path(spec.submodule_search_locations[0]) for spec in found if spec and spec.submodule_search_locations]
+    roots += [
+        Path(spec.submodule_search_locations[0])
+        for spec in found
+        if spec and spec.submodule_search_locations
+    ]
     for root in roots:
         for file in sorted(root.rglob("*.py")):
             if {"test", "tests", "site-packages"} & set(file.relative_to(root).parts):
@@ -83,7 +91,9 @@ def _docstrings() -> Iterator[str]:
             except (SyntaxError, ValueError):
                 continue
             for node in ast.walk(tree):
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                if isinstance(
+                    node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+                ):
                     text = ast.get_docstring(node)
                     if text:
                         yield text
@@ -97,9 +107,11 @@ def pretrain(
     steps: int = 1500,
     progress: Callable[[int, float], None] | None = None,
 ) -> Pretrained:
-    """Train the base of a recipe's model to predict the next character of public text, and write it to a file.
+    """Train the base of a recipe's model to predict the next character of public text, and write it
+    to a file.
 
-    The base is the recipe's model without its adapters. Training is not private, so give only public texts.
+    The base is the recipe's model without its adapters. Training is not private, so give only
+    public texts.
 
     Args:
         recipe: a recipe of the task "next-token" on the bundled alphabet.
@@ -119,7 +131,10 @@ def pretrain(
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"pretrain: {file} must be a file in an existing folder")
     if recipe.task.name != "next-token":
-        raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's task is {recipe.task.name!r}")
+        raise ConfigError(
+            "pretrain: text trains the task 'next-token', but the recipe's task is "
+            f"{recipe.task.name!r}"
+        )
     assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
@@ -128,27 +143,45 @@ def pretrain(
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"pretrain: a text cannot be read: {error}") from error
     if len(text) < 2 * length:
-        raise DataError(f"pretrain: the texts hold {len(text)} known characters, but at least {2 * length} are needed")
+        raise DataError(
+            f"pretrain: the texts hold {len(text)} known characters, but at least {2 * length} are "
+            "needed"
+        )
     with torch_threads(recipe.run.threads):
         loss = _train(module, torch.from_numpy(text), length, steps, recipe.run.seed or 0, progress)
     with replacing(file, PUBLIC, shared=True) as partial:
         save_file(module.state_dict(), partial)
     digest = models.digest_of_file(file)
-    return {"file": str(file), "sha256": digest, "characters": len(text), "steps": steps, "loss": loss}
+    return {
+        "file": str(file),
+        "sha256": digest,
+        "characters": len(text),
+        "steps": steps,
+        "loss": loss,
+    }
 
 
 def _train(
-    module: nn.Module, text: Tensor, length: int, steps: int, seed: int, progress: Callable[[int, float], None] | None
+    module: nn.Module,
+    text: Tensor,
+    length: int,
+    steps: int,
+    seed: int,
+    progress: Callable[[int, float], None] | None,
 ) -> float:
     """Adam with a cosine schedule; returns the mean loss of the last tenth of the steps."""
     generator = KeyRing.from_seed(seed).derive(b"pretrain").torch_generator(Purpose.MODEL)
     optimizer = torch.optim.Adam(module.parameters(), lr=_LR)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
     total, every, mean = 0.0, max(1, steps // 10), math.nan
     for step in range(1, steps + 1):
         starts = torch.randint(len(text) - length, (_BATCH,), generator=generator)
         rows = text[starts[:, None] + torch.arange(length + 1)]
-        loss = nn.functional.cross_entropy(module(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            module(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -16,35 +16,63 @@ from fedlgm.errors import alternatives
 
 Found = TypeVar("Found")
 
-RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")]
+RecipeArgument = Annotated[
+    str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")
+]
 NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
 NewFolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
 TestSeedOption = Annotated[
-    int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
+    int | None,
+    typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE."),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 console = Console(emoji=False)
 
-_MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version", "stop": "down",
-          "start": "up", "resume": "simulate --resume"}  # fmt: skip
-_LISTED = ("mechanisms", "recipes", "studies", "models", "trackers", "data", "datasets", "data-sets", "list")
+_MEANT = {
+    "run": "simulate",
+    "train": "simulate",
+    "help": "--help",
+    "version": "--version",
+    "stop": "down",
+    "start": "up",
+    "resume": "simulate --resume",
+}
+_LISTED = (
+    "mechanisms",
+    "recipes",
+    "studies",
+    "models",
+    "trackers",
+    "data",
+    "datasets",
+    "data-sets",
+    "list",
+)
 """Subjects that `fedlgm doctor` lists, as commands that a reader may try."""
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that answer an unknown name with similar ones, or with the command that lists the known ones."""
+    """Commands that answer an unknown name with similar ones, or with the command that lists the
+    known ones.
+    """
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
         """Name, command and arguments of a command line."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             lists = "`fedlgm doctor` lists recipes, mechanisms, models and data sets, `fedlgm study --list` the studies"
             hint = f"{lists}." if name in _LISTED else alternatives(name, self.list_commands(ctx))
             meant = _MEANT.get(name, "")
-            if meant.partition(" ")[0] in self.list_commands(ctx) or (meant.startswith("-") and ctx.parent is None):
+            if meant.partition(" ")[0] in self.list_commands(ctx) or (
+                meant.startswith("-") and ctx.parent is None
+            ):
                 hint = f"use {meant}."
             raise UsageError(f"No such command {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -1,4 +1,6 @@
-"""Mean and standard deviation of private tables, as one release whose cost runs on the tables include."""
+"""Mean and standard deviation of private tables, as one release whose cost runs on the tables
+include.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.reuse import require_rounds
 from strategies.releaser import Releaser
 
-_LEAST = 1e-3  # smallest variance, in units of half a column's range squared: noise may leave less, or a negative one
+# smallest variance, in units of half a column's range squared: noise may leave less, or a negative
+# one
+_LEAST = 1e-3
 _LARGEST = 1e30  # of a range: rows are float32
 
 
@@ -35,8 +39,9 @@ class Standardised:
     """Released statistics, and the data that they standardise.
 
     Attributes:
-        data: data for `simulate(data=...)`. The ledger of a run on them holds the statistics, which are part of its
-            epsilon. Other training on its arrays counts them only after `data.spent.charge(ledger)`.
+        data: data for `simulate(data=...)`. The ledger of a run on them holds the statistics, which
+            are part of its epsilon. Other training on its arrays counts them only after
+            `data.spent.charge(ledger)`.
         mean: released mean of each column, float64 [d].
         deviation: released standard deviation of each column, float64 [d].
         epsilon: epsilon of all releases on the ledger of the statistics, at the given delta.
@@ -67,29 +72,33 @@ def standardise(
 ) -> Standardised:
     """Release mean and variance of every column under (epsilon, delta), and standardise with them.
 
-    A unit contributes its row (a client the mean of its rows), moved to [-1, 1] by the public ranges and clipped, and
-    the squares of this row. Both vectors are bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged
-    and noised like a round of training, under add-or-remove-one; the number of units is public. Keys come from the
-    operating system.
+    A unit contributes its row (a client the mean of its rows), moved to [-1, 1] by the public
+    ranges and clipped, and the squares of this row. Both vectors are bounded (max(1, sqrt(d) / 2)
+    and max(1, sqrt(d) / 4)), summed, charged and noised like a round of training, under
+    add-or-remove-one; the number of units is public. Keys come from the operating system.
 
-    The charge is durable before anything noisy exists. A second call with the same ledger needs `continue_ledger=True`.
-    A run on the result calibrates its noise to its remaining budget, and composes both.
+    The charge is durable before anything noisy exists. A second call with the same ledger needs
+    `continue_ledger=True`. A run on the result calibrates its noise to its remaining budget, and
+    composes both.
 
     Args:
         data: tables or arrays, as for `simulate`; one input [n, d].
-        low: smallest plausible value of each column, a number or [d]. It is public knowledge, not the private minimum.
+        low: smallest plausible value of each column, a number or [d]. It is public knowledge, not
+            the private minimum.
         high: largest plausible value of each column.
         epsilon: epsilon of the release; a tenth of the run's is usual.
         delta: delta of the release, below the run's.
         ledger: SQLite file of the cost of statistics of these data.
         users: as for `simulate`.
         unit: unit of protection, which must be that of the run.
-        continue_ledger: whether the ledger may hold earlier statistics of these data, whose cost then adds up.
+        continue_ledger: whether the ledger may hold earlier statistics of these data, whose cost
+            then adds up.
 
     Raises:
         ConfigError: the ranges or the unit do not fit.
         DataError: the inputs are not a table, or private statistics have already standardised them.
-        LedgerError: the ledger is that of other data, or holds statistics and `continue_ledger` is not set.
+        LedgerError: the ledger is that of other data, or holds statistics and `continue_ledger` is
+            not set.
 
     Example:
         >>> import tempfile
@@ -104,35 +113,60 @@ def standardise(
     own = data_sets.load(data if users is None else data_sets.with_users(data, users))
     x = own.train_x
     if isinstance(x, tuple) or x.ndim != 2 or x.dtype.kind != "f":
-        raise DataError("standardise takes tables: one array of real numbers [n, d] (x.astype(float)) for each part")
+        raise DataError(
+            "standardise takes tables: one array of real numbers [n, d] (x.astype(float)) for each "
+            "part"
+        )
     if own.spent is not None:
-        raise DataError("these data are standardised with private statistics already: standardise the original data")
+        raise DataError(
+            "these data are standardised with private statistics already: standardise the original "
+            "data"
+        )
     low, high = (_range(name, value, x.shape[1]) for name, value in (("low", low), ("high", high)))
     if not (low < high).all():
-        raise ConfigError("low must lie below high in every column: give plausible ranges that are public")
+        raise ConfigError(
+            "low must lie below high in every column: give plausible ranges that are public"
+        )
     middle, half = (low + high) / 2, (high - low) / 2
     rows = _of_units(np.clip((x - middle) / half, -1, 1), own, unit)
     plan = _plan(len(rows), x.shape[1], epsilon, delta, unit)
     total = BoundedSum.empty(plan)
     total.add(torch.from_numpy(rows))
-    with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
+    with Ledger(
+        ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns"
+    ) as book:
         if not continue_ledger:
             require_rounds(book, 0, [(plan.event, 1)], epsilon=epsilon, delta=delta)
-        found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
+        found = (
+            Releaser(KeyRing.from_seed(None), book)
+            .mean(total, plan, book.rounds() + 1)
+            .double()
+            .numpy()
+        )
         whose = (len(rows), division_name(_clients(own))) if unit == "client" else (0, "")
-        spent, cost = Spent(tuple(book.worst_profile()), book.protects(), *whose), book.epsilon(delta)
+        spent, cost = (
+            Spent(tuple(book.worst_profile()), book.protects(), *whose),
+            book.epsilon(delta),
+        )
     first, second = np.split(found, 2)
-    made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
+    made = Standardised(
+        own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost
+    )
     columns = None if own.columns is None else _described(own.columns, made)
     return replace(
-        made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent, columns=columns)
+        made,
+        data=replace(
+            own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent, columns=columns
+        ),
     )
 
 
 def _described(columns: tuple[Column, ...], made: Standardised) -> tuple[Column, ...]:
     """The columns with the constants from their values in the table to the model's inputs."""
     found: list[Column] = []
-    for column, mean, deviation in zip(columns, made.mean.tolist(), made.deviation.tolist(), strict=True):
+    for column, mean, deviation in zip(
+        columns, made.mean.tolist(), made.deviation.tolist(), strict=True
+    ):
         first, scale = column.get("mean", 0.0), column.get("deviation", 1.0)
         found.append({**column, "mean": first + scale * mean, "deviation": scale * deviation})
     return tuple(found)
@@ -142,7 +176,9 @@ def _range(name: str, value: Any, columns: int) -> np.ndarray:
     try:
         found = np.broadcast_to(np.asarray(value, np.float64), (columns,))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} must be a number, or one for each of the {columns} columns") from error
+        raise ConfigError(
+            f"{name} must be a number, or one for each of the {columns} columns"
+        ) from error
     if not (np.abs(found) < _LARGEST).all():
         raise ConfigError(f"{name} must be finite in every column, and smaller than {_LARGEST:g}")
     return found
@@ -157,7 +193,9 @@ def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
     parts = _clients(own)
     # A client without rows counts, with a contribution of zero: how many have some is private.
     zero = np.zeros(2 * scaled.shape[1])
-    return np.stack([_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts])
+    return np.stack(
+        [_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts]
+    )
 
 
 def _clients(own: DataSet) -> list[np.ndarray]:
@@ -169,10 +207,14 @@ def _clients(own: DataSet) -> list[np.ndarray]:
     return [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
 
 
-def _plan(units: int, columns: int, epsilon: float, delta: float, unit: Literal["example", "client"]) -> ReleasePlan:
+def _plan(
+    units: int, columns: int, epsilon: float, delta: float, unit: Literal["example", "client"]
+) -> ReleasePlan:
     layers = LayerTable.from_sizes({"mean": columns, "second moment": columns})
     clip = np.maximum(1.0, np.sqrt(columns) / np.array([2.0, 4.0]))
     multiplier = privacy.calibrate(epsilon, delta, steps=1)
     facts = RunFacts(multiplier, Sampling("poisson", units, 1.0), epsilon=epsilon, delta=delta)
-    words = Guarantee("proven", "every contribution is bounded before noise is added to the sum", unit=unit)
+    words = Guarantee(
+        "proven", "every contribution is bounded before noise is added to the sum", unit=unit
+    )
     return ReleasePlan(layers, clip, multiplier * np.sqrt(2) * clip, facts, words)

@@ -14,7 +14,9 @@ Cells = Sequence[str | Text]
 
 
 class _WholeWords(Table):
-    """A table that folds no word. Where it does not fit, it drops its lines, and further columns continue below."""
+    """A table that folds no word. Where it does not fit, it drops its lines, and further columns
+    continue below.
+    """
 
     keys = 1  # columns that name a row, which every part repeats
 
@@ -27,7 +29,9 @@ class _WholeWords(Table):
             part._set_widths(console, options)
             yield from Table.__rich_console__(part, console, options)
 
-    def _fits(self, console: Console, options: ConsoleOptions, *, whole_cells: bool = False) -> bool:
+    def _fits(
+        self, console: Console, options: ConsoleOptions, *, whole_cells: bool = False
+    ) -> bool:
         sizes = (self._measure_column(console, options, column) for column in self.columns)
         widths = (size.maximum if whole_cells else size.minimum for size in sizes)
         return sum(widths) + self._extra_width <= options.max_width
@@ -46,15 +50,21 @@ class _WholeWords(Table):
                 parts.append(self._of([*names, column]))
         return parts
 
-    def _of(self, columns: Sequence[Column], title: TextType | None = None, gap: int = 2) -> _WholeWords:
+    def _of(
+        self, columns: Sequence[Column], title: TextType | None = None, gap: int = 2
+    ) -> _WholeWords:
         """Some of the columns, without lines."""
-        made = _WholeWords(title=title, title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        made = _WholeWords(
+            title=title, title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False
+        )
         made.columns = [replace(column, _index=index) for index, column in enumerate(columns)]
         made.rows = self.rows
         return made
 
     def _set_widths(self, console: Console, options: ConsoleOptions) -> None:
-        """Shrink the column with the most room to spare until all fit; rich would shrink the widest below its words."""
+        """Shrink the column with the most room to spare until all fit; rich would shrink the widest
+        below its words.
+        """
         sizes = [self._measure_column(console, options, column) for column in self.columns]
         widths, room = [size.maximum for size in sizes], options.max_width - self._extra_width
         spare = [size.span for size in sizes]
@@ -66,7 +76,12 @@ class _WholeWords(Table):
 
 
 def table(
-    title: str | None, columns: Iterable[str], rows: Iterable[Cells] = (), *, left: Container[str] = (), keys: int = 1
+    title: str | None,
+    columns: Iterable[str],
+    rows: Iterable[Cells] = (),
+    *,
+    left: Container[str] = (),
+    keys: int = 1,
 ) -> Table:
     """A table with a header; its cells may hold rich's markup.
 
@@ -75,8 +90,8 @@ def table(
         columns: headings of the columns.
         rows: cells.
         left: columns of words, which are aligned to the left; the others hold figures.
-        keys: number of first columns that name a row. If the terminal is too narrow for whole words, the other columns
-            continue below, each part with these first columns.
+        keys: number of first columns that name a row. If the terminal is too narrow for whole
+            words, the other columns continue below, each part with these first columns.
 
     Example:
         >>> table("sizes", ["layer", "size"], [["a", "3"], ["b", "4"]], left=["layer"]).row_count
@@ -108,7 +123,8 @@ def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
 
 
 def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names with a sentence each, aligned on a terminal, and with one line per name in a file, for `grep`.
+    """Print names with a sentence each, aligned on a terminal, and with one line per name in a
+    file, for `grep`.
 
     Example:
         >>> listed(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
@@ -118,7 +134,9 @@ def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
     widest = max(len(name) for name, _ in rows)
     if not console.is_terminal:
         for name, text in rows:
-            console.print(f"{name:<{widest}}  {text}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"{name:<{widest}}  {text}", markup=False, highlight=False, soft_wrap=True
+            )
         return
     made = Table.grid(padding=(0, 2))
     made.add_column(no_wrap=True)

@@ -1,7 +1,8 @@
-"""Functions and commands of packages that are built on runs: entry points name them, and no import does.
+"""Functions and commands of packages that are built on runs: entry points name them, and no import
+does.
 
-The group `fedlgm.tools` holds functions and classes by name, and `fedlgm.commands` holds functions that add commands
-to a typer application. Any package may state such entry points.
+The group `fedlgm.tools` holds functions and classes by name, and `fedlgm.commands` holds functions
+that add commands to a typer application. Any package may state such entry points.
 
 >>> from simulations import tools
 >>> tools.difference([0.9, 0.8, 0.9], [0.7, 0.8, 0.6]).mean > 0
@@ -25,7 +26,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     for point in entry_points(group=_TOOLS, name=name):
         return point.load()
-    raise ConfigError(f"no installed package has {name!r}: install fedlgm again (pip install fedlgm)")
+    raise ConfigError(
+        f"no installed package has {name!r}: install fedlgm again (pip install fedlgm)"
+    )
 
 
 def add_commands(app: typer.Typer) -> None:

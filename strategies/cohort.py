@@ -1,4 +1,6 @@
-"""The participants of a round, by a keyed draw over client numbers and never over Flower's random node ids."""
+"""The participants of a round, by a keyed draw over client numbers and never over Flower's random
+node ids.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from fedlgm.planning.plan import Sampling
 @named_arguments
 @dataclass(frozen=True)
 class CohortSampler:
-    """Draws cohorts as pure functions of the keys and the round, so that a restart does not change them.
+    """Draws cohorts as pure functions of the keys and the round, so that a restart does not change
+    them.
 
-    A separation between participations counts from one invitation to the next. A client that was drawn and did not
-    answer is not drawn again sooner, and is not replaced.
+    A separation between participations counts from one invitation to the next. A client that was
+    drawn and did not answer is not drawn again sooner, and is not replaced.
 
     Attributes:
         sampling: scheme, population, rate and separation.
         keys: secret ring, since amplification by sampling needs the draw to stay secret.
-        dropout_rate: probability that a drawn client does not answer (simulated; the public denominator does not
-            change).
+        dropout_rate: probability that a drawn client does not answer (simulated; the public
+            denominator does not change).
 
     Example:
         >>> sampler = CohortSampler(Sampling("cyclic", 12, 0.25, 4), KeyRing.from_seed(1))
@@ -37,10 +40,14 @@ class CohortSampler:
     sampling: Sampling
     keys: KeyRing
     dropout_rate: float = 0.0
-    _invited: list[np.ndarray] = field(default_factory=list, repr=False, compare=False)  # "min-separation": by round
+    _invited: list[np.ndarray] = field(
+        default_factory=list, repr=False, compare=False
+    )  # "min-separation": by round
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at their cap)."""
+        """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at
+        their cap).
+        """
         sampling = self.sampling
         if sampling.scheme == "min-separation":
             drawn = self._separated(round)
@@ -64,7 +71,9 @@ class CohortSampler:
         return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
 
     def _separated(self, round: int) -> np.ndarray:
-        """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds are drawn first."""
+        """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds
+        are drawn first.
+        """
         population, size = self.sampling.population, round_half_up(self.sampling.expected)
         apart = (self.sampling.separation or 1) - 1
         while len(self._invited) < round:
@@ -73,7 +82,9 @@ class CohortSampler:
             for earlier in self._invited[max(0, number - apart) : number]:
                 free[earlier] = False
             rng = self.keys.numpy_generator(Purpose.COHORT, number + 1)
-            self._invited.append(np.sort(rng.choice(np.flatnonzero(free), size=size, replace=False)))
+            self._invited.append(
+                np.sort(rng.choice(np.flatnonzero(free), size=size, replace=False))
+            )
         return self._invited[round - 1]
 
     def present(self, round: int, cohort: np.ndarray) -> np.ndarray:
@@ -83,13 +94,15 @@ class CohortSampler:
         kept = [
             c
             for c in cohort
-            if self.keys.numpy_generator(Purpose.DROPOUT, round, int(c), 0).random() >= self.dropout_rate
+            if self.keys.numpy_generator(Purpose.DROPOUT, round, int(c), 0).random()
+            >= self.dropout_rate
         ]
         return np.array(kept, dtype=np.int64)
 
 
 def require_once(cohort: np.ndarray, population: int) -> None:
-    """Refuse a cohort, which a class derived from `CohortSampler` may draw, with a client twice or an unknown one.
+    """Refuse a cohort, which a class derived from `CohortSampler` may draw, with a client twice or
+    an unknown one.
 
     Raises:
         PrivacyError: a client would contribute more than its bound.
@@ -99,7 +112,8 @@ def require_once(cohort: np.ndarray, population: int) -> None:
     """
     if len(np.unique(cohort)) < len(cohort) or ((cohort < 0) | (cohort >= population)).any():
         raise PrivacyError(
-            f"a cohort may hold each of {population} participants only once, because each is charged for one "
+            f"a cohort may hold each of {population} participants only once, because each is "
+            "charged for one "
             f"contribution; got {cohort.tolist()}"
         )
 
@@ -120,8 +134,9 @@ def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> lis
     Args:
         cohort: client numbers, ascending.
         size: clients in a block.
-        work: expected effort of every client of the population (simulations only). The longest clients then come
-            first, so that a block holds clients of similar length and the last blocks of a round are short.
+        work: expected effort of every client of the population (simulations only). The longest
+            clients then come first, so that a block holds clients of similar length and the last
+            blocks of a round are short.
 
     Example:
         >>> [block.tolist() for block in blocks(np.array([1, 4, 6]), size=2)]

@@ -1,8 +1,8 @@
 """FedAvg with layer-wise differential privacy.
 
-In one round, the strategy samples clients and makes the plan, messages travel to nodes, and bounded sums come back and
-are added in a fixed order. The strategy then charges the ledger, adds the noise, divides by the public denominator and
-takes a server step, and the new model joins the transcript.
+In one round, the strategy samples clients and makes the plan, messages travel to nodes, and bounded
+sums come back and are added in a fixed order. The strategy then charges the ledger, adds the noise,
+divides by the public denominator and takes a server step, and the new model joins the transcript.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
@@ -56,7 +64,8 @@ class RoundRecord:
         round: number of the round, from 1.
         plan: plan of the release.
         cohort: clients drawn; they stay secret in a deployment, because amplification needs it.
-        present: clients that took part, that is, were drawn, did not drop out and were sent a message.
+        present: clients that took part, that is, were drawn, did not drop out and were sent a
+            message.
         discarded: contributions with NaN or Inf that counted as zero (not noised).
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
@@ -88,15 +97,17 @@ class _Pending:
     exhausted: tuple[int, ...] = ()
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)  # of contributions that came alone, by client
+    norms: dict[int, float] = field(
+        default_factory=dict
+    )  # of contributions that came alone, by client
 
 
 @named_arguments
 class LayerwiseFedAvg(FedAvg):
     """Flower strategy that releases exactly what a mechanism plans.
 
-    `PrivateFedAvg` builds such a strategy from a model and a budget, and docs/how-to/flower-app.md runs it. A round
-    needs clients on a grid, so there is no example here.
+    `PrivateFedAvg` builds such a strategy from a model and a budget, and docs/how-to/flower-app.md
+    runs it. A round needs clients on a grid, so there is no example here.
 
     Args:
         method: mechanism, layers and facts of the run.
@@ -106,10 +117,12 @@ class LayerwiseFedAvg(FedAvg):
         releaser: keys, ledger and numerics of the server's releases.
         nodes: assignment of nodes to clients.
         on_round: called with each finished round and the new transcript.
-        continue_ledger: whether the ledger may hold other rounds than those of `transcript`, whose cost then adds up.
+        continue_ledger: whether the ledger may hold other rounds than those of `transcript`, whose
+            cost then adds up.
 
     Raises:
-        ConfigError: real nodes have a public seed, or the run's accounting does not cover the cohorts.
+        ConfigError: real nodes have a public seed, or the run's accounting does not cover the
+            cohorts.
         LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
     """
 
@@ -126,18 +139,28 @@ class LayerwiseFedAvg(FedAvg):
         continue_ledger: bool = False,
     ) -> None:
         super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
-        # Set here and not by the constructor, which warns users of what is meant: clients evaluate nothing.
+        # Set here and not by the constructor, which warns users of what is meant: clients evaluate
+        # nothing.
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         method.check_cohorts(sampler.sampling)
-        if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
+        if not (nodes.simulated or nodes.test_mode) and not (
+            releaser.keys.secret and sampler.keys.secret
+        ):
             raise ConfigError(
-                "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
-                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try it without protection"
+                "run.seed: a server of real nodes refuses a public seed, with which noise and "
+                "cohorts could be drawn "
+                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try it "
+                "without protection"
             )
         self.method, self.transcript = method, transcript
-        self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
+        self.sampler, self.optimizer, self.releaser, self.nodes = (
+            sampler,
+            optimizer,
+            releaser,
+            nodes,
+        )
         self.on_round = on_round
         if not continue_ledger:
             method.require_rounds(releaser.ledger, transcript, sampled=releaser.draws_anew)
@@ -160,10 +183,12 @@ class LayerwiseFedAvg(FedAvg):
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
         if round_ == self._configured and not self.nodes.repeats:
-            # The nodes that answered the first time release something else now, so they are charged once more.
+            # The nodes that answered the first time release something else now, so they are charged
+            # once more.
             self.releaser = replace(self.releaser, attempt=secrets.token_bytes(16))
         self._configured = round_
-        # Where clients noise their own steps each has the recipe's budget for itself, with or without a cap.
+        # Where clients noise their own steps each has the recipe's budget for itself, with or
+        # without a cap.
         cap = facts.max_participations if facts.steps is None else facts.releases
         exhausted = self.releaser.exhausted(round_, cap)
         self._say_exhausted(exhausted)
@@ -180,18 +205,27 @@ class LayerwiseFedAvg(FedAvg):
             cut = []  # nothing is released: no client is asked
         else:
             self.nodes.charge(grid, charge)
-        extra = {**config, wire.PLAN: plan.to_json()}  # what the caller of `start` has to tell its clients
+        extra = {
+            **config,
+            wire.PLAN: plan.to_json(),
+        }  # what the caller of `start` has to tell its clients
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
-        self._pending = _Pending(round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted)))
+        self._pending = _Pending(
+            round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted))
+        )
         return [one.message for one in sent if one.message is not None]
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
         """Add up, charge, noise, divide by the public denominator and step.
 
         Raises:
-            RunError: no round was configured, a simulation's block failed, or too few nodes answered.
+            RunError: no round was configured, a simulation's block failed, or too few nodes
+                answered.
             LedgerError: the release cannot be charged.
-            DivergedError: the server step gave NaN or infinity; `transcript` is still that of the previous round.
+            DivergedError: the server step gave NaN or infinity; `transcript` is still that of the
+                previous round.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -208,7 +242,8 @@ class LayerwiseFedAvg(FedAvg):
             if error.largest:
                 said = ", ".join(f"client {client} ({norm:.3g})" for client, norm in error.largest)
                 warnings.warn(
-                    Notice(f"norms of the largest contributions of round {pending.round}: {said}"), stacklevel=2
+                    Notice(f"norms of the largest contributions of round {pending.round}: {said}"),
+                    stacklevel=2,
                 )
             raise
         self.transcript = self.transcript.extend(model, mean, plan)
@@ -230,7 +265,9 @@ class LayerwiseFedAvg(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Skip federated evaluation, because metrics of private data without noise would be another release."""
+        """Skip federated evaluation, because metrics of private data without noise would be another
+        release.
+        """
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -238,7 +275,9 @@ class LayerwiseFedAvg(FedAvg):
         return None
 
     def _say_exhausted(self, exhausted: frozenset[int]) -> None:
-        """Log the clients that no longer take part; reports omit them: only the operator may know who took part."""
+        """Log the clients that no longer take part; reports omit them: only the operator may know
+        who took part.
+        """
         new, self._said = sorted(exhausted - self._said), self._said | exhausted
         if new:
             shown = ", ".join(map(str, new[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
@@ -246,7 +285,9 @@ class LayerwiseFedAvg(FedAvg):
             said = f"{who} not invited again: the budget of a client allows no further release"
             warnings.warn(Notice(said), stacklevel=3)
 
-    def _plan(self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid) -> ReleasePlan:
+    def _plan(
+        self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid
+    ) -> ReleasePlan:
         mechanism, layers = self.method.mechanism, self.method.layers
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
@@ -260,15 +301,24 @@ class LayerwiseFedAvg(FedAvg):
             norms
             for one, reply in in_order(sent, replies, self.nodes.single, [])
             if reply is not None
-            and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
+            and (norms := _norms(reply, None if examples else len(one.clients), len(layers)))
+            is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
         return self.method.plan_from_private_norms(norms)
 
     def _messages(
-        self, grid: Grid, cut: list[np.ndarray], round_: int, arrays: ArrayRecord, kind: str, extra: dict[str, Any]
+        self,
+        grid: Grid,
+        cut: list[np.ndarray],
+        round_: int,
+        arrays: ArrayRecord,
+        kind: str,
+        extra: dict[str, Any],
     ) -> list[Sent]:
-        """One message per block if nodes serve any client, one per client if each has its own node."""
+        """One message per block if nodes serve any client, one per client if each has its own
+        node.
+        """
         sent = []
         for node, members in self.nodes.addresses(cut):
             message = None
@@ -280,12 +330,16 @@ class LayerwiseFedAvg(FedAvg):
         return sent
 
     def _sum(self, pending: _Pending, replies: Iterable[Message]) -> BoundedSum:
-        """Sum of the blocks in order; blocks that arrive client by client are put together first."""
+        """Sum of the blocks in order; blocks that arrive client by client are put together
+        first.
+        """
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
         block = BoundedSum.empty(plan) if single else total
         ends = set(np.cumsum([len(b) for b in pending.blocks]).tolist())
-        for number, (one, reply) in enumerate(in_order(pending.sent, replies, single, pending.failures), start=1):
+        for number, (one, reply) in enumerate(
+            in_order(pending.sent, replies, single, pending.failures), start=1
+        ):
             if single:
                 self._add_client(block, one, reply, pending)
                 if number in ends:
@@ -302,8 +356,12 @@ class LayerwiseFedAvg(FedAvg):
             self._note(reply, len(one.clients), pending)
         return total
 
-    def _add_client(self, block: BoundedSum, one: Sent, reply: Message | None, pending: _Pending) -> None:
-        """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and brings no noise."""
+    def _add_client(
+        self, block: BoundedSum, one: Sent, reply: Message | None, pending: _Pending
+    ) -> None:
+        """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and
+        brings no noise.
+        """
         if reply is not None:
             try:
                 values = contribution(reply, pending.plan)
@@ -314,7 +372,9 @@ class LayerwiseFedAvg(FedAvg):
                 pending.failures.append(Failure("rejected", one.node, one.clients[0], str(error)))
 
     def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
-        """Figures reported by published, NOT PRIVATE variants; all other figures from a node are dropped."""
+        """Figures reported by published, NOT PRIVATE variants; all other figures from a node are
+        dropped.
+        """
         if not isinstance(self.method.mechanism, UsesPrivateUpdates):
             return  # nothing of a protected run is published that the plan did not bound and noise
         arrays = reply.content.array_records.get(wire.ARRAYS) or ArrayRecord()
@@ -323,7 +383,9 @@ class LayerwiseFedAvg(FedAvg):
                 values = wire.view(arrays[name].data)
             except RunError:
                 continue
-            if values.shape == (clients, len(self.method.layers)) and np.issubdtype(values.dtype, np.floating):
+            if values.shape == (clients, len(self.method.layers)) and np.issubdtype(
+                values.dtype, np.floating
+            ):
                 pending.notes.setdefault(str(name).removeprefix(wire.NOTE), []).append(values)
 
     def _check_quorum(self, pending: _Pending) -> None:
@@ -340,18 +402,26 @@ class LayerwiseFedAvg(FedAvg):
         if answered == 0:
             raise RunError(f"no node answered: {told}")
         if nodes.quorum is not None and answered < nodes.quorum * asked:
-            raise RunError(f"fewer than federation.quorum = {nodes.quorum:g} of the nodes answered: {told}")
+            raise RunError(
+                f"fewer than federation.quorum = {nodes.quorum:g} of the nodes answered: {told}"
+            )
         if nodes.max_failures is not None and asked - answered > nodes.max_failures:
-            raise RunError(f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}")
+            raise RunError(
+                f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}"
+            )
 
 
 def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
-    """Raw layer norms [count, K] of a reply, or of any number of examples; None if the reply holds anything else."""
+    """Raw layer norms [count, K] of a reply, or of any number of examples; None if the reply holds
+    anything else.
+    """
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
     except (KeyError, RunError, AttributeError):
         return None
-    if rows.shape != (len(rows) if count is None else count, layers) or not np.issubdtype(rows.dtype, np.floating):
+    if rows.shape != (len(rows) if count is None else count, layers) or not np.issubdtype(
+        rows.dtype, np.floating
+    ):
         return None
     return rows if np.isfinite(rows).all() and (rows >= 0).all() else None
 

@@ -1,4 +1,6 @@
-"""The assignment of nodes to clients, which is given to the strategy and checked against the nodes' statements."""
+"""The assignment of nodes to clients, which is given to the strategy and checked against the nodes'
+statements.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ class AnyNode:
     """Workers of a simulation, in which every node serves every client.
 
     Attributes:
-        work: expected effort of each client (see `strategies.cohort.blocks`); None keeps clients in order.
+        work: expected effort of each client (see `strategies.cohort.blocks`); None keeps clients in
+            order.
         wait: seconds to wait until a node connects.
-        keyed: whether nodes have the same keys when the run is resumed, so that they repeat their contributions.
+        keyed: whether nodes have the same keys when the run is resumed, so that they repeat their
+            contributions.
 
     Example:
         >>> AnyNode(wait=5.0).single, OneNodePerClient().single  # whether a message carries one client alone
@@ -49,14 +53,17 @@ class AnyNode:
 
     @property
     def repeats(self) -> bool:
-        """Whether a round that is repeated after an interruption has the same contributions, bit by bit."""
+        """Whether a round that is repeated after an interruption has the same contributions, bit by
+        bit.
+        """
         return self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
         """Find the workers, once.
 
         Raises:
-            RunError: no worker connects, one does not start, or one states that it serves a single client.
+            RunError: no worker connects, one does not start, or one states that it serves a single
+                client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -64,8 +71,10 @@ class AnyNode:
             for node, answer in answers.items():
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
-                        f"node {node} serves only client {answer.get(wire.PARTITION)!r}, but this run is a simulation "
-                        "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
+                        f"node {node} serves only client {answer.get(wire.PARTITION)!r}, but this "
+                        "run is a simulation "
+                        "whose nodes serve any client: use a strategy with OneNodePerClient (nodes "
+                        "= 'clients')"
                     )
             self._nodes = sorted(answers)
             if not self._nodes:
@@ -74,12 +83,16 @@ class AnyNode:
                 time.sleep(_POLL_S)
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """Charge a round before its messages are sent, since clients that get one may release at once."""
+        """Charge a round before its messages are sent, since clients that get one may release at
+        once.
+        """
         charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per block."""
-        return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
+        return [
+            (self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)
+        ]
 
 
 @named_arguments
@@ -90,10 +103,11 @@ class OneNodePerClient:
     Attributes:
         wait: seconds to wait until the clients' nodes have connected.
         round_timeout: seconds in which nodes must answer in a round; None uses Flower's timeout.
-        quorum: share of the registered clients whose nodes must connect before the run starts, and of a round's nodes
-            that must answer; None means all at the start and at least one in a round.
-        max_failures: largest number of missing, failed and rejected replies in a round before the run ends; None means
-            any number while at least one node answers.
+        quorum: share of the registered clients whose nodes must connect before the run starts, and
+            of a round's nodes that must answer; None means all at the start and at least one in a
+            round.
+        max_failures: largest number of missing, failed and rejected replies in a round before the
+            run ends; None means any number while at least one node answers.
         simulated: whether the nodes belong to a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nothing.
         keyed: whether simulated nodes have the same keys when the run is resumed.
@@ -125,7 +139,8 @@ class OneNodePerClient:
         """Find every client's node; later calls update nodes that left or joined.
 
         Raises:
-            RunError: at the start, a node has another population, two nodes claim one client, or a client has no node.
+            RunError: at the start, a node has another population, two nodes claim one client, or a
+                client has no node.
         """
         if self._known:
             here = set(grid.get_node_ids())
@@ -134,10 +149,14 @@ class OneNodePerClient:
                 self._name_silent(here)
             return
         deadline = time.monotonic() + self.wait
-        needed = population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
+        needed = (
+            population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
+        )
         while True:
             here = set(grid.get_node_ids())
-            self._meet(grid, here, population, max(min(self.wait, _ANSWER_S), deadline - time.monotonic()))
+            self._meet(
+                grid, here, population, max(min(self.wait, _ANSWER_S), deadline - time.monotonic())
+            )
             missing = sorted(set(range(population)) - self._nodes.keys())
             if not missing or (len(self._nodes) >= needed and time.monotonic() > deadline):
                 break
@@ -145,13 +164,16 @@ class OneNodePerClient:
                 if not self._nodes:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 raise RunError(
-                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, beginning with "
+                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, "
+                    "beginning with "
                     "client "
                     f"{missing[0]}: start them, or set federation.quorum to begin without"
                 )
             time.sleep(_POLL_S)
         if missing:
-            warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
+            warnings.warn(
+                Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2
+            )
         self._name_silent(here)
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
@@ -159,11 +181,17 @@ class OneNodePerClient:
         charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
-        """(node, clients) of every message, one message per client; no node for a client whose node is gone."""
+        """(node, clients) of every message, one message per client; no node for a client whose node
+        is gone.
+        """
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 
-    def _meet(self, grid: Grid, here: set[int], population: int, wait: float, *, tolerant: bool = False) -> None:
-        """Drop nodes that are gone, and ask new ones; a node that was restarted comes back under another number."""
+    def _meet(
+        self, grid: Grid, here: set[int], population: int, wait: float, *, tolerant: bool = False
+    ) -> None:
+        """Drop nodes that are gone, and ask new ones; a node that was restarted comes back under
+        another number.
+        """
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
         answers = ask(grid, here - self._known, wait, tolerant=tolerant)
         self._known = here & (self._known | answers.keys())
@@ -172,7 +200,8 @@ class OneNodePerClient:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
                     raise RunError(
-                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, so its data "
+                        f"nodes {self._nodes[client]} and {node} both say that they are client "
+                        f"{client}, so its data "
                         f"would count twice: give every node a different {wire.PARTITION}"
                     )
                 self._nodes[client] = node
@@ -184,7 +213,10 @@ class OneNodePerClient:
     def _name_silent(self, here: set[int]) -> None:
         """Name the nodes that have not answered, and ask them no more."""
         if silent := here - self._known:
-            warnings.warn(Notice(f"nodes {sorted(silent)} did not say which client they are: not used"), stacklevel=3)
+            warnings.warn(
+                Notice(f"nodes {sorted(silent)} did not say which client they are: not used"),
+                stacklevel=3,
+            )
         self._known = here
 
     @staticmethod
@@ -192,13 +224,16 @@ class OneNodePerClient:
         client, stated = answer.get(wire.PARTITION), answer.get(wire.PARTITIONS)
         if client == wire.ANY_CLIENT:
             raise RunError(
-                f"node {node} serves any client, but this run has one node per client: a simulation's worker must not "
+                f"node {node} serves any client, but this run has one node per client: a "
+                "simulation's worker must not "
                 "answer here; start the node for one client (nodes = 'clients')"
             )
         if stated != population or not isinstance(client, int) or not 0 <= client < population:
             raise RunError(
-                f"node {node} says that it is client {client!r} of {stated!r}, but the run has {population} clients: "
-                f"set its {wire.PARTITION} and {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
+                f"node {node} says that it is client {client!r} of {stated!r}, but the run has "
+                f"{population} clients: "
+                f"set its {wire.PARTITION} and "
+                f"{wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return client
 
@@ -207,13 +242,19 @@ Nodes = AnyNode | OneNodePerClient
 
 
 def _reason(said: str) -> str:
-    """A node's error for a message: the end, where a traceback has it, or the remedy for an app without fedlgm."""
-    if "query function registered" in said or "No {category} function registered" in said:  # Flower's own line of code
+    """A node's error for a message: the end, where a traceback has it, or the remedy for an app
+    without fedlgm.
+    """
+    if (
+        "query function registered" in said or "No {category} function registered" in said
+    ):  # Flower's own line of code
         return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)
 
 
-def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False) -> dict[int, ConfigRecord]:
+def ask(
+    grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False
+) -> dict[int, ConfigRecord]:
     """Each node's statement of its client.
 
     Raises:

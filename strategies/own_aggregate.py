@@ -49,7 +49,9 @@ def untied(strategy: Strategy) -> Strategy:
     return made
 
 
-def unsent_figure(aggregate: Callable[[Iterable[Message]], Any], server_round: int, size: int) -> Unsent | None:
+def unsent_figure(
+    aggregate: Callable[[Iterable[Message]], Any], server_round: int, size: int
+) -> Unsent | None:
     """The figure that a function of replies looks for and no client sends; None if there is none.
 
     Its other errors are ignored, because the trial itself may cause them.
@@ -60,11 +62,20 @@ def unsent_figure(aggregate: Callable[[Iterable[Message]], Any], server_round: i
         size: length of the update.
     """
     figures = Figures({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
-    content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: Array(np.zeros(size))}), wire.METRICS: figures})
+    content = RecordDict(
+        {wire.ARRAYS: ArrayRecord({wire.SUM: Array(np.zeros(size))}), wire.METRICS: figures}
+    )
     metadata = Metadata(
-        run_id=1, message_id="2", src_node_id=2, dst_node_id=1, reply_to_message_id="1", group_id=str(server_round),
-        created_at=time.time(), ttl=3600.0, message_type=MessageType.TRAIN,
-    )  # fmt: skip
+        run_id=1,
+        message_id="2",
+        src_node_id=2,
+        dst_node_id=1,
+        reply_to_message_id="1",
+        group_id=str(server_round),
+        created_at=time.time(),
+        ttl=3600.0,
+        message_type=MessageType.TRAIN,
+    )
     try:
         with redirect_stdout(io.StringIO()):
             aggregate([Message(content=content, metadata=metadata)])  # type: ignore[call-overload]

@@ -1,4 +1,6 @@
-"""FedAvg with a budget for an existing Flower app, as the strategy of one model, one mechanism and one ledger."""
+"""FedAvg with a budget for an existing Flower app, as the strategy of one model, one mechanism and
+one ledger.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,39 @@ from strategies.server_optimizer import ServerStep, server_step
 
 _MOMENTUM = 0.9
 _RATES = {"momentum": 0.1, "adam": 0.01, "yogi": 0.01}
-"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the sum of the mean updates."""
+"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the sum of the mean
+updates."""
 _INSTEAD = {
-    ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
-    ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
+    (
+        "fraction_train",
+        "fraction_fit",
+    ): "rate is the probability with which a client takes part in a round",
+    (
+        "min_train",
+        "min_fit",
+        "min_available",
+    ): "clients is their number, and nodes says how to wait for them",
     ("fraction_evaluate", "min_evaluate", "evaluate_metrics", "train_metrics", "fit_metrics"): (
-        "clients' own figures are not protected and stay with them: evaluate on the server with start(evaluate_fn=...)"
+        "clients' own figures are not protected and stay with them: evaluate on the server with "
+        "start(evaluate_fn=...)"
     ),
     (
         "weighted_by",
-    ): "all clients have the same weight, because weights by example counts would reveal the counts: leave it out",
-    ("proximal_mu",): "the proximal term belongs to the client: add it to the loss under @app.train()",
+    ): "all clients have the same weight, because weights by example counts would reveal the "
+    "counts: leave it out",
+    (
+        "proximal_mu",
+    ): "the proximal term belongs to the client: add it to the loss under @app.train()",
     ("eta", "server_learning_rate"): "server_lr is the rate of a named optimizer",
-    ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
-    ("bound", "clip"): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
+    (
+        "evaluate_fn",
+        "on_fit_config",
+        "on_evaluate_config",
+    ): "give evaluate_fn and train_config to start",
+    (
+        "bound",
+        "clip",
+    ): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
 """Replacements for arguments of Flower's strategies, by the beginnings of their names."""
@@ -65,11 +86,13 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
-    """Client-level private federated averaging of a torch model; clients run a `clients.PrivateClientApp`.
+    """Client-level private federated averaging of a torch model; clients run a
+    `clients.PrivateClientApp`.
 
-    Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
-    replace-one under local trust. Keys come from the operating system. A ledger that holds rounds of an earlier process
-    is refused unless `continue_ledger` is set. `start` prints the ledger's epsilon in its last line.
+    Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with
+    Poisson sampling, or replace-one under local trust. Keys come from the operating system. A
+    ledger that holds rounds of an earlier process is refused unless `continue_ledger` is set.
+    `start` prints the ledger's epsilon in its last line.
 
     Example:
         >>> import tempfile, torch
@@ -79,8 +102,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         True
 
     Args:
-        model: the model, or the list of NumPy arrays that an app without torch sends; its weights are the initial,
-            public ones.
+        model: the model, or the list of NumPy arrays that an app without torch sends; its weights
+            are the initial, public ones.
         mechanism: a registered name, "name:variant", "package.module:Class", or an object.
         epsilon: budget of all rounds.
         delta: delta of the budget; below one over the number of clients.
@@ -89,16 +112,18 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: probability with which a client takes part in a round.
         ledger: SQLite file that records the spent budget.
         trust: trust model, which says who adds the noise.
-        optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
-        server_lr: learning rate of a named optimizer. The default is 1 for "sgd", 0.1 for "momentum", which in the end
-            adds every update up to ten times, and 0.01 for "adam" and "yogi", whose steps move every coordinate by
-            about the rate.
+        optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is
+            added.
+        server_lr: learning rate of a named optimizer. The default is 1 for "sgd", 0.1 for
+            "momentum", which in the end adds every update up to ten times, and 0.01 for "adam" and
+            "yogi", whose steps move every coordinate by about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
-        continue_ledger: whether the ledger may hold rounds of an earlier process with the same settings, whose cost
-            then adds up. To resume a run after m of its rounds, also load the saved weights into the model and pass
-            `num_rounds=rounds - m` to `start`.
-        flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
+        continue_ledger: whether the ledger may hold rounds of an earlier process with the same
+            settings, whose cost then adds up. To resume a run after m of its rounds, also load the
+            saved weights into the model and pass `num_rounds=rounds - m` to `start`.
+        flowers: arguments of Flower's own strategies, each refused with the name of its
+            replacement.
 
     Raises:
         ConfigError, PrivacyError, LedgerError: an argument cannot be used (for a model see
@@ -135,12 +160,14 @@ class PrivateFedAvg(LayerwiseFedAvg):
         chosen = require_mechanism(mechanism)
         if isinstance(chosen, BoundsExamples):
             raise ConfigError(
-                f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
+                f"{chosen.name} bounds examples, which only clients that train by it can do: "
+                "PrivateFedAvg needs a "
                 "mechanism that bounds clients' updates"
             )
         if not isinstance(nodes, OneNodePerClient | None):
             raise ConfigError(
-                f"nodes must be a strategies.OneNodePerClient(...), got {nodes!r}; clients is the number N"
+                f"nodes must be a strategies.OneNodePerClient(...), got {nodes!r}; clients is the "
+                "number N"
             )
         step = _step(optimizer, server_lr)
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
@@ -149,12 +176,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
         start = Transcript.start(method.layers.flatten(module))
         if any(noisy.query.of_data for noisy in method.plan(start).queries):
             raise ConfigError(
-                f"{chosen.name} asks clients for a vote by the loss of their data, which no PrivateClientApp can "
+                f"{chosen.name} asks clients for a vote by the loss of their data, which no "
+                "PrivateClientApp can "
                 "evaluate: use mechanism='water-filling' or 'gaussian'"
             )
         self._module = copied(module)
         _warn_of(module, delta, clients)
-        owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
+        owner = hashlib.sha256(
+            repr((chosen, method.facts, method.layers.names)).encode()
+        ).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
         self._new, self._starting = not continue_ledger, False
         self._held = ExitStack()
@@ -179,31 +209,43 @@ class PrivateFedAvg(LayerwiseFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all remaining rounds, or at most `num_rounds` of them, and print what the ledger has spent.
+        """Run all remaining rounds, or at most `num_rounds` of them, and print what the ledger has
+        spent.
 
-        `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers are those given to
-        the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
-        Flower and not used, and a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays
-        of the same form and sees only released models, so on public data it costs no privacy.
+        `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers
+        are those given to the constructor, which also defines the initial model: `initial_arrays`
+        is accepted for compatibility with Flower and not used, and a notice says so if it holds
+        other weights. `evaluate_fn(round, arrays)` gets arrays of the same form and sees only
+        released models, so on public data it costs no privacy.
 
         Raises:
-            ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
-            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
-            LedgerError: another run is charging the ledger, or has charged rounds since this strategy was created.
+            ConfigError: `num_rounds` is not a whole number, or negative; another argument has a
+                wrong type.
+            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the
+                previous round.
+            LedgerError: another run is charging the ledger, or has charged rounds since this
+                strategy was created.
         """
         left = self.method.facts.rounds - self.transcript.rounds
-        if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
-            raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        if num_rounds is not None and not (
+            isinstance(num_rounds, numbers.Integral) and num_rounds >= 0
+        ):
+            raise ConfigError(
+                f"num_rounds must be a whole number of at least 0, got {num_rounds!r}"
+            )
         if num_rounds is not None and num_rounds > (planned := self.method.facts.rounds):
             text = (
-                f"num_rounds = {num_rounds} is ignored: the noise is calibrated to rounds = {planned} of "
+                f"num_rounds = {num_rounds} is ignored: the noise is calibrated to rounds = "
+                f"{planned} of "
                 "PrivateFedAvg, which are run"
             )
             warnings.warn(Notice(text), stacklevel=3)
         wanted = left if num_rounds is None else min(int(num_rounds), left)
         if wanted and not hasattr(grid, "send_and_receive"):
             kind = type(grid).__name__
-            raise ConfigError(f"grid must be the first argument of the function under @app.main(), got {kind}")
+            raise ConfigError(
+                f"grid must be the first argument of the function under @app.main(), got {kind}"
+            )
         _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
@@ -211,7 +253,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         self._starting = True
         try:
             evaluate = None if evaluate_fn is None else partial(_evaluated, evaluate_fn)
-            result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate)
+            result = super().start(
+                grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate
+            )
         except KeyError as error:
             own = type(self).aggregate_train
             if own is PrivateFedAvg.aggregate_train or own.__name__ not in _functions(error):
@@ -232,8 +276,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """
         if not self._starting:
             raise ConfigError(
-                "another strategy wraps PrivateFedAvg, such as one of Flower's DifferentialPrivacy strategies: its "
-                "bounds and noise would come on top of those that are charged; start PrivateFedAvg itself"
+                "another strategy wraps PrivateFedAvg, such as one of Flower's DifferentialPrivacy "
+                "strategies: its "
+                "bounds and noise would come on top of those that are charged; start PrivateFedAvg "
+                "itself"
             )
 
     def initialize_parameters(self, *_: Any, **__: Any) -> Any:
@@ -243,17 +289,19 @@ class PrivateFedAvg(LayerwiseFedAvg):
             ConfigError: always.
         """
         raise ConfigError(
-            "start_simulation, start_server and ServerAppComponents start strategies of Flower's older interface: call "
+            "start_simulation, start_server and ServerAppComponents start strategies of Flower's "
+            "older interface: call "
             "PrivateFedAvg(...).start(grid) in the function under @app.main() of a ServerApp"
         )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. They carry the strategy's own model, which `arrays` shows as a `state_dict`.
+        """The round's messages. They carry the strategy's own model, which `arrays` shows as a
+        `state_dict`.
 
-        A subclass' `aggregate_train` is first called once on a copy of the strategy, with the reply of a client whose
-        update is zero.
+        A subclass' `aggregate_train` is first called once on a copy of the strategy, with the reply
+        of a client whose update is zero.
 
         Raises:
             ConfigError: it reads a figure that no client sends; nothing is charged.
@@ -270,8 +318,12 @@ class PrivateFedAvg(LayerwiseFedAvg):
             self._hold()
         return super().configure_train(server_round, self.initial_arrays(), config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """The next model in the form of its `load_state_dict` (see `LayerwiseFedAvg.aggregate_train`)."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """The next model in the form of its `load_state_dict` (see
+        `LayerwiseFedAvg.aggregate_train`).
+        """
         if self._on_trial:
             return self._state(), Figures({"round": self.transcript.rounds + 1})
         try:
@@ -284,7 +336,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         return self._state(), metrics
 
     def _hold(self) -> None:
-        """Hold the ledger, which must not have other rounds before the first one, until `_held` is closed."""
+        """Hold the ledger, which must not have other rounds before the first one, until `_held` is
+        closed.
+        """
         with ExitStack() as held:
             held.enter_context(self.releaser.ledger.held())
             if self._new and not self._configured:
@@ -293,7 +347,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
     def _without(self, missing: KeyError) -> ConfigError:
         return ConfigError(
-            f"{type(self).__name__}.aggregate_train looks for {missing}, which no client sends: clients' metrics are "
+            f"{type(self).__name__}.aggregate_train looks for {missing}, which no client sends: "
+            "clients' metrics are "
             "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
         )
 
@@ -302,13 +357,16 @@ class PrivateFedAvg(LayerwiseFedAvg):
         above = f" (above the budget of {budget:g})" if epsilon > budget else ""
         head = self.releaser.ledger.head()
         print(
-            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: {self.guarantee()}; "
+            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: "
+            f"{self.guarantee()}; "
             f"ledger head {head}",
             flush=True,
         )
 
     def _state(self) -> ArrayRecord:
-        """The current model in the form of its `load_state_dict`, with frozen parameters and buffers."""
+        """The current model in the form of its `load_state_dict`, with frozen parameters and
+        buffers.
+        """
         self.method.layers.load_(self._module, self.transcript.models[-1])
         return ArrayRecord(self._module.state_dict())
 
@@ -332,7 +390,9 @@ def _refuse(flowers: dict[str, Any]) -> None:
     """Refuse arguments of Flower's strategies, and name their replacements."""
     found = []
     for name in flowers:
-        instead = next((remedy for names, remedy in _INSTEAD.items() if name.startswith(names)), None)
+        instead = next(
+            (remedy for names, remedy in _INSTEAD.items() if name.startswith(names)), None
+        )
         found.append(f"{name!r}: {instead or 'its arguments are in docs/how-to/flower-app.md'}")
     if found:
         raise ConfigError(f"PrivateFedAvg has no argument {'; nor '.join(found)}")
@@ -342,7 +402,8 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
     """The server's step, with a rate that fits it."""
     if lr is not None and not isinstance(optimizer, str | None):
         raise ConfigError(
-            "server_lr is the rate of a named optimizer: an optimizer that is given as an object has its own"
+            "server_lr is the rate of a named optimizer: an optimizer that is given as an object "
+            "has its own"
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
@@ -351,13 +412,18 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
 
 
 def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:
-    """Refuse arguments of `start` on which Flower would fail in its own code, some of them only after a round."""
+    """Refuse arguments of `start` on which Flower would fail in its own code, some of them only
+    after a round.
+    """
     if not isinstance(arrays, ArrayRecord | None):
         raise ConfigError(f"initial_arrays must be an ArrayRecord, got {type(arrays).__name__}")
     for config in configs:
         if not isinstance(config, ConfigRecord | None):
             kind = type(config).__name__
-            raise ConfigError(f"train_config must be a ConfigRecord, such as ConfigRecord({{'lr': 0.1}}), got {kind}")
+            raise ConfigError(
+                f"train_config must be a ConfigRecord, such as ConfigRecord({{'lr': 0.1}}), got "
+                f"{kind}"
+            )
     if evaluate_fn is not None and not callable(evaluate_fn):
         raise ConfigError(f"evaluate_fn must be a function (round, arrays), got {evaluate_fn!r}")
 
@@ -372,7 +438,8 @@ def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> Metric
     figures: Any = evaluate_fn(round, arrays)
     if not isinstance(figures, MetricRecord | None):
         raise ConfigError(
-            "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, 'accuracy': 0.9}), or None, "
+            "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, "
+            "'accuracy': 0.9}), or None, "
             f"got {type(figures).__name__}; (loss, metrics) is of Flower's older interface"
         )
     return figures
@@ -387,7 +454,8 @@ def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
             return
     warnings.warn(
         Notice(
-            "initial_arrays differ from the weights of the model that PrivateFedAvg was made with, which is the one "
+            "initial_arrays differ from the weights of the model that PrivateFedAvg was made with, "
+            "which is the one "
             "that is trained: load them into that model first"
         ),
         stacklevel=3,
@@ -399,7 +467,8 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
     if delta >= 1 / clients:
         warnings.warn(
             Notice(
-                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee "
+                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such "
+                "a guarantee "
                 "permits the full publication of one client's data"
             ),
             stacklevel=3,
@@ -409,7 +478,8 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
     except ConfigError:
         warnings.warn(
             Notice(
-                "the model has running statistics (BatchNorm): they stay on the clients, and the result has those of "
+                "the model has running statistics (BatchNorm): they stay on the clients, and the "
+                "result has those of "
                 "the initial model; use GroupNorm (fedlgm.models.to_groupnorm replaces them)"
             ),
             stacklevel=3,

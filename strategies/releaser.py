@@ -1,4 +1,6 @@
-"""The server's side of a release: charge, noise and division by the public denominator, in this order."""
+"""The server's side of a release: charge, noise and division by the public denominator, in this
+order.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ class Releaser:
         keys: secret ring of the server's noise.
         ledger: charged before each release.
         numerics: device and noise backend.
-        observer: observer of a simulation's releases under central trust; it sees every sum before and after its noise
-            and may add canaries to it.
-        attempt: identity of an attempt whose releases under local trust are not repeated bit by bit (real nodes).
+        observer: observer of a simulation's releases under central trust; it sees every sum before
+            and after its noise and may add canaries to it.
+        attempt: identity of an attempt whose releases under local trust are not repeated bit by bit
+            (real nodes).
         run_noise: noise of the run so far, if it is correlated over rounds.
-        redrawn: last row of the ledger whose participants were drawn with keys of an earlier process.
+        redrawn: last row of the ledger whose participants were drawn with keys of an earlier
+            process.
         stated: whether rows of the ledger state the plan's guarantee, because no recipe gives it.
 
     Example:
@@ -69,7 +73,9 @@ class Releaser:
             noising = Noising.of(values, plan, self.keys, round, SERVER, backend, self.run_noise)
             if self.costs(plan):
                 key = noising.name
-                self.ledger.charge(self._event(plan, round, key), round=round, key=key, **self._terms(plan))
+                self.ledger.charge(
+                    self._event(plan, round, key), round=round, key=key, **self._terms(plan)
+                )
             noising.add_()
             if watched is not None:
                 watched.observe(round, plan, values)
@@ -77,7 +83,9 @@ class Releaser:
         return values.cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
-        """Charge clients under local trust before their messages are sent, because they release immediately."""
+        """Charge clients under local trust before their messages are sent, because they release
+        immediately.
+        """
         if plan.facts.noised_by.uploads_released and self.costs(plan):
             keys = {client: self._client_key(round, client) for client in clients}
             self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
@@ -89,11 +97,15 @@ class Releaser:
 
     @property
     def draws_anew(self) -> bool:
-        """Whether every participant of the ledger's rounds was drawn with keys of an earlier process."""
+        """Whether every participant of the ledger's rounds was drawn with keys of an earlier
+        process.
+        """
         return self.redrawn >= self.ledger.position()
 
     def costs(self, plan: ReleasePlan) -> bool:
-        """Whether the round is charged. It is not if nothing has been released so far (see `ReleasePlan.event`)."""
+        """Whether the round is charged. It is not if nothing has been released so far (see
+        `ReleasePlan.event`).
+        """
         return plan.facts.process.charged(plan, self.ledger.rounds)
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
@@ -102,12 +114,15 @@ class Releaser:
             return frozenset()
         counts = self.ledger.participations()
         for later, client, key in self.ledger.since(round):
-            # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the past.
+            # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the
+            # past.
             counts[client] -= key == self._client_key(later, client)
         return frozenset(client for client, count in counts.items() if count >= max_participations)
 
     def _event(self, plan: ReleasePlan, round: int, key: str) -> dp_event.DpEvent:
-        """The cost of a release: the round's own, or that of one more with the same draws if it was released before."""
+        """The cost of a release: the round's own, or that of one more with the same draws if it was
+        released before.
+        """
         first = next(iter(self.ledger.keys_of(round, after=self.redrawn)), None)
         return plan.event if first in (None, key) else plan.repeated_event
 

@@ -1,7 +1,8 @@
 """A round's replies, matched to messages, ordered, and checked if they come from a single client.
 
-A single client's reply is not trusted: it counts as at most one contribution within the plan's bounds. A reply that
-breaks a rule counts as zero and is reported with the node's name; it cannot weaken the protection of others.
+A single client's reply is not trusted: it counts as at most one contribution within the plan's
+bounds. A reply that breaks a rule counts as zero and is reported with the node's name; it cannot
+weaken the protection of others.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Failure:
     """One message of a round without a contribution.
 
     Attributes:
-        kind: "missing" (no reply in time, or no node), "error" (the node reports a failure) or "rejected" (a reply
-            that breaks a rule).
+        kind: "missing" (no reply in time, or no node), "error" (the node reports a failure) or
+            "rejected" (a reply that breaks a rule).
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
         reason: description of the failure; parts may be text from the node (see `printable`).
@@ -77,15 +78,17 @@ class Sent:
 def in_order(
     sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
 ) -> Iterator[tuple[Sent, Message | None]]:
-    """Yield (message, reply) of every message in order, as soon as its turn comes; no reply if it failed.
+    """Yield (message, reply) of every message in order, as soon as its turn comes; no reply if it
+    failed.
 
-    A reply is matched to the message that it answers, not by its own statements. It must come from the addressed node
-    and belong to the same run.
+    A reply is matched to the message that it answers, not by its own statements. It must come from
+    the addressed node and belong to the same run.
 
     Args:
         sent: the round's messages.
         replies: in any order.
-        single: whether failures are collected (one client per message) or end the run (blocks of a simulation).
+        single: whether failures are collected (one client per message) or end the run (blocks of a
+            simulation).
         failures: failures are appended here.
 
     Raises:
@@ -98,13 +101,19 @@ def in_order(
         >>> failures
         [Failure(kind='missing', node=None, client=3, reason='the client has no node')]
     """
-    waiting: dict[int, Message | None] = {slot: None for slot, one in enumerate(sent) if one.message is None}
+    waiting: dict[int, Message | None] = {
+        slot: None for slot, one in enumerate(sent) if one.message is None
+    }
     for slot in waiting:
         failures.append(Failure("missing", None, sent[slot].clients[0], "the client has no node"))
     slots: dict[str, int] = {}
     turn = 0
     for reply in replies:
-        slots = slots or {one.message.metadata.message_id: i for i, one in enumerate(sent) if one.message is not None}
+        slots = slots or {
+            one.message.metadata.message_id: i
+            for i, one in enumerate(sent)
+            if one.message is not None
+        }
         slot = slots.get(reply.metadata.reply_to_message_id, -1)
         problem = _mismatch(reply, sent, slot, taken=slot in waiting or slot < turn)
         if not single and (problem or reply.has_error()):
@@ -113,7 +122,9 @@ def in_order(
             client = sent[slot].clients[0] if slot >= 0 else -1
             failures.append(Failure("rejected", reply.metadata.src_node_id, client, problem))
         elif reply.has_error():
-            failures.append(Failure("error", sent[slot].node, sent[slot].clients[0], str(reply.error.reason)))
+            failures.append(
+                Failure("error", sent[slot].node, sent[slot].clients[0], str(reply.error.reason))
+            )
             waiting[slot] = None
         else:
             waiting[slot] = reply
@@ -122,10 +133,14 @@ def in_order(
             turn += 1
     missing = [slot for slot in range(turn, len(sent)) if slot not in waiting]
     if missing and not single:
-        raise RunError(f"only {len(sent) - len(missing)} of {len(sent)} messages of the round were answered")
+        raise RunError(
+            f"only {len(sent) - len(missing)} of {len(sent)} messages of the round were answered"
+        )
     for slot in range(turn, len(sent)):
         if slot in missing:
-            failures.append(Failure("missing", sent[slot].node, sent[slot].clients[0], "no reply in time"))
+            failures.append(
+                Failure("missing", sent[slot].node, sent[slot].clients[0], "no reply in time")
+            )
         yield sent[slot], waiting.get(slot)
 
 
@@ -155,7 +170,8 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
     values = wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data)
     if values.shape != (plan.size,) or values.dtype not in (np.float32, np.float64):
         raise PrivacyError(
-            f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the plan releases "
+            f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the "
+            "plan releases "
             f"{plan.size} numbers"
         )
     return values
@@ -164,9 +180,10 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
 def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
 
-    Under central trust every part's norm must stay within its bound; under local trust within a limit that bound and
-    noise together exceed with probability at most 1e-15. A contribution bounded example by example must lie within the
-    public cap that clients keep (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
+    Under central trust every part's norm must stay within its bound; under local trust within a
+    limit that bound and noise together exceed with probability at most 1e-15. A contribution
+    bounded example by example must lie within the public cap that clients keep
+    (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
 
     Raises:
         PrivacyError: the contribution exceeds the bounds; the message says how.
@@ -181,7 +198,8 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
 
 
 def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
-    """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see `contribution`.
+    """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see
+    `contribution`.
 
     Raises:
         PrivacyError: the numbers exceed the bounds; the message says how.
@@ -193,7 +211,9 @@ def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
     for part, limit in zip(plan.parts, _limits(plan), strict=True):
         norm = _norm(values[start : start + part.size], order)
         if not norm <= limit * _ROUNDING:
-            raise PrivacyError(f"its part {part.name!r} has norm {norm:.4g}, but the plan allows {limit:.4g}")
+            raise PrivacyError(
+                f"its part {part.name!r} has norm {norm:.4g}, but the plan allows {limit:.4g}"
+            )
         start += part.size
     return values
 
@@ -210,5 +230,7 @@ def _norm(values: np.ndarray, order: int) -> float:
         norm = float(np.linalg.norm(values, ord=order))
         if 1e-100 < norm < math.inf:
             return norm
-        largest = float(np.abs(values).max(initial=0.0))  # squares of huge numbers overflow, those of tiny ones vanish
+        largest = float(
+            np.abs(values).max(initial=0.0)
+        )  # squares of huge numbers overflow, those of tiny ones vanish
         return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0

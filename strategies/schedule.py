@@ -14,9 +14,9 @@ _ROUND = "schedule.round"
 class Scheduled:
     """A server step whose change of the model is scaled by each round's factor.
 
-    The changes of the library's optimizers are proportional to their learning rate, and their state does not depend on
-    it, so this is the optimizer with a scheduled learning rate. Factors depend only on the number of the round. Like
-    the step itself they are post-processing.
+    The changes of the library's optimizers are proportional to their learning rate, and their state
+    does not depend on it, so this is the optimizer with a scheduled learning rate. Factors depend
+    only on the number of the round. Like the step itself they are post-processing.
 
     Args:
         step: the step to scale.

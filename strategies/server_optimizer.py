@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DivergedError, Notice
-from fedlgm.extension.loader import is_reference, load_object, misfit, named_arguments, shown_name, users_code
+from fedlgm.extension.loader import (
+    is_reference,
+    load_object,
+    misfit,
+    named_arguments,
+    shown_name,
+    users_code,
+)
 from fedlgm.training import FlatOptimizer
 from strategies.yogi import Yogi
 
@@ -21,8 +28,8 @@ Name = Literal["sgd", "momentum", "adam", "yogi"]
 class ServerStep(Protocol):
     """Interface of the server's step, which is post-processing of released values.
 
-    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an interrupted run continues
-    with its state; without them the state is reset.
+    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an
+    interrupted run continues with its state; without them the state is reset.
 
     Example:
         >>> class Halfway:
@@ -61,8 +68,8 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
     """A server step.
 
     Args:
-        choice: a name of `ServerOptimizer`, or "yogi" (see `Yogi`); "package.module:name" of a class or function
-            (lr, momentum) -> step, or of a step; or a step itself.
+        choice: a name of `ServerOptimizer`, or "yogi" (see `Yogi`); "package.module:name" of a
+            class or function (lr, momentum) -> step, or of a step; or a step itself.
         lr: server learning rate.
         momentum: momentum, for steps that use it.
 
@@ -94,7 +101,9 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         wrong = misfit(found, lr, momentum)
         if wrong:
-            raise ConfigError(f"server optimizer {label} must be made by a call with (lr, momentum): {wrong}")
+            raise ConfigError(
+                f"server optimizer {label} must be made by a call with (lr, momentum): {wrong}"
+            )
         with users_code(f"server optimizer {label}", found):
             found = found(lr, momentum)
     if not callable(getattr(found, "step", None)):
@@ -129,11 +138,14 @@ class OwnStep:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._named():
-            found = self._step.step(model.clone(), mean_update)  # a past model, which later plans may read
+            found = self._step.step(
+                model.clone(), mean_update
+            )  # a past model, which later plans may read
         if not isinstance(found, Tensor) or found.shape != model.shape:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
-                f"server optimizer {self.label}: step must return the next model, a tensor of shape "
+                f"server optimizer {self.label}: step must return the next model, a tensor of "
+                "shape "
                 f"{tuple(model.shape)}, but it returns {given}"
             )
         return found.to(torch.float32)
@@ -144,15 +156,19 @@ class OwnStep:
             return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint's state; a step without `restore` starts with a fresh state."""
+        """Continue from a checkpoint's state; a step without `restore` starts with a fresh
+        state.
+        """
         if hasattr(self._step, "restore"):
             with self._named():
                 self._step.restore(model, state)
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
                 Notice(
-                    f"server optimizer {self.label} starts afresh: if it has a state, it needs state() and "
-                    "restore(), so that the resumed run ends where it would have ended without the interruption"
+                    f"server optimizer {self.label} starts afresh: if it has a state, it needs "
+                    "state() and "
+                    "restore(), so that the resumed run ends where it would have ended without the "
+                    "interruption"
                 ),
                 stacklevel=2,
             )
@@ -162,7 +178,8 @@ class OwnStep:
 
 
 def require_finite(model: Tensor, round: int) -> None:
-    """Refuse a model with NaN or infinity after the server step, because no later round could train it.
+    """Refuse a model with NaN or infinity after the server step, because no later round could train
+    it.
 
     The model depends only on released values, so ending the run at this point reveals nothing more.
 
@@ -182,8 +199,10 @@ def require_finite(model: Tensor, round: int) -> None:
     lost = model.numel() - int(torch.isfinite(model).sum())
     if lost:
         raise DivergedError(
-            f"training diverged in round {round}: after the server step {lost} of the model's {model.numel()} values "
-            "are NaN or infinite; start a new run with smaller steps: a smaller server learning rate "
+            f"training diverged in round {round}: after the server step {lost} of the model's "
+            f"{model.numel()} values "
+            "are NaN or infinite; start a new run with smaller steps: a smaller server learning "
+            "rate "
             "(federation.server_lr), training.lr or mechanism.bound, or another server optimizer"
         )
 
@@ -195,8 +214,9 @@ class ServerOptimizer:
     It uses only released values, so it is post-processing and costs no privacy.
 
     Args:
-        name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with PyTorch's Adam: bias
-            correction, betas 0.9 and 0.999; every coordinate moves by about `lr`, so 1 is far too much).
+        name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with
+            PyTorch's Adam: bias correction, betas 0.9 and 0.999; every coordinate moves by about
+                `lr`, so 1 is far too much).
         lr: server learning rate.
         momentum: for "momentum".
         eps: for "adam".
@@ -213,10 +233,16 @@ class ServerOptimizer:
     """
 
     def __init__(
-        self, name: Literal["sgd", "momentum", "adam"], lr: float, momentum: float = 0.9, eps: float = 1e-3
+        self,
+        name: Literal["sgd", "momentum", "adam"],
+        lr: float,
+        momentum: float = 0.9,
+        eps: float = 1e-3,
     ) -> None:
         if name not in ("sgd", "momentum", "adam"):
-            raise ConfigError(f"unknown server optimizer {name!r}; known: {', '.join(get_args(Name))}")
+            raise ConfigError(
+                f"unknown server optimizer {name!r}; known: {', '.join(get_args(Name))}"
+            )
         self._name, self._lr, self._momentum, self._eps = name, lr, momentum, eps
         self._optimizer: FlatOptimizer | None = None
         self._weights = torch.empty(0)
@@ -224,7 +250,8 @@ class ServerOptimizer:
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
         if self._name == "sgd":
-            # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own arithmetic.
+            # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own
+            # arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
         optimizer = self._prepared(model)
         self._weights.copy_(model)
@@ -244,5 +271,7 @@ class ServerOptimizer:
         if self._optimizer is None:
             self._weights = model.clone()
             kind: Literal["sgd", "adam"] = "adam" if self._name == "adam" else "sgd"
-            self._optimizer = FlatOptimizer(kind, self._weights, lr=self._lr, momentum=self._momentum, eps=self._eps)
+            self._optimizer = FlatOptimizer(
+                kind, self._weights, lr=self._lr, momentum=self._momentum, eps=self._eps
+            )
         return self._optimizer

@@ -11,8 +11,9 @@ _BETA1, _BETA2 = 0.9, 0.99
 class Yogi:
     """FedYogi (Reddi et al., ICLR 2021, algorithm 2), equal to Flower's `FedYogi`.
 
-    With d the released mean update: m = 0.9 m + 0.1 d, v = v - 0.01 d^2 sign(v - d^2), model + lr m / (sqrt(v) + tau).
-    Both m and v start at zero. This is post-processing of released values, so it costs no privacy.
+    With d the released mean update: m = 0.9 m + 0.1 d, v = v - 0.01 d^2 sign(v - d^2), model + lr m
+    / (sqrt(v) + tau). Both m and v start at zero. This is post-processing of released values, so it
+    costs no privacy.
 
     Args:
         lr: server learning rate; every coordinate moves by about this much.

@@ -1,4 +1,5 @@
-"""Shared by the tests: one torch thread, tiny recipes, and federations whose clients have given updates."""
+"""Shared by the tests: one torch thread, tiny recipes, and federations whose clients have given
+updates."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# NumPy reads it at its import. OpenBLAS's threads wait at full load, for 50 times as long as small problems take.
+# NumPy reads it at its import. OpenBLAS's threads wait at full load, for 50 times as long as small
+# problems take.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("FEDLGM_TEST_THREADS", "1"))
 
 import hypothesis
@@ -46,7 +48,14 @@ from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
-from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser, ServerOptimizer
+from strategies import (
+    AnyNode,
+    CohortSampler,
+    LayerwiseFedAvg,
+    OneNodePerClient,
+    Releaser,
+    ServerOptimizer,
+)
 
 torch.set_num_threads(int(os.environ.get("FEDLGM_TEST_THREADS", "1")))  # see `make test-rounding`
 hypothesis.settings.register_profile("shared cores", deadline=None)
@@ -54,10 +63,11 @@ hypothesis.settings.load_profile("shared cores")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One folder of kept calibrations for the tests of a run and their processes, empty at the start, gone at the end.
+    """One folder of kept calibrations for the tests of a run and their processes, empty at the
+    start, gone at the end.
 
-    A third of the suite's time went into the same few calibrations; a kept one is confirmed by the accountant.
-    """
+    A third of the suite's time went into the same few calibrations; a kept one is confirmed by the
+    accountant."""
     gc.disable()  # until `pytest_collection_finish`
     if not hasattr(config, "workerinput"):
         kept = tempfile.TemporaryDirectory(prefix="fedlgm-tests-")
@@ -66,9 +76,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONG = (
-    "fedlgm_nodes/deploy/test_deployment.py", "test_notebooks.py", "test_packaging.py",
-    "simulations/test_huggingface.py", "simulations/engines/test_engines.py", "simulations/test_command_faults.py",
-)  # fmt: skip
+    "fedlgm_nodes/deploy/test_deployment.py",
+    "test_notebooks.py",
+    "test_packaging.py",
+    "simulations/test_huggingface.py",
+    "simulations/engines/test_engines.py",
+    "simulations/test_command_faults.py",
+)
 """The longest files; last, one worker would run them while the other has nothing left to do."""
 
 
@@ -80,7 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end; looking it through for garbage took a twentieth of the time."""
+    """What was imported and collected stays to the end; looking it through for garbage took a
+    twentieth of the time."""
     gc.freeze()
     gc.enable()
 
@@ -93,20 +108,23 @@ REGISTRIES = (
     strategies._STRATEGIES,
     audit._METHODS,
 )
-"""What `register` functions fill; the modules that own them register at import, and no other module does."""
+"""What `register` functions fill; the modules that own them register at import, and no other module
+does."""
 
 
 GENERATOR: Any = torch if torch.cuda.is_available() else torch.default_generator
-"""`torch.manual_seed` also records its caller for each kind of device that is not there, in a millisecond."""
+"""`torch.manual_seed` also records its caller for each kind of device that is not there, in a
+millisecond."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test leaves nothing to the next one. A fixture for each of these would cost more than many of the tests.
+    """A test leaves nothing to the next one. A fixture for each of these would cost more than many
+    of the tests.
 
-    Models without a seed start alike. A registered name is gone. Ctrl-C goes on ending the tests, although the command
-    and Ray take signals over. urllib, which keeps the proxies of its first call, reads them again.
-    """
+    Models without a seed start alike. A registered name is gone. Ctrl-C goes on ending the tests,
+    although the command and Ray take signals over. urllib, which keeps the proxies of its first
+    call, reads them again."""
     GENERATOR.manual_seed(0)
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     registries = [dict(registry) for registry in REGISTRIES]
@@ -123,7 +141,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_built_once() -> Iterator[None]:
-    """Typer builds all commands from their signatures at every call, which a process does once and the tests often."""
+    """Typer builds all commands from their signatures at every call, which a process does once and
+    the tests often."""
     once = cache(typer.main.get_command)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", once)
@@ -133,7 +152,8 @@ def _commands_are_built_once() -> Iterator[None]:
 
 @pytest.fixture
 def tiny() -> Callable[..., Recipe]:
-    """Maker of tiny recipes; keywords are sections whose keys replace the usual ones (None removes a key)."""
+    """Maker of tiny recipes; keywords are sections whose keys replace the usual ones (None removes
+    a key)."""
 
     def make(**sections: dict[str, Any]) -> Recipe:
         raw = tiny_values()
@@ -182,20 +202,40 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
         numerics: Numerics | None = None,
         **facts_options: Any,
     ) -> Federation:
-        method = mechanisms.get(mechanism, **(options or {})) if isinstance(mechanism, str) else mechanism
+        method = (
+            mechanisms.get(mechanism, **(options or {}))
+            if isinstance(mechanism, str)
+            else mechanism
+        )
         layers = method.table(LayerTable.from_sizes(sizes))
-        facts = RunFacts(multiplier, sampling or Sampling("poisson", 10, 1.0), relation, trust, rounds, **facts_options)  # type: ignore[arg-type]
+        facts = RunFacts(
+            multiplier,
+            sampling or Sampling("poisson", 10, 1.0),
+            relation,
+            trust,
+            rounds,
+            **facts_options,
+        )  # type: ignore[arg-type]
         keys = KeyRing(seed)
 
         def source(client: int) -> ClientData:
             count = 0 if client in empty else 1
-            return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
+            return ClientData(
+                torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64)
+            )
 
         work = VotingWork(GivenUpdates(updates), LocalTraining(), source, votes=GivenVotes)  # type: ignore[arg-type]
-        if isinstance(nodes, OneNodePerClient):  # one app per client, each of which refuses the others'
+        if isinstance(
+            nodes, OneNodePerClient
+        ):  # one app per client, each of which refuses the others'
             population = facts.sampling.population
-            one_each = [OneClient(number, population, simulated=True) for number in range(population)]
-            served: Any = [LayerwiseClient(work, method, layers, keys, each).as_app(ClientApp()) for each in one_each]
+            one_each = [
+                OneClient(number, population, simulated=True) for number in range(population)
+            ]
+            served: Any = [
+                LayerwiseClient(work, method, layers, keys, each).as_app(ClientApp())
+                for each in one_each
+            ]
         else:
             served = LayerwiseClient(work, method, layers, keys, AnyClient()).as_app(ClientApp())
         ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)

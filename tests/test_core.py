@@ -1,4 +1,5 @@
-"""The core, which every run needs, can be read alone: only registries import a variant, and nothing imports a tool."""
+"""The core, which every run needs, can be read alone: only registries import a variant, and nothing
+imports a tool."""
 
 from __future__ import annotations
 
@@ -13,28 +14,38 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
     "fedlgm": "extension.testing papers privacy.floor privacy.selection",
-    "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress shell signals "
+    "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress "
+    "shell signals "
     "standardise summaries tables",
 }
 """Modules that are built on runs."""
 _VARIANTS = {
     "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
     "fedlgm.data": "bundled images named_tables sources text",
-    "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores layer_vote lm_dp_sgd "
+    "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores "
+    "layer_vote lm_dp_sgd "
     "profiles risk_aware voted_filling water_filling",
-    "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule scheduled vectorized",
+    "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule "
+    "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
     "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
     "clients": "example_level mod users",
     "strategies": "private_fedavg",
     "simulations.config": "example_level user_level",
-    "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes processes ray ray_engine "
+    "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes "
+    "processes ray ray_engine "
     "superlink",
     "simulations.runs.trackers": "mlflow tensorboard values wandb",
 }
 """Exchangeable parts, in files that only a registry names."""
 REGISTRIES = {
-    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.training.kinds", "fedlgm.training.models", "fedlgm.training.tasks"),
+    *(
+        "fedlgm.data",
+        "fedlgm.mechanisms",
+        "fedlgm.training.kinds",
+        "fedlgm.training.models",
+        "fedlgm.training.tasks",
+    ),
     *("simulations.config.recipe", "strategies"),
 }
 _DEFAULTS = {
@@ -43,7 +54,8 @@ _DEFAULTS = {
     "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",
     "fedlgm.training.tasks": "classification evaluation set_metrics task",
-    "simulations.config": "client_level extends fixed_noise messages named_sections overrides public_seed sections "
+    "simulations.config": "client_level extends fixed_noise messages named_sections overrides "
+    "public_seed sections "
     "unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }
@@ -76,11 +88,19 @@ def test_every_name_is_that_of_a_module(graph: grimp.ImportGraph) -> None:
     assert {*TOOLS, *VARIANTS, *DEFAULTS, *REGISTRIES} <= graph.modules
 
 
-def test_the_core_imports_variants_only_in_registries_and_no_tool(graph: grimp.ImportGraph, core: list[str]) -> None:
-    imports = [(module, other) for module in core for other in graph.find_modules_directly_imported_by(module)]
+def test_the_core_imports_variants_only_in_registries_and_no_tool(
+    graph: grimp.ImportGraph, core: list[str]
+) -> None:
+    imports = [
+        (module, other)
+        for module in core
+        for other in graph.find_modules_directly_imported_by(module)
+    ]
     assert [(module, other) for module, other in imports if _within(other, TOOLS)] == []
     listing = {module for module, other in imports if _within(other, VARIANTS)}
-    assert listing == REGISTRIES, "only a registry imports a variant; a new registry is listed in REGISTRIES"
+    assert listing == REGISTRIES, (
+        "only a registry imports a variant; a new registry is listed in REGISTRIES"
+    )
 
 
 def test_a_registry_imports_only_its_own_variants_and_defaults(graph: grimp.ImportGraph) -> None:
@@ -89,13 +109,18 @@ def test_a_registry_imports_only_its_own_variants_and_defaults(graph: grimp.Impo
         found = {*graph.find_modules_directly_imported_by(registry)}
         inside = {other for other in found if _within(other, [package])}
         unlisted = {other for other in inside if not _within(other, VARIANTS + DEFAULTS)}
-        assert not unlisted, f"{registry} imports {unlisted}: list it in _VARIANTS, or in _DEFAULTS if all runs need it"
+        assert not unlisted, (
+            f"{registry} imports {unlisted}: list it in _VARIANTS, or in _DEFAULTS if all runs "
+            "need it"
+        )
         assert not {other for other in found - inside if _within(other, VARIANTS)}, registry
 
 
 def test_no_modules_import_each_other_at_run_time() -> None:
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
-    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
+    TopologicalSorter(
+        {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    ).prepare()
 
 
 def test_the_core_is_small_enough_to_be_read(core: list[str]) -> None:
@@ -107,7 +132,14 @@ def test_the_core_is_small_enough_to_be_read(core: list[str]) -> None:
 
 
 def _nodes(file: Path) -> int:
-    """Nodes of a module's syntax tree without docstrings, each of which is an expression and its constant."""
-    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if not isinstance(node, ast.expr_context)]
-    documented = (node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    """Nodes of a module's syntax tree without docstrings, each of which is an expression and its
+    constant."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(file.read_text()))
+        if not isinstance(node, ast.expr_context)
+    ]
+    documented = (
+        node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    )
     return len(nodes) - 2 * sum(ast.get_docstring(node) is not None for node in documented)

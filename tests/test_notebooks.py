@@ -21,7 +21,9 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 def outputs_of(name: str) -> list[str]:
     """What the cells of a notebook put out when they are run in order."""
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-    NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    NotebookClient(
+        notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(NOTEBOOKS)}}
+    ).execute()
     return [str(o) for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
 
 
@@ -30,7 +32,9 @@ def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
 
 
-def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(tmp_path) -> None:
+def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(
+    tmp_path,
+) -> None:
     """By IPython's own formatter, which makes the output of a cell that ends with a result."""
     small = ["federation.clients=20", "federation.rounds=1", "privacy.accountant=rdp"]
     changes = {
@@ -44,15 +48,26 @@ def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_
     for name, page in shown.items():
         assert RunFolder.open(tmp_path / name).result()["guarantee"] in page
     caveat = "the seed is public, and with it the noise can be drawn again"
-    assert {name for name, page in shown.items() if caveat in page} == {"sound", "no noise", "published"}
-    assert {name for name, page in shown.items() if "NOT PRIVATE: " in page} == {"no noise", "published"}
+    assert {name for name, page in shown.items() if caveat in page} == {
+        "sound",
+        "no noise",
+        "published",
+    }
+    assert {name for name, page in shown.items() if "NOT PRIVATE: " in page} == {
+        "no noise",
+        "published",
+    }
 
 
 @pytest.mark.slow
 def test_attacks_notebook() -> None:
     outputs = outputs_of("attacks.ipynb")
     assert sum("image/png" in o for o in outputs) == 4
-    figures = dict(re.findall(r"(no noise|ladp, published|epsilon \d+) .*?mean SSIM +(-?[\d.]+)", "".join(outputs)))
+    figures = dict(
+        re.findall(
+            r"(no noise|ladp, published|epsilon \d+) .*?mean SSIM +(-?[\d.]+)", "".join(outputs)
+        )
+    )
     assert float(figures["no noise"]) > 0.9  # the attack works where there is no noise,
     assert abs(float(figures["epsilon 8"])) < 0.3  # and finds nothing under noise that is sound
     assert abs(float(figures["epsilon 1"])) < 0.3
@@ -98,5 +113,9 @@ def test_a_notebook_is_committed_with_small_outputs(name: str) -> None:
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         text = str(cell.get("outputs", ""))
-        assert cell.cell_type != "code" or cell.execution_count is not None, "execute the notebook and save it"
-        assert not any(word in text for word in ("IProgress", "/home/", "/root/", "Traceback", "/work/"))
+        assert cell.cell_type != "code" or cell.execution_count is not None, (
+            "execute the notebook and save it"
+        )
+        assert not any(
+            word in text for word in ("IProgress", "/home/", "/root/", "Traceback", "/work/")
+        )

@@ -40,25 +40,43 @@ def closure(extras: tuple[str, ...]) -> dict[str, metadata.Distribution]:
         found[name] = distribution
         for text in distribution.requires or ():
             needed = Requirement(text)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *wanted)):
-                waiting.append((needed.name.lower().replace("_", "-"), tuple(sorted(needed.extras))))
+            if needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in ("", *wanted)
+            ):
+                waiting.append(
+                    (needed.name.lower().replace("_", "-"), tuple(sorted(needed.extras)))
+                )
     return found
 
 
 def licences(distribution: metadata.Distribution) -> list[str]:
-    """What a distribution's metadata say of its licence: an expression, classifiers, or a short text."""
+    """What a distribution's metadata say of its licence: an expression, classifiers, or a short
+    text."""
     told = distribution.metadata
-    classifiers = [line.rpartition("::")[2].strip() for line in told.get_all("Classifier", []) if "License ::" in line]
+    classifiers = [
+        line.rpartition("::")[2].strip()
+        for line in told.get_all("Classifier", [])
+        if "License ::" in line
+    ]
     text = (told.get("License") or "").strip()
-    said = [told.get("License-Expression") or "", *classifiers, text.splitlines()[0] if text else ""]
+    said = [
+        told.get("License-Expression") or "",
+        *classifiers,
+        text.splitlines()[0] if text else "",
+    ]
     return [one for one in said if one and one not in ("OSI Approved", "UNKNOWN")]
 
 
 def only_gpl(said: list[str]) -> bool:
-    """Whether every licence that is offered is the GPL or the AGPL (not the LGPL, which lets others link)."""
+    """Whether every licence that is offered is the GPL or the AGPL (not the LGPL, which lets others
+    link)."""
     offered = [part for one in said for part in re.split(r"\bOR\b|;|/", one) if part.strip()]
-    strict = re.compile(r"(?<!L)(?<!Lesser )(?<!Library )\b(A?GPL|GNU (Affero )?General Public)", re.IGNORECASE)
-    return bool(offered) and all(strict.search(part) and "exception" not in part.lower() for part in offered)
+    strict = re.compile(
+        r"(?<!L)(?<!Lesser )(?<!Library )\b(A?GPL|GNU (Affero )?General Public)", re.IGNORECASE
+    )
+    return bool(offered) and all(
+        strict.search(part) and "exception" not in part.lower() for part in offered
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +108,10 @@ def interpreter(version: str) -> Path | None:
     """A Python of this version that answers, from the path or from pyenv's folder."""
     name = f"python{version}"
     found = [Path(at) for at in [shutil.which(name)] if at]
-    for candidate in [*found, *sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/{name}"))]:
+    for candidate in [
+        *found,
+        *sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/{name}")),
+    ]:
         asked = [candidate, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
         if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:
             return candidate
@@ -108,7 +129,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    build = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (made,) = folder.glob("fedlgm-*.whl")
@@ -146,57 +175,111 @@ print("notebook and flwr run: done")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_wheel_alone_runs_in_a_fresh_environment(version: str, wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_runs_in_a_fresh_environment(
+    version: str, wheel: Path, tmp_path: Path
+) -> None:
     """`fedlgm simulate`, a notebook and `flwr run`, on every Python that is found.
 
-    The version of the tests takes their dependencies; others install them, which needs a package index.
-    """
+    The version of the tests takes their dependencies; others install them, which needs a package
+    index."""
     own = version == f"{sys.version_info.major}.{sys.version_info.minor}"
     at = Path(sys.executable) if own else interpreter(version)
     if at is None:
         pytest.skip(f"no Python {version} here")
     fresh = tmp_path / "fresh"
     python = fresh / "bin" / "python"
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     if own:
         venv.create(fresh, with_pip=False)
-        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(fresh), "platbase": str(fresh)}))
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+        site = Path(
+            sysconfig.get_path("purelib", "venv", {"base": str(fresh), "platbase": str(fresh)})
+        )
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(wheel),
+        ]
         done = subprocess.run(install, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        # A path in a .pth file adds its packages, but not the editable installs that its own .pth files name.
+        # A path in a .pth file adds its packages, but not the editable installs that its own .pth
+        # files name.
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
         for name in ("fedlgm", "flwr"):
             for entry in metadata.distribution(name).entry_points.select(group="console_scripts"):
                 script = fresh / "bin" / entry.name
-                script.write_text(f"#!{python}\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n")
+                script.write_text(
+                    f"#!{python}\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n"
+                )
                 script.chmod(0o755)
     else:
         subprocess.run([at, "-m", "venv", fresh], check=True)
         # Modules are compiled when they are imported, which few of them are.
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        pip = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
         pip += ["--retries", "1", "--timeout", "30"]
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extra = project["optional-dependencies"]
-        needed = [*project["dependencies"], *extra["ray"], *extra["tensorboard"], "ipykernel", "nbclient", "nbformat"]
+        needed = [
+            *project["dependencies"],
+            *extra["ray"],
+            *extra["tensorboard"],
+            "ipykernel",
+            "nbclient",
+            "nbformat",
+        ]
         done = subprocess.run([*pip, *needed], env=clean, capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"Python {version}: the index lacks a dependency: {done.stderr.strip().splitlines()[-1]}")
+            pytest.skip(
+                f"Python {version}: the index lacks a dependency: "
+                f"{done.stderr.strip().splitlines()[-1]}"
+            )
         done = subprocess.run([*pip, str(wheel)], env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    clean["PATH"] = os.pathsep.join([str(fresh / "bin"), str(Path(sys.executable).parent), clean["PATH"]])
+    clean["PATH"] = os.pathsep.join(
+        [str(fresh / "bin"), str(Path(sys.executable).parent), clean["PATH"]]
+    )
 
     def run(*command: str) -> str:
-        done = subprocess.run([python, *command], cwd=fresh, env=clean, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            [python, *command],
+            cwd=fresh,
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
         assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-4000:])
         return done.stdout
 
-    where = run("-c", f"import {', '.join(PACKAGES)}; print({', '.join(f'{name}.__file__' for name in PACKAGES)})")
+    where = run(
+        "-c",
+        f"import {', '.join(PACKAGES)}; "
+        f"print({', '.join(f'{name}.__file__' for name in PACKAGES)})",
+    )
     assert all(Path(path).is_relative_to(fresh) for path in where.split())
     entry = ("-c", "import sys; from simulations.entry import main; sys.exit(main())")
     command = (*entry, "simulate", "digits", "--engine", "local", "--run-dir", "run", "--json")
-    result = json.loads(run(*command, "--set", "federation.rounds=2", "--set", "privacy.accountant=rdp"))
+    result = json.loads(
+        run(*command, "--set", "federation.rounds=2", "--set", "privacy.accountant=rdp")
+    )
     assert 0 < result["epsilon"] <= 8
     assert len(result["model_sha256"]) == 64
     assert metadata.version("fedlgm") in run(*entry, "--version")

@@ -1,4 +1,6 @@
-"""A bare PyTorch loop: each process trains its share of the cohort and returns the sum of its models."""
+"""A bare PyTorch loop: each process trains its share of the cohort and returns the sum of its
+models.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""One contender of `benchmarks.example_level` in a separate process: steps on demand, answered with CPU seconds.
+"""One contender of `benchmarks.example_level` in a separate process: steps on demand, answered with
+CPU seconds.
 
     python -m benchmarks.contenders.example_level NETWORK CONTENDER
 
-Every line on standard input asks for one step; the answer is `{"seconds": ..., "peak_mb": ..., ...}`.
+Every line on standard input asks for one step; the answer is
+`{"seconds": ..., "peak_mb": ..., ...}`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ CLIP = 1.0
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.project, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.project, self.out = (
+            heads,
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         n, positions, width = x.shape
@@ -43,8 +49,16 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, 4), nn.LayerNorm(width)
-        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.norm1, self.attention, self.norm2 = (
+            nn.LayerNorm(width),
+            Attention(width, 4),
+            nn.LayerNorm(width),
+        )
+        self.up, self.act, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -59,7 +73,9 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(vocabulary, width)
         self.block1, self.block2 = Block(width), Block(width)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        waves = torch.arange(positions)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+        waves = torch.arange(positions)[:, None] * torch.exp(
+            -math.log(1e4) * torch.arange(0, width, 2) / width
+        )
         self.positions = torch.cat([waves.sin(), waves.cos()], dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -72,7 +88,9 @@ class MeanOverPositions:
         return nn.functional.cross_entropy(outputs, y, reduction="none").mean(1)
 
 
-def image_task(name: str, shape: tuple[int, int, int], batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+def image_task(
+    name: str, shape: tuple[int, int, int], batch: int
+) -> tuple[nn.Module, Tensor, Tensor]:
     model = models.build(name, in_shape=shape, classes=10)
     return model, torch.randn(batch, *shape), torch.randint(10, (batch,))
 
@@ -102,7 +120,9 @@ def losses_of(outputs: Tensor, y: Tensor) -> Tensor:
     return losses.mean(1) if losses.dim() == 2 else losses
 
 
-def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_last: bool) -> Callable[[], None]:
+def plain(
+    model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_last: bool
+) -> Callable[[], None]:
     """SGD by autograd: one batch as users write it, or micro-batches in the best layout."""
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -120,7 +140,9 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_la
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
-    """A step with noise, "kernel" by the compiled one; "quiet" adds none; "exact" neither, and sums in float64."""
+    """A step with noise, "kernel" by the compiled one; "quiet" adds none; "exact" neither, and sums
+    in float64.
+    """
     from fedlgm.noise.draws import add_noise_
     from fedlgm.training import tasks
     from fedlgm.training.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
@@ -157,11 +179,15 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], N
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     for block in model.modules():
-        if type(block).__name__ == "BasicBlock":  # its `out += identity` raises under Opacus's hooks
+        if (
+            type(block).__name__ == "BasicBlock"
+        ):  # its `out += identity` raises under Opacus's hooks
             block.forward = partial(_block, block)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     if style == "ghost":
-        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        wrapped = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=CLIP, use_ghost_clipping=True
+        )
         private = DPOptimizerFastGradientClipping(
             optimizer, noise_multiplier=1.0, max_grad_norm=CLIP, expected_batch_size=len(x)
         )
@@ -218,7 +244,9 @@ def contender(network: str, name: str) -> Callable[[], None]:
 
 
 def code() -> float:
-    """MB of mapped files that have been used: torch's kernels above all, shared by all processes."""
+    """MB of mapped files that have been used: torch's kernels above all, shared by all
+    processes.
+    """
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssFile:"))
 
@@ -227,7 +255,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # What any contender imports later, so that peaks above the imports compare.
-    for module in ("opacus", "torch._dynamo", "torch.optim", "fedlgm.training.example_level", "fedlgm.noise.draws"):
+    for module in (
+        "opacus",
+        "torch._dynamo",
+        "torch.optim",
+        "fedlgm.training.example_level",
+        "fedlgm.noise.draws",
+    ):
         importlib.import_module(module)
     before, mapped = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, code()
     step = contender(*sys.argv[1:3])
@@ -237,7 +271,12 @@ def main() -> None:
         step()
         seconds = time.process_time() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found = {"seconds": seconds, "peak_mb": peak, "imports_mb": before, "code_mb": code() - mapped}
+        found = {
+            "seconds": seconds,
+            "peak_mb": peak,
+            "imports_mb": before,
+            "code_mb": code() - mapped,
+        }
         print(json.dumps(found), flush=True)
 
 

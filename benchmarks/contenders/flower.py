@@ -1,6 +1,8 @@
-"""Flower's own simulation runtime: its FedAvg, one message per client, two one-CPU actors, plain PyTorch inside.
+"""Flower's own simulation runtime: its FedAvg, one message per client, two one-CPU actors, plain
+PyTorch inside.
 
-`python -m benchmarks.contenders.flower [WORK]`: WORK is a module beside this one, `work` (default) or `resnet_work`.
+`python -m benchmarks.contenders.flower [WORK]`: WORK is a module beside this one, `work` (default)
+or `resnet_work`.
 """
 
 from __future__ import annotations
@@ -53,12 +55,16 @@ def train(message: Message, context: Context) -> Message:
     if len(y):
         job.train(module, x, y)
     metrics = {"num-examples": max(len(y), 1), "training": time.perf_counter() - started}
-    reply = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)})
+    reply = RecordDict(
+        {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)}
+    )
     return Message(content=reply, reply_to=message)
 
 
 class _FedAvg(FedAvg):
-    """FedAvg over the benchmark's cohorts: message i tells its node to be client i of the cohort."""
+    """FedAvg over the benchmark's cohorts: message i tells its node to be client i of the
+    cohort.
+    """
 
     work, number, training = "work", 0, 0.0
 
@@ -100,7 +106,10 @@ def main() -> None:
 
         work.serve(do_round)
 
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": job.WORKERS}}
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": job.WORKERS},
+    }
     run_simulation(app, client_app, num_supernodes=job.CLIENTS, backend_config=backend)
 
 

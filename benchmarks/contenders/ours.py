@@ -1,8 +1,8 @@
 """fedlgm: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
-Without an argument it is the recipe `fashion-mnist` as its users get it: the engine `auto`, and the compiled kernel
-where the machine has it. "torch" trains with PyTorch, "ray" takes Ray on this machine, and "two-nodes" Ray on a cluster
-of two nodes with one core each.
+Without an argument it is the recipe `fashion-mnist` as its users get it: the engine `auto`, and the
+compiled kernel where the machine has it. "torch" trains with PyTorch, "ray" takes Ray on this
+machine, and "two-nodes" Ray on a cluster of two nodes with one core each.
 """
 
 from __future__ import annotations
@@ -48,10 +48,15 @@ def serve(
     job: Any = work,
     figures: Callable[[], dict[str, float]] = dict,
 ) -> None:
-    """Serve private rounds of the work module `job` over `grid`; each answer holds the `figures` of its round."""
+    """Serve private rounds of the work module `job` over `grid`; each answer holds the `figures` of
+    its round.
+    """
     sampler = _Cohorts(assembly.facts.sampling, keys)
     sampler.job = job
-    with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger,
+    ):
         strategy = LayerwiseFedAvg(
             assembly.method, assembly.start(), sampler, ServerOptimizer("sgd", 1.0),
             Releaser(keys, ledger, assembly.numerics), AnyNode(assembly.sizes),
@@ -77,7 +82,9 @@ def main() -> None:
         recipe = recipes.load("fashion-mnist", changes)
         assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
-        engine = engines.get("ray" if "ray" in how else AutoEngine(options).chosen(assembly), options)
+        engine = engines.get(
+            "ray" if "ray" in how else AutoEngine(options).chosen(assembly), options
+        )
         assert isinstance(engine, GridEngine)
         with engine.grids(assembly) as grid_of:
             assembly = decided(assembly, work.WORKERS)

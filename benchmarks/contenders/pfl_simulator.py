@@ -1,4 +1,6 @@
-"""Apple's pfl on one process's share of the same work: `python -m benchmarks.contenders.pfl_simulator SHARE`."""
+"""Apple's pfl on one process's share of the same work:
+`python -m benchmarks.contenders.pfl_simulator SHARE`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class _OnDemand(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        answer = {"seconds": time.perf_counter() - self.started} if self.started else {"ready": True}
+        answer = (
+            {"seconds": time.perf_counter() - self.started} if self.started else {"ready": True}
+        )
         print(json.dumps(answer), flush=True)
         stop = not sys.stdin.readline()
         self.started = time.perf_counter()
@@ -59,11 +63,17 @@ class _OnDemand(TrainingProcessCallback):
 def main() -> None:
     torch.set_num_threads(1)
     share = int(sys.argv[1])
-    users = itertools.chain.from_iterable(map(int, work.shares(number)[share]) for number in itertools.count())
-    data = FederatedDataset(lambda user: Dataset(work.examples(user), user_id=str(user)), lambda: next(users))
+    users = itertools.chain.from_iterable(
+        map(int, work.shares(number)[share]) for number in itertools.count()
+    )
+    data = FederatedDataset(
+        lambda user: Dataset(work.examples(user), user_id=str(user)), lambda: next(users)
+    )
     net = _Model()
     model = PyTorchModel(
-        net, local_optimizer_create=torch.optim.Adam, central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0)
+        net,
+        local_optimizer_create=torch.optim.Adam,
+        central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
     )
     FederatedAveraging().run(
         NNAlgorithmParams(
@@ -74,7 +84,9 @@ def main() -> None:
         ),
         SimulatedBackend(training_data=data, val_data=data),
         model,
-        NNTrainHyperParams(local_num_epochs=work.EPOCHS, local_learning_rate=work.LR, local_batch_size=work.BATCH),
+        NNTrainHyperParams(
+            local_num_epochs=work.EPOCHS, local_learning_rate=work.LR, local_batch_size=work.BATCH
+        ),
         NNEvalHyperParams(local_batch_size=1000),
         callbacks=[_OnDemand()],
     )

@@ -76,7 +76,10 @@ def main() -> None:
             "model={name = 'resnet18'}",
             f"federation.clients={here.CLIENTS}",
             f"federation.rate={here.COHORT / here.CLIENTS}",
-            f"training={{optimizer = 'sgd', lr = {here.LR}, epochs = 1, batch_size = {here.BATCH}}}",
+            (
+                f"training={{optimizer = 'sgd', lr = {here.LR}, epochs = 1, batch_size = "
+                f"{here.BATCH}}}"
+            ),
             f"run.block_size={here.COHORT // here.WORKERS}",
         ],
     )
@@ -84,7 +87,9 @@ def main() -> None:
     keys = KeyRing.from_seed(1)
     with cluster.session(None, here.WORKERS, lambda: _Grid(here.WORKERS)) as ready:
         grid = ready()
-        ours.serve(grid.serving(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
+        ours.serve(
+            grid.serving(assembly, keys), assembly, keys, here, lambda: {"training": grid.training}
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""ResNet-18 (GroupNorm) on 32x32 images: 20 clients of 64 images, ten per round, one epoch, batch 32, two workers."""
+"""ResNet-18 (GroupNorm) on 32x32 images: 20 clients of 64 images, ten per round, one epoch, batch
+32, two workers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter CNN.
+"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter
+CNN.
 
-A contender's device and number of processes come from its environment (`FEDLGM_WORK_DEVICE`, `FEDLGM_WORK_PROCESSES`).
+A contender's device and number of processes come from its environment (`FEDLGM_WORK_DEVICE`,
+`FEDLGM_WORK_PROCESSES`).
 """
 
 from __future__ import annotations
@@ -55,14 +57,18 @@ def examples(client: int) -> tuple[Tensor, Tensor]:
     """A client's examples on the device."""
     index = clients()[client]
     if DEVICE.type == "cpu":
-        return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(dataset().train_y[index])
+        return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(
+            dataset().train_y[index]
+        )
     x, y = _on_the_device()
     return x[index], y[index]
 
 
 @lru_cache(maxsize=1)
 def _on_the_device() -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(dataset().train_x[:]).to(DEVICE), torch.from_numpy(dataset().train_y).to(DEVICE)
+    return torch.from_numpy(dataset().train_x[:]).to(DEVICE), torch.from_numpy(
+        dataset().train_y
+    ).to(DEVICE)
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:

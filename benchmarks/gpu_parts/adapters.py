@@ -1,8 +1,9 @@
-"""LoRA of GPT-2 (124 million parameters, random weights) on a GPU: private rounds beside a bare loop.
+"""LoRA of GPT-2 (124 million parameters, random weights) on a GPU: private rounds beside a bare
+loop.
 
-1,000 clients with 8 sequences of 64 random tokens each, 20 clients a round, one epoch in batches of 8 by SGD. Rank 8 on
-the attention's input projection: 294,912 trained parameters. The bare loop trains the same clients one after another
-and averages the adapters, without bounds and noise.
+1,000 clients with 8 sequences of 64 random tokens each, 20 clients a round, one epoch in batches of
+8 by SGD. Rank 8 on the attention's input projection: 294,912 trained parameters. The bare loop
+trains the same clients one after another and averages the adapters, without bounds and noise.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ TINY = Scale(clients=12, cohort=3, rounds=3, layers=1, width=16, words=40, examp
 def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
     """Seconds of a private round and of a round of the bare loop, and their ratio."""
     module = _model(scale)
-    x = np.random.default_rng(0).integers(scale.words, size=(scale.clients * scale.examples, scale.tokens))
+    x = np.random.default_rng(0).integers(
+        scale.words, size=(scale.clients * scale.examples, scale.tokens)
+    )
     private = _private(device, scale, x)
     bare = _bare(device, scale, torch.from_numpy(x).to(device))
     return {
@@ -61,9 +64,16 @@ def _model(scale: Scale) -> nn.Module:
 
     torch.manual_seed(0)
     options: dict[str, Any] = {
-        "vocab_size": scale.words, "n_embd": scale.width, "n_layer": scale.layers, "n_head": max(1, scale.width // 64),
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False, "attn_implementation": "eager",
-    }  # fmt: skip
+        "vocab_size": scale.words,
+        "n_embd": scale.width,
+        "n_layer": scale.layers,
+        "n_head": max(1, scale.width // 64),
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "use_cache": False,
+        "attn_implementation": "eager",
+    }
     adapters = LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True)
     base: Any = GPT2LMHeadModel(GPT2Config(**options))
     adapted: nn.Module = get_peft_model(base, adapters)

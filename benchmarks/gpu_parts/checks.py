@@ -34,7 +34,12 @@ def check_all(device: torch.device, backend: kernels.Backend, sizes: list[int]) 
 
 
 def _check_sums(
-    updates: Tensor, factors: Tensor, offsets: Tensor, sizes: list[int], there: list[Tensor], backend: kernels.Backend
+    updates: Tensor,
+    factors: Tensor,
+    offsets: Tensor,
+    sizes: list[int],
+    there: list[Tensor],
+    backend: kernels.Backend,
 ) -> dict[str, bool]:
     clip = torch.ones_like(there[2])
     squared = kernels.clip_factors(there[0], offsets, clip, backend=backend).moments
@@ -50,9 +55,12 @@ def _check_sums(
     bounded = torch.zeros(sum(sizes), device=damaged.device)
     kernels.clip_scale_sum(damaged, offsets, bounds.factors, bounded, backend=backend)
     return {
-        "norms within 1e-6 of float64": bool(((squared.cpu() - expected).abs() <= 1e-6 * expected).all()),
+        "norms within 1e-6 of float64": bool(
+            ((squared.cpu() - expected).abs() <= 1e-6 * expected).all()
+        ),
         "sum has the bits of the plain loop": torch.equal(out.cpu(), exact),
-        "a client with NaN contributes zero": bounds.nonfinite.tolist() == [0, 1, 0] and bool(bounded.isfinite().all()),
+        "a client with NaN contributes zero": bounds.nonfinite.tolist() == [0, 1, 0]
+        and bool(bounded.isfinite().all()),
     }
 
 
@@ -68,14 +76,22 @@ def _check_noise(
     families: tuple[Family, ...] = get_args(Family)
     for family in families:
         expected = torch.zeros(layout.size)
-        torch_kernels.accumulate(expected, layout, updates, factors, Noise(scale, family, KEY, False))
+        torch_kernels.accumulate(
+            expected, layout, updates, factors, Noise(scale, family, KEY, False)
+        )
         outputs = []
         for launch in _launches(backend):
             out = torch.zeros(layout.size, device=there[0].device)
-            _accumulate(backend)(out, layout, there[0], there[1], Noise(there[2], family, KEY, False), **launch)
+            _accumulate(backend)(
+                out, layout, there[0], there[1], Noise(there[2], family, KEY, False), **launch
+            )
             outputs.append(out.cpu())
-        results[f"{family} noise: as the reference"] = bool(torch.allclose(outputs[0], expected, rtol=1e-5, atol=2e-5))
-        results[f"{family} noise: no bit depends on the launch"] = all(torch.equal(outputs[0], o) for o in outputs[1:])
+        results[f"{family} noise: as the reference"] = bool(
+            torch.allclose(outputs[0], expected, rtol=1e-5, atol=2e-5)
+        )
+        results[f"{family} noise: no bit depends on the launch"] = all(
+            torch.equal(outputs[0], o) for o in outputs[1:]
+        )
     return results
 
 
@@ -93,23 +109,34 @@ def _launches(backend: kernels.Backend) -> list[dict[str, int]]:
     return [{"tile": 2048, "warps": 4}, {"tile": 1024, "warps": 8}, {"tile": 256, "warps": 1}]
 
 
-def _check_statistics(sizes: list[int], device: torch.device, backend: kernels.Backend) -> dict[str, bool]:
+def _check_statistics(
+    sizes: list[int], device: torch.device, backend: kernels.Backend
+) -> dict[str, bool]:
     large = [k for k, size in enumerate(sizes) if size >= 1000]
     results = {}
     laws: dict[Family, Any] = {"gaussian": stats.norm, "laplace": stats.laplace}
     for family, law in laws.items():
         scale = torch.linspace(0.1, 10, len(sizes))
         vector = torch.zeros(sum(sizes), device=device)
-        kernels.add_noise_(vector, offsets_of(sizes), scale.to(device), family, KEY, backend=backend)
+        kernels.add_noise_(
+            vector, offsets_of(sizes), scale.to(device), family, KEY, backend=backend
+        )
         parts = vector.cpu().split(sizes)
         fits = {
             factor: [
-                stats.kstest(parts[k][:20_000].numpy(), law(scale=factor * scale[k].item()).cdf).pvalue for k in large
+                stats.kstest(
+                    parts[k][:20_000].numpy(), law(scale=factor * scale[k].item()).cdf
+                ).pvalue
+                for k in large
             ]
             for factor in (1.0, 2 / 3, 3 / 2)
         }
-        results[f"{family} layers have their own scale (Kolmogorov-Smirnov)"] = bool(min(fits[1.0]) > 1e-3 / len(large))
-        results[f"{family} test rejects 2/3 and 3/2 of it"] = bool(max(fits[2 / 3] + fits[3 / 2]) < 1e-4)
+        results[f"{family} layers have their own scale (Kolmogorov-Smirnov)"] = bool(
+            min(fits[1.0]) > 1e-3 / len(large)
+        )
+        results[f"{family} test rejects 2/3 and 3/2 of it"] = bool(
+            max(fits[2 / 3] + fits[3 / 2]) < 1e-4
+        )
         unit = torch.cat([part / b for part, b in zip(parts, scale.tolist(), strict=True)]).double()
         for bound in (3.0, 5.0):
             expected = 2 * law.sf(bound) * len(unit)
@@ -134,7 +161,11 @@ def check_no_sync() -> dict[str, bool]:
     return {"bounded sum with noise": True}
 
 
-def bounded_step(updates: Tensor, offsets: Tensor, clip: Tensor, scale: Tensor, total: Tensor) -> None:
+def bounded_step(
+    updates: Tensor, offsets: Tensor, clip: Tensor, scale: Tensor, total: Tensor
+) -> None:
     """A round's work on its only block: bound, sum, add noise."""
-    kernels.clip_scale_sum(updates, offsets, kernels.clip_factors(updates, offsets, clip).factors, total)
+    kernels.clip_scale_sum(
+        updates, offsets, kernels.clip_factors(updates, offsets, clip).factors, total
+    )
     kernels.add_noise_(total, offsets, scale, "gaussian", KEY)

@@ -1,7 +1,8 @@
-"""Local training of bundled recipes on a GPU beside a plain loop, and rounds with a cohort of thousands.
+"""Local training of bundled recipes on a GPU beside a plain loop, and rounds with a cohort of
+thousands.
 
-The blocks of clients and the plain loop are those of `benchmarks.workloads`; every client's examples lie on the GPU
-before the loop starts. A turn ends when the GPU has done its work.
+The blocks of clients and the plain loop are those of `benchmarks.workloads`; every client's
+examples lie on the GPU before the loop starts. A turn ends when the GPU has done its work.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ COHORT = {"clients": 50_000, "cohort": 5_000, "rounds": 10, "engine": "local"}
 
 
 def cohorts(device: str = "cuda") -> dict[str, Any]:
-    """Rounds of 5,000 of 50,000 clients with a linear model: with the GPU, and on one core of the same machine."""
+    """Rounds of 5,000 of 50,000 clients with a linear model: with the GPU, and on one core of the
+    same machine.
+    """
     runs = {place: scale.federation(**COHORT, device=place) for place in (device, "cpu")}  # type: ignore[arg-type]
-    return {place: run | {"median": statistics.median(run["seconds"])} for place, run in runs.items()}
+    return {
+        place: run | {"median": statistics.median(run["seconds"])} for place, run in runs.items()
+    }
 
 
 def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
@@ -44,7 +49,9 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
     trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
     module = assembly.module().to(device)
     start = {key: value.clone() for key, value in module.state_dict().items()}
-    block = block._replace(clients=[(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients])
+    block = block._replace(
+        clients=[(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients]
+    )
 
     def ours() -> None:
         for update in trainer.updates(model, block.tasks()):
@@ -60,7 +67,9 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
         "vectorize": section.vectorize,
         "clients": len(block.clients),
         "examples_per_client": [len(y) for _, y in block.clients],
-        **workloads.compared({"ours": partial(_timed, ours, device), "loop": partial(_timed, loop, device)}, turns),
+        **workloads.compared(
+            {"ours": partial(_timed, ours, device), "loop": partial(_timed, loop, device)}, turns
+        ),
     }
 
 

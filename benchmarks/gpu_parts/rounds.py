@@ -1,8 +1,9 @@
-"""Whole private rounds (train, bound, add up, noise, step): many clients at once against one after another.
+"""Whole private rounds (train, bound, add up, noise, step): many clients at once against one after
+another.
 
-The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120 examples per client
-(unequal, as a Dirichlet partition gives them), three epochs of Adam in batches of 32. Images are synthetic: time does
-not depend on their content.
+The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120
+examples per client (unequal, as a Dirichlet partition gives them), three epochs of Adam in batches
+of 32. Images are synthetic: time does not depend on their content.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from benchmarks.gpu_parts.tables import KEY
 from fedlgm.aggregation import kernels
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Trainer, VectorizedTrainer, models
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    SequentialTrainer,
+    Trainer,
+    VectorizedTrainer,
+    models,
+)
 
 SHAPE, CLASSES = (1, 28, 28), 10
 SETTINGS = LocalTraining("adam", lr=0.002, epochs=3, batch_size=32)
@@ -63,10 +71,15 @@ class Round:
         rng = np.random.default_rng(0)
         shares = rng.dirichlet(np.full(scale.clients, 4.0))
         # Longest clients first, as a simulation orders its blocks.
-        self.sizes = np.sort(np.maximum(1, np.round(shares * scale.clients * scale.examples)).astype(int))[::-1]
+        self.sizes = np.sort(
+            np.maximum(1, np.round(shares * scale.clients * scale.examples)).astype(int)
+        )[::-1]
         generator = torch.Generator().manual_seed(0)
         self.data = [
-            (torch.rand(int(n), *SHAPE, generator=generator), torch.randint(CLASSES, (int(n),), generator=generator))
+            (
+                torch.rand(int(n), *SHAPE, generator=generator),
+                torch.randint(CLASSES, (int(n),), generator=generator),
+            )
             for n in self.sizes
         ]
         self.layers = LayerTable.from_module(self.module())
@@ -86,7 +99,9 @@ class Round:
         module = self.module()
         if products:
             _convolve_by_products_(module)
-        return VectorizedTrainer(module, self.layers, SETTINGS, width=width, compile=compiled, device=self.device)
+        return VectorizedTrainer(
+            module, self.layers, SETTINGS, width=width, compile=compiled, device=self.device
+        )
 
     def run(self, trainer: Trainer, clients: np.ndarray) -> Tensor:
         """The next model [D]."""
@@ -104,7 +119,9 @@ class Round:
 
 
 def _convolve_by_products_(module: torch.nn.Module) -> None:
-    """Unfold images and multiply matrices, to see what the grouped convolutions of `vmap` cost on this device."""
+    """Unfold images and multiply matrices, to see what the grouped convolutions of `vmap` cost on
+    this device.
+    """
 
     def forward(layer: torch.nn.Conv2d, images: Tensor) -> Tensor:
         (height, width), (down, right) = layer.padding, layer.stride
@@ -118,7 +135,12 @@ def _convolve_by_products_(module: torch.nn.Module) -> None:
             for j in range(layer.kernel_size[1])
         ]
         examples = images.shape[0]
-        flat = torch.stack(slices, dim=2).flatten(1, 2).permute(0, 2, 3, 1).reshape(examples * rows * columns, -1)
+        flat = (
+            torch.stack(slices, dim=2)
+            .flatten(1, 2)
+            .permute(0, 2, 3, 1)
+            .reshape(examples * rows * columns, -1)
+        )
         products = torch.addmm(layer.bias, flat, layer.weight.reshape(layer.out_channels, -1).t())
         return products.reshape(examples, rows, columns, -1).permute(0, 3, 1, 2)
 
@@ -137,19 +159,25 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
     ways: dict[str, Callable[[], Trainer]] = {
         "sequential": here.sequential,
         "vectorized": lambda: here.vectorized(scale.widths[-1], False),
-        "vectorized by matrix products": lambda: here.vectorized(scale.widths[-1], False, products=True),
+        "vectorized by matrix products": lambda: here.vectorized(
+            scale.widths[-1], False, products=True
+        ),
     }
     if device.type != "cpu":  # there, compilation takes longer than everything else together
         ways["vectorized, compiled"] = lambda: here.vectorized(scale.widths[-1], True)
     for name, make in ways.items():
         first, second = (here.run(make(), everyone).cpu() for _ in range(2))
         results[f"{name}: two rounds have the same bits"] = torch.equal(first, second)
-        results[f"{name}: as one by one on the CPU"] = bool((first - reference).norm() < 1e-2 * moved)
+        results[f"{name}: as one by one on the CPU"] = bool(
+            (first - reference).norm() < 1e-2 * moved
+        )
     return results
 
 
 def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
-    """Clients a second of every way to train; compiled only at the fastest width, unless all are requested."""
+    """Clients a second of every way to train; compiled only at the fastest width, unless all are
+    requested.
+    """
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)
     few = np.linspace(0, scale.clients - 1, scale.subset).round().astype(int)
@@ -162,7 +190,9 @@ def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> di
     if device.type != "cpu":
         plain += [_vectorized(here, width, True, everyone, scale) for width in compiled]
     kinds = (False, True) if device.type != "cpu" else (False,)
-    products = [_vectorized(here, fastest["width"], kind, everyone, scale, products=True) for kind in kinds]
+    products = [
+        _vectorized(here, fastest["width"], kind, everyone, scale, products=True) for kind in kinds
+    ]
     rows += plain + products
     best = max(row.get("clients_per_s", 0.0) for row in plain)
     ratio = best / rows[0]["clients_per_s"]
@@ -181,16 +211,31 @@ def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> di
 
 
 def _vectorized(
-    here: Round, width: int, compiled: bool, clients: np.ndarray, scale: Scale, products: bool = False
+    here: Round,
+    width: int,
+    compiled: bool,
+    clients: np.ndarray,
+    scale: Scale,
+    products: bool = False,
 ) -> dict[str, Any]:
     try:
         row = _time("vectorized", here, here.vectorized(width, compiled, products), clients, scale)
     except Exception as error:  # out of memory, or no compiler: other widths may still run
-        row = {"trainer": "vectorized", "device": here.device.type, "failed": repr(error).splitlines()[0]}
-    return row | {"width": width, "compiled": compiled, "convolutions": "products" if products else "grouped"}
+        row = {
+            "trainer": "vectorized",
+            "device": here.device.type,
+            "failed": repr(error).splitlines()[0],
+        }
+    return row | {
+        "width": width,
+        "compiled": compiled,
+        "convolutions": "products" if products else "grouped",
+    }
 
 
-def _time(name: str, here: Round, trainer: Trainer, clients: np.ndarray, scale: Scale) -> dict[str, Any]:
+def _time(
+    name: str, here: Round, trainer: Trainer, clients: np.ndarray, scale: Scale
+) -> dict[str, Any]:
     cuda = here.device.type == "cuda"
     if cuda:
         torch.cuda.empty_cache()

@@ -15,7 +15,9 @@ def cnn_layers() -> list[int]:
 
 
 def resnet_layers(blocks: tuple[int, ...], bottleneck: bool, classes: int) -> list[int]:
-    """Module sizes of torchvision's ResNets in order (convolution weight; norm weight and bias; linear layer)."""
+    """Module sizes of torchvision's ResNets in order (convolution weight; norm weight and bias;
+    linear layer).
+    """
     expansion = 4 if bottleneck else 1
     sizes = [3 * 64 * 49, 2 * 64]
     channels = 64

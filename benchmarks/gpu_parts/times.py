@@ -1,7 +1,9 @@
-"""Times of a bounded sum with noise and of noise alone, against copies and against the obvious loop.
+"""Times of a bounded sum with noise and of noise alone, against copies and against the obvious
+loop.
 
-Medians over repetitions with a flushed L2 cache. `device_ms` is the GPU's time: a spinning kernel in front keeps it
-busy until everything is queued. `elapsed_ms` includes waiting for the host to launch.
+Medians over repetitions with a flushed L2 cache. `device_ms` is the GPU's time: a spinning kernel
+in front keeps it busy until everything is queued. `elapsed_ms` includes waiting for the host to
+launch.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Timer:
     def __init__(self, repeats: int = 30) -> None:
         self.repeats = repeats
         self.flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-        # Clocks rise under load only, and a spin that is too short would let the host's launches into `device_ms`.
+        # Clocks rise under load only, and a spin that is too short would let the host's launches
+        # into `device_ms`.
         spins = [self._between(lambda: torch.cuda._sleep(20_000_000)) for _ in range(40)]
         self.cycles_per_ms = 2e7 / min(spins)
 
@@ -70,7 +73,9 @@ def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -
     for k, size in enumerate(sizes):
         part = updates[:, start : start + size]
         factors = (clip[k] / torch.linalg.vector_norm(part, dim=1)).clamp(max=1.0)
-        out[start : start + size] = factors @ part + scale[k] * torch.randn(size, device=updates.device)
+        out[start : start + size] = factors @ part + scale[k] * torch.randn(
+            size, device=updates.device
+        )
         start += size
     return out
 
@@ -104,9 +109,10 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     scale = torch.full((len(sizes),), 0.1, device="cuda")
     total = torch.zeros(size, device="cuda", dtype=torch.float64)
     step = timer(lambda: bounded_step(updates, offsets, clip, scale, total))
-    # Two passes over the block, and the float64 sum read and written twice; a copy reads and writes every byte it
-    # copies. Where the block
-    # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less than memory's speed.
+    # Two passes over the block, and the float64 sum read and written twice; a copy reads and writes
+    # every byte it copies. Where the block
+    # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less
+    # than memory's speed.
     moved = 4 * size * (2 * clients + 8)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)
@@ -124,7 +130,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     }
     loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
     row |= {
-        # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for the host.
+        # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for
+        # the host.
         "torch_loop_elapsed_ms": loop["elapsed_ms"],
         "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
     }
@@ -136,7 +143,9 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
 
 
 def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dict[str, Any]:
-    """Noise alone on the summed update, against torch.randn and against noise parameter by parameter."""
+    """Noise alone on the summed update, against torch.randn and against noise parameter by
+    parameter.
+    """
     vector, offsets = torch.zeros(sum(sizes), device="cuda"), offsets_of(sizes)
     scale = torch.full((len(sizes),), 0.1, device="cuda")
     ours = timer(lambda: kernels.add_noise_(vector, offsets, scale, family, KEY))
@@ -167,7 +176,10 @@ def sweep(timer: Timer) -> list[dict[str, Any]]:
 
     sizes = models()["resnet18"]
     layout = layout_of(offsets_of(sizes))
-    updates, out = torch.randn(1, layout.size, device="cuda"), torch.empty(layout.size, device="cuda")
+    updates, out = (
+        torch.randn(1, layout.size, device="cuda"),
+        torch.empty(layout.size, device="cuda"),
+    )
     ones = torch.ones(1, len(sizes), device="cuda")
     spec = Noise(ones[0], "gaussian", KEY)
     rows = []
@@ -182,7 +194,11 @@ def time_cpu(sizes: list[int], repeats: int = 5) -> dict[str, float]:
     """Noise of the torch backend on one CPU thread against torch.randn of the same size."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    vector, scale, offsets = torch.zeros(sum(sizes)), torch.full((len(sizes),), 0.1), offsets_of(sizes)
+    vector, scale, offsets = (
+        torch.zeros(sum(sizes)),
+        torch.full((len(sizes),), 0.1),
+        offsets_of(sizes),
+    )
 
     def median_ms(run: Callable[[], object]) -> float:
         run()
@@ -196,7 +212,9 @@ def time_cpu(sizes: list[int], repeats: int = 5) -> dict[str, float]:
     report = {
         "parameters": len(vector),
         "randn_ms": median_ms(lambda: torch.randn(len(vector))),
-        "gaussian_ms": median_ms(lambda: kernels.add_noise_(vector, offsets, scale, "gaussian", KEY)),
+        "gaussian_ms": median_ms(
+            lambda: kernels.add_noise_(vector, offsets, scale, "gaussian", KEY)
+        ),
         "gaussian_without_grid_ms": median_ms(
             lambda: kernels.add_noise_(vector, offsets, scale, "gaussian", KEY, grid=False)
         ),

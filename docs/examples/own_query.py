@@ -1,4 +1,5 @@
-"""An auxiliary query and a mechanism that uses it. A recipe names the mechanism "own_query:FallingBound"."""
+"""An auxiliary query and a mechanism that uses it. A recipe names the mechanism
+"own_query:FallingBound"."""
 
 from dataclasses import dataclass
 
@@ -25,14 +26,27 @@ class Short(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class FallingBound(Mechanism):
-    """Halves the bound after a round in which most updates were short. The query takes a tenth of the budget."""
+    """Halves the bound after a round in which most updates were short. The query takes a tenth of
+    the budget."""
 
     bound: float = 1.0
 
     def plan(self, layers, facts, transcript):
         short, z = transcript.answer("short"), facts.noise_multiplier
-        bound = self.bound if transcript.plan is None else float(np.linalg.norm(transcript.plan.clip))
+        bound = (
+            self.bound if transcript.plan is None else float(np.linalg.norm(transcript.plan.clip))
+        )
         bound /= 2 if short is not None and short[0] > 0.5 else 1
-        clip, sigma = (np.full(len(layers), value) for value in (bound / len(layers) ** 0.5, bound * z / 0.9**0.5))
+        clip, sigma = (
+            np.full(len(layers), value)
+            for value in (bound / len(layers) ** 0.5, bound * z / 0.9**0.5)
+        )
         query = NoisyQuery(Short(tuple(layers.sizes.tolist())), Short.bound * z / 0.1**0.5)
-        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"), queries=(query,))
+        return ReleasePlan(
+            layers,
+            clip,
+            sigma,
+            facts,
+            Guarantee("proven", "bounded, then noised"),
+            queries=(query,),
+        )

@@ -1,4 +1,6 @@
-"""Shows the examples of docstrings as code on the API pages, with or without a heading "Example:"."""
+"""Shows the examples of docstrings as code on the API pages, with or without a heading
+"Example:".
+"""
 
 from __future__ import annotations
 

@@ -24,11 +24,12 @@ _CHUNK = 1 << 15
 @named_arguments
 @dataclass
 class BoundedSum:
-    """Running sum of contributions. `add` bounds each contribution by the plan and adds it, in the given order.
+    """Running sum of contributions. `add` bounds each contribution by the plan and adds it, in the
+    given order.
 
-    Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their
-    bound. For up to 100,000 clients this is less than half of the margin by which contributions are clipped below the
-    bound (`fedlgm.planning.layers.SAFETY`).
+    Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2
+    2^-52 of their bound. For up to 100,000 clients this is less than half of the margin by which
+    contributions are clipped below the bound (`fedlgm.planning.layers.SAFETY`).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
@@ -44,8 +45,8 @@ class BoundedSum:
         plan: bounds and released parts.
         total: [plan.size] float64, layers then auxiliary queries.
         count: contributions added, the discarded ones included.
-        discarded: contributions that held NaN or Inf and counted as zero; a tensor on the device if updates are
-            bounded on a device.
+        discarded: contributions that held NaN or Inf and counted as zero; a tensor on the device if
+            updates are bounded on a device.
 
     Raises:
         PrivacyError: a bound too small for norms in float32.
@@ -71,8 +72,8 @@ class BoundedSum:
         """Add clients' flat updates [b, D], one after another.
 
         Raises:
-            PrivacyError: the trainer has bounded updates of a plan that bounds clients, or the reverse; bounds exceed
-                the plan's; or answers do not belong to the plan's queries.
+            PrivacyError: the trainer has bounded updates of a plan that bounds clients, or the
+                reverse; bounds exceed the plan's; or answers do not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
             for row in self._bounded(updates).unbind():
@@ -107,13 +108,17 @@ class BoundedSum:
                 position += noisy.size
 
     def _bounded(self, updates: Updates) -> Tensor:
-        """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
+        """Rows that the trainer has bounded as the plan says: updates, then answers to its
+        queries.
+        """
         return torch.atleast_2d(bounded(updates, self.plan.bounds, self.plan.asked))
 
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""
         self.count += 1
-        if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
+        if not (
+            math.isfinite(float(row.sum())) or row.isfinite().all()
+        ):  # the sum of finite numbers may overflow
             self.discarded += 1
             return
         position = 0
@@ -134,7 +139,9 @@ class BoundedSum:
 
 
 def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
-    """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's mixed arithmetic."""
+    """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's
+    mixed arithmetic.
+    """
     if part.shape[0] <= _CHUNK:
         total.add_(part.to(total.dtype), alpha=factor)
         return
@@ -146,7 +153,8 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 
 @named_arguments
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
-    """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
+    """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a
+    bound of 0.
 
     For examples' gradients see `fedlgm.training.example_level.scaling.clip_factors`.
 
@@ -165,7 +173,8 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
 
 @named_arguments
 def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
-    """One client's bounded contribution [plan.size], float64; zeros if the update [D] or [1, D] holds NaN or Inf.
+    """One client's bounded contribution [plan.size], float64; zeros if the update [D] or [1, D]
+    holds NaN or Inf.
 
     Raises:
         PrivacyError: the plan's trainer bounds its units itself.
@@ -184,7 +193,8 @@ def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
 
 @named_arguments
 def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
-    """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN or Inf.
+    """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN
+    or Inf.
 
     Each row is what an empty `BoundedSum` becomes if this client's update is added to it.
 
@@ -196,14 +206,20 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
         PrivacyError: see `BoundedSum.add`.
     """
     if plan.bounded_by == "aggregator":
-        return torch.stack([bound_update(updates[place : place + 1], plan) for place in range(len(updates))])
+        return torch.stack(
+            [bound_update(updates[place : place + 1], plan) for place in range(len(updates))]
+        )
     rows = bounded(updates, plan.bounds, plan.asked)
     found, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
     for columns in plan.columns:
         part = rows[:, columns].to(found.dtype)
-        found[:, position : position + part.shape[1]] += part  # not copied: -0.0 becomes 0.0, as in a sum
+        found[:, position : position + part.shape[1]] += (
+            part  # not copied: -0.0 becomes 0.0, as in a sum
+        )
         position += part.shape[1]
-    for place, total in enumerate(rows.sum(dim=1).tolist()):  # the sum of finite numbers may overflow
+    for place, total in enumerate(
+        rows.sum(dim=1).tolist()
+    ):  # the sum of finite numbers may overflow
         if not (math.isfinite(total) or rows[place].isfinite().all()):
             found[place] = 0.0
     return found

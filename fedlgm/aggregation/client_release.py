@@ -1,7 +1,8 @@
-"""A client's release: contributions are made, bounded and, if clients add the noise, noised and charged.
+"""A client's release: contributions are made, bounded and, if clients add the noise, noised and
+charged.
 
-The simulation's client, the Flower mod and a node's service differ only in the party that makes the contributions
-(`Contributions`) and the party that keeps the client's budget (`Budget`).
+The simulation's client, the Flower mod and a node's service differ only in the party that makes the
+contributions (`Contributions`) and the party that keeps the client's budget (`Budget`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Keys(NamedTuple):
 
     Attributes:
         order: ring of the random numbers that training draws.
-        noise: ring of the clients' own noise; it depends on everything that determines the release except the data.
+        noise: ring of the clients' own noise; it depends on everything that determines the release
+            except the data.
     """
 
     order: KeyRing
@@ -91,7 +93,9 @@ class Contributions(ABC):
 
     @abstractmethod
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """(clients, their updates [b, D]) in the order of the request; None for clients that contribute nothing."""
+        """(clients, their updates [b, D]) in the order of the request; None for clients that
+        contribute nothing.
+        """
 
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
         """The figures from which a published, NOT PRIVATE variant plans, [rows, K]. PRIVATE."""
@@ -107,28 +111,38 @@ class Contributions(ABC):
 
 
 class WholeUpdates(Contributions):
-    """Contributions that the sum bounds: whole updates of clients, or of users with all their clients."""
+    """Contributions that the sum bounds: whole updates of clients, or of users with all their
+    clients.
+    """
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions, on the device of the updates."""
         backend = self.numerics.noise_backend
-        return sum_on(plan, torch.device(self.numerics.device), None if backend == "cpu" else backend)
+        return sum_on(
+            plan, torch.device(self.numerics.device), None if backend == "cpu" else backend
+        )
 
     def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
         """See `Contributions.noised`; an update is bounded first."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
-                yield self.release(client, None if updates is None else updates[row : row + 1], asked, keys.noise)
+                yield self.release(
+                    client, None if updates is None else updates[row : row + 1], asked, keys.noise
+                )
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
         """The release of one client's update [1, D]; None for a client without an update."""
         numerics, plan = self.numerics, asked.plan
-        own, name = local_release(update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device)
+        own, name = local_release(
+            update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device
+        )
         return Noised(client, own, name, plan)
 
 
 class Budget(Protocol):
-    """A client's remaining releases. A release is admitted before training and charged with its name afterwards."""
+    """A client's remaining releases. A release is admitted before training and charged with its
+    name afterwards.
+    """
 
     def admit(self, asked: Asked) -> Keys:
         """Return the rings of a release, or refuse the release before anything is trained.
@@ -150,8 +164,8 @@ def client_release(
 ) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
     """The sum of a block's contributions [plan.size], and the notes of published variants.
 
-    If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their releases, each of
-    which is charged.
+    If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their
+    releases, each of which is charged.
 
     Raises:
         ConfigError, PrivacyError: the clients have not agreed to the plan or cannot carry it out.
@@ -160,12 +174,14 @@ def client_release(
     if of != contributions.of:
         wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does not bound the other"
+            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does "
+            "not bound the other"
         )
     for query in (noisy.query for noisy in plan.queries):
         if query.of_data and query.name not in contributions.answers:
             raise ConfigError(
-                f"the plan's query {query.name!r} is answered from a client's data, which these clients cannot do: "
+                f"the plan's query {query.name!r} is answered from a client's data, which these "
+                "clients cannot do: "
                 "choose a mechanism without it"
             )
     keys = budget.admit(asked)
@@ -177,6 +193,8 @@ def client_release(
     total, notes = BoundedSum.empty(plan), []
     for noised in contributions.noised(asked, keys):
         budget.charge(noised)
-        total.merge(noised.total.to(total.total), 1, 0)  # the server learns nothing that was not noised
+        total.merge(
+            noised.total.to(total.total), 1, 0
+        )  # the server learns nothing that was not noised
         notes += [noised.note] if noised.note else []
     return total, notes

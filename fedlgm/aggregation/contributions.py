@@ -1,4 +1,6 @@
-"""Updates from a trainer: raw, or already bounded, together with the bounds that the trainer kept."""
+"""Updates from a trainer: raw, or already bounded, together with the bounds that the trainer
+kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from fedlgm.errors import PrivacyError
 from fedlgm.extension.loader import named_arguments
 
 BoundedBy = Literal["aggregator", "trainer"]
-"""The party that bounds contributions: the sum to which they are added, or the trainer that makes them."""
+"""The party that bounds contributions: the sum to which they are added, or the trainer that makes
+them."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,13 @@ class BoundedAnswer:
 @named_arguments
 @dataclass(frozen=True)
 class BoundedUpdates:
-    """Updates in which the trainer bounded every unit's share (a row's, an example's) before summing.
+    """Updates in which the trainer bounded every unit's share (a row's, an example's) before
+    summing.
 
     Attributes:
         values: [b, D] float32 or float64, one row per client.
-        bounds: bound of one unit's share of a row, per layer, [K], in the norm that the plan's noise
-            requires (l2 for Gaussian, l1 for Laplace noise).
+        bounds: bound of one unit's share of a row, per layer, [K], in the norm that the plan's
+            noise requires (l2 for Gaussian, l1 for Laplace noise).
         answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
 
     Example:
@@ -69,7 +73,8 @@ class BoundedUpdates:
 @named_arguments
 @dataclass(frozen=True)
 class AnsweredUpdates:
-    """Raw updates, with the clients' own answers to auxiliary queries that need more than an update's norms.
+    """Raw updates, with the clients' own answers to auxiliary queries that need more than an
+    update's norms.
 
     Answers are bounded as raw updates are, by the sum to which they are added.
 
@@ -90,7 +95,9 @@ class AnsweredUpdates:
         return len(self.values)
 
     def __getitem__(self, rows: slice) -> AnsweredUpdates:
-        return AnsweredUpdates(self.values[rows], {name: one[rows] for name, one in self.answers.items()})
+        return AnsweredUpdates(
+            self.values[rows], {name: one[rows] for name, one in self.answers.items()}
+        )
 
 
 Updates = Tensor | BoundedUpdates | AnsweredUpdates
@@ -108,8 +115,12 @@ def answered(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
         (tensor([[1., 1.]]), {})
     """
     if isinstance(updates, BoundedUpdates):
-        raise PrivacyError("the plan bounds whole clients, but the trainer has bounded single units")
-    return (updates.values, updates.answers) if isinstance(updates, AnsweredUpdates) else (updates, {})
+        raise PrivacyError(
+            "the plan bounds whole clients, but the trainer has bounded single units"
+        )
+    return (
+        (updates.values, updates.answers) if isinstance(updates, AnsweredUpdates) else (updates, {})
+    )
 
 
 def unbounded(updates: Updates) -> Tensor:
@@ -122,7 +133,9 @@ def unbounded(updates: Updates) -> Tensor:
     return answered(updates)[0]
 
 
-def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:
+def bounded(
+    updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()
+) -> Tensor:
     """Updates, then answers to the queries, [b, D + sizes], with bounds no larger than the plan's.
 
     Args:
@@ -131,8 +144,8 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
         queries: name, size and l2 bound of each of the plan's auxiliary queries.
 
     Raises:
-        PrivacyError: updates are raw, bounds exceed the plan's, or answers do not match the plan's queries one to one,
-            in size and bound.
+        PrivacyError: updates are raw, bounds exceed the plan's, or answers do not match the plan's
+            queries one to one, in size and bound.
 
     Example:
         >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
@@ -141,24 +154,34 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
         fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), but the plan allows at most (1.0,)
     """
     if not isinstance(updates, BoundedUpdates):
-        raise PrivacyError("the plan needs a trainer that bounds its updates, but this one returns raw updates")
+        raise PrivacyError(
+            "the plan needs a trainer that bounds its updates, but this one returns raw updates"
+        )
     if len(updates.bounds) != len(clip) or any(
         not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
     ):
-        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}")
+        raise PrivacyError(
+            f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}"
+        )
     asked, given = [name for name, _, _ in queries], [answer.query for answer in updates.answers]
     if given != asked:
-        raise PrivacyError(f"the plan asks for the queries {asked}, but the trainer answered {given}")
+        raise PrivacyError(
+            f"the plan asks for the queries {asked}, but the trainer answered {given}"
+        )
     for answer, (name, size, bound) in zip(updates.answers, queries, strict=True):
         if answer.values.shape != (len(updates), size):
             raise PrivacyError(
-                f"query {name!r} takes {len(updates)} x {size} numbers, got {tuple(answer.values.shape)}"
+                f"query {name!r} takes {len(updates)} x {size} numbers, got "
+                f"{tuple(answer.values.shape)}"
             )
         if not answer.bound <= bound * (1 + 1e-9):
             raise PrivacyError(
-                f"the trainer kept the bound {answer.bound} for query {name!r}, but the plan relies on {bound}"
+                f"the trainer kept the bound {answer.bound} for query {name!r}, but the plan "
+                f"relies on {bound}"
             )
     if not updates.answers:
         return updates.values
     rows = updates.values
-    return torch.cat([rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1)  # the wider dtype
+    return torch.cat(
+        [rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1
+    )  # the wider dtype

@@ -1,4 +1,6 @@
-"""Bounded sums on the device that holds the updates: whole blocks at once, without waiting for the device."""
+"""Bounded sums on the device that holds the updates: whole blocks at once, without waiting for the
+device.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from fedlgm.planning.plan import ReleasePlan
 class DeviceSum(BoundedSum):
     """A `BoundedSum` over the kernels, whose sum and counts stay on the device until they are read.
 
-    Factors and products are float32, so they differ from the CPU's in the last bits. On Metal the sum is float32, too.
+    Factors and products are float32, so they differ from the CPU's in the last bits. On Metal the
+    sum is float32, too.
 
     Args:
         plan: bounds and released parts.
@@ -29,7 +32,9 @@ class DeviceSum(BoundedSum):
         PrivacyError: a clip bound too small for norms in float32.
     """
 
-    def __init__(self, plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> None:
+    def __init__(
+        self, plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None
+    ) -> None:
         super().__init__(plan, torch.zeros(plan.size, device=device, dtype=kernels.widest(device)))
         self._backend = backend
         self._offsets = torch.tensor(plan.layers.offsets)
@@ -61,7 +66,10 @@ class DeviceSum(BoundedSum):
         factors = torch.where(accepted[:, None], factors, 0.0)
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments
-            answers = [noisy.contribution(norms, self._clip, given.get(noisy.query.name)) for noisy in plan.queries]
+            answers = [
+                noisy.contribution(norms, self._clip, given.get(noisy.query.name))
+                for noisy in plan.queries
+            ]
             parts = [*(rows[:, columns] for columns in plan.columns), *answers]
             rows = kernels.empty_block(len(parts[0]), plan.size, self.total.device)
             torch.cat(parts, dim=1, out=rows)
@@ -78,7 +86,9 @@ class DeviceSum(BoundedSum):
         return filled(rows, squares, plan.fills, float(plan.clip[0]))
 
     def _add_all_bounded(self, rows: Tensor) -> None:
-        """Add rows that the trainer has bounded, one after another; rows that are not finite count as zero."""
+        """Add rows that the trainer has bounded, one after another; rows that are not finite count
+        as zero.
+        """
         self.count += len(rows)
         finite = rows.isfinite().all(dim=1)
         self.discarded = self.discarded + (~finite).sum()
@@ -86,18 +96,24 @@ class DeviceSum(BoundedSum):
             position = 0
             for columns in self.plan.columns:
                 part = row[columns]
-                self.total[position : position + len(part)] += torch.where(good, part, 0.0).to(self.total)
+                self.total[position : position + len(part)] += torch.where(good, part, 0.0).to(
+                    self.total
+                )
                 position += len(part)
 
 
 @named_arguments
 def part_offsets(plan: ReleasePlan) -> Tensor:
-    """Boundaries of the plan's parts (released layers, then auxiliary queries), int64 [parts + 1]."""
+    """Boundaries of the plan's parts (released layers, then auxiliary queries), int64 [parts +
+    1].
+    """
     return torch.tensor([0, *np.cumsum([part.size for part in plan.parts])], dtype=torch.int64)
 
 
 @named_arguments
-def sum_on(plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> BoundedSum:
+def sum_on(
+    plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None
+) -> BoundedSum:
     """A sum without contributions, for updates on `device`."""
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)
 
@@ -110,7 +126,9 @@ def bound_on(
     clients: int,
     backend: kernels.Backend | None = None,
 ) -> Tensor:
-    """Clients' bounded contributions [clients, plan.size] on `device`, see `bound_each`; zeros without updates."""
+    """Clients' bounded contributions [clients, plan.size] on `device`, see `bound_each`; zeros
+    without updates.
+    """
     if updates is not None and device.type == "cpu":
         return bound_each(updates, plan)
     sums = [sum_on(plan, device, backend) for _ in range(clients)]

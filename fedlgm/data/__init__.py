@@ -83,7 +83,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a name is that of a published set that `load` knows, or of a half of one, and not of a user's own data.
+    """Whether a name is that of a published set that `load` knows, or of a half of one, and not of
+    a user's own data.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
@@ -107,33 +108,38 @@ def load(
 ) -> DataSet:
     """Load a data set. A bundled set is held once per process.
 
-    Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm if it is not set), then in the folders
-    of Debian's packages. If a set is in none of them, torchvision downloads it into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1
-    forbids downloads.
+    Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm if it is not set),
+    then in the folders of Debian's packages. If a set is in none of them, torchvision downloads it
+    into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1 forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples; "hf:owner/name" is a data set
-            of the Hugging Face Hub, whose files `data_dir` may hold. A suffix "/private" or "/public" selects one half
-            of its training examples by a fixed random division, for runs that need public examples of the same kind.
-            Your own data are a `DataSet`, a mapping for `DataSet.from_mapping`, a function without arguments that
+        name: one of `names()`; "synthetic-N" is synthetic data with N training samples;
+            "hf:owner/name" is a data set of the Hugging Face Hub, whose files `data_dir` may hold.
+            A suffix "/private" or "/public" selects one half of its training examples by a fixed
+            random division, for runs that need public examples of the same kind. Your own data are
+            a `DataSet`, a mapping for `DataSet.from_mapping`, a function without arguments that
             returns one of these, or "package.module:name" of any of them.
-        data_dir: directory of the files: bare, in a folder with the set's name, or in torchvision's (LEAF's) layout.
+        data_dir: directory of the files: bare, in a folder with the set's name, or in torchvision's
+            (LEAF's) layout.
         download: whether to download a missing set.
-        pixels: (low, high), the values for the darkest and the brightest pixel of a bundled image set, instead of (-1,
-            1).
-        options: for "image-folder", whose `data_dir` is the folder, see `fedlgm.data.images.load_folder`. For "table":
-            `file` and `test_file`, .csv or .parquet, and the columns `target`, `inputs`, `users`, see
-            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels`, see `DataSet.from_arrays`. For the Hub: all
-            of these, `subset`, `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
+        pixels: (low, high), the values for the darkest and the brightest pixel of a bundled image
+            set, instead of (-1, 1).
+        options: for "image-folder", whose `data_dir` is the folder, see
+            `fedlgm.data.images.load_folder`. For "table": `file` and `test_file`, .csv or .parquet,
+                and the columns `target`, `inputs`, `users`, see
+            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels`, see
+            `DataSet.from_arrays`. For the Hub: all of these, `subset`, `splits`, `image_size` and
+                `channels`, see `fedlgm.data.named_tables.read_hub`.
 
     Returns:
-        The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
-        data and so cost no privacy; synthetic data are not bounded.
+        The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do
+        not depend on the data and so cost no privacy; synthetic data are not bounded.
 
     Raises:
         ConfigError: if the name is unknown or does not import.
-        DataError: if the files are missing (the message says where to put them) or damaged (it names the file), if
-            `DataSet.from_arrays` refuses your own data, or if your function raised an exception.
+        DataError: if the files are missing (the message says where to put them) or damaged (it
+            names the file), if `DataSet.from_arrays` refuses your own data, or if your function
+            raised an exception.
 
     >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
     >>> load({"train": (x, y), "test": (x, y)}).shape, load("synthetic-10").train_x.shape[0]
@@ -164,25 +170,38 @@ def load(
         return _synthetic(int(size[1])) if size[1] else _synthetic()
     if name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         raise ConfigError(
-            f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file and data.target; in "
-            "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': column}"
+            f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file "
+            "and data.target; in "
+            "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': "
+            "column}"
         )
     if name.lower().endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
-        raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
+        raise ConfigError(
+            f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, "
+            f"y)}}"
+        )
     if path_of("data.name", name).is_dir():
-        raise ConfigError(f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = {name!r}")
+        raise ConfigError(
+            f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = "
+            f"{name!r}"
+        )
     own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
     raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
 
 
 @named_arguments
 def only_test_examples(
-    name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **options: Any
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    pixels: Sequence[float] | None = None,
+    **options: Any,
 ) -> DataSet:
-    """The test examples of a bundled set, also in place of its training examples, which are not read.
+    """The test examples of a bundled set, also in place of its training examples, which are not
+    read.
 
-    The files of the training examples are not opened and need not exist. Sets that are generated or come with
-    scikit-learn, and the texts, have no such files; they are published as a whole.
+    The files of the training examples are not opened and need not exist. Sets that are generated or
+    come with scikit-learn, and the texts, have no such files; they are published as a whole.
 
     Args:
         name: as for `load`; the name of a set, or of its half.
@@ -191,7 +210,8 @@ def only_test_examples(
         options: options of a user's own sets, which are refused.
 
     Raises:
-        ConfigError: the name is unknown, or the set is a user's own, whose test examples come with private ones.
+        ConfigError: the name is unknown, or the set is a user's own, whose test examples come with
+            private ones.
         DataError: as for `load`.
 
     >>> found = only_test_examples("digits")
@@ -201,7 +221,8 @@ def only_test_examples(
     base, _ = _split(name)
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
-            f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
+            f"the test examples of {name!r} cannot be read without its training examples, which "
+            "may be private: give "
             "public examples as another set, such as a function of your own that returns only them"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
@@ -221,7 +242,9 @@ def reading_options(name: str) -> tuple[str, ...]:
     """
     base, _ = _split(name)
     kind = f"{HUB}owner/name" if base.startswith(HUB) else base
-    pictures = base in ("digits", IMAGE_FOLDER) or (base in FILE_SETS and len(FILE_SETS[base].shape) == 3)
+    pictures = base in ("digits", IMAGE_FOLDER) or (
+        base in FILE_SETS and len(FILE_SETS[base].shape) == 3
+    )
     return OPTIONS.get(kind, ()) + (("pixels",) if pictures else ())
 
 
@@ -231,18 +254,29 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
         if not isinstance(name, str) or key not in reading_options(name):
             kinds = " or ".join(repr(kind) for kind, known in OPTIONS.items() if key in known)
             if key == "dir":
-                raise ConfigError("load takes a folder as data_dir=...; dir is the name of the recipe's key, data.dir")
+                raise ConfigError(
+                    "load takes a folder as data_dir=...; dir is the name of the recipe's key, "
+                    "data.dir"
+                )
             if not kinds:
                 options_of = ", ".join(reading_options(name) if isinstance(name, str) else ())
-                raise ConfigError(f"{label} has no option {key!r}; its options: {options_of or 'none'}")
+                raise ConfigError(
+                    f"{label} has no option {key!r}; its options: {options_of or 'none'}"
+                )
             raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 
 @named_arguments
 def outline(
-    name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
+    name: str,
+    *,
+    image_classes: int | None = None,
+    image_size: int = IMAGE_SIZE,
+    channels: int = 3,
+    **images: Any,
 ) -> DataSet | None:
-    """Shapes and classes of a bundled set, without its examples; None if only the files contain them.
+    """Shapes and classes of a bundled set, without its examples; None if only the files contain
+    them.
 
     Args:
         name: as for `load`.
@@ -271,7 +305,8 @@ def outline(
 
 @named_arguments
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set or of its half; None if only the files contain it.
+    """Number of training examples of a bundled set or of its half; None if only the files contain
+    it.
 
     Args:
         name: as for `load`.
@@ -296,7 +331,8 @@ def with_users(data: Any, users: Any) -> Any:
 
     Args:
         data: own data, as for `load`.
-        users: a column of tables, or the user of each training example [n]; None leaves the data as they are.
+        users: a column of tables, or the user of each training example [n]; None leaves the data as
+            they are.
 
     Raises:
         DataError: the data are a bundled set or a function.
@@ -308,12 +344,16 @@ def with_users(data: Any, users: Any) -> Any:
     if users is None:
         return data
     if isinstance(data, DataSet):
-        return dataclasses.replace(data, train_user=user_numbers(users, len(data.train_y)), clients=None)
+        return dataclasses.replace(
+            data, train_user=user_numbers(users, len(data.train_y)), clients=None
+        )
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):
         return data  # which `load` refuses
-    raise DataError("users names the users of your own data: pass data={'train': ..., 'test': ...} with it")
+    raise DataError(
+        "users names the users of your own data: pass data={'train': ..., 'test': ...} with it"
+    )
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -370,12 +410,19 @@ def _part(whole: DataSet, name: str, half: str) -> DataSet:
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
     """A bundled set of images in [-1, 1], rescaled to [low, high]."""
     if "pixels" not in reading_options(found.name):
-        raise ConfigError(f"pixels is only for bundled sets of images; the values of {found.name!r} are used unchanged")
+        raise ConfigError(
+            f"pixels is only for bundled sets of images; the values of {found.name!r} are used "
+            "unchanged"
+        )
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
-        raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
+        raise ConfigError(
+            f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}"
+        )
     low, high = pixels
     held: tuple[Any, Any] = found.held("train_x"), found.held("test_x")
-    train_x, test_x = (x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high) for x in held)
+    train_x, test_x = (
+        x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high) for x in held
+    )
     return dataclasses.replace(found, train_x=train_x, test_x=test_x)  # type: ignore[arg-type]
 
 
@@ -390,11 +437,14 @@ def _own(found: Any, label: str) -> DataSet:
         return DataSet.from_mapping(_two_parts(found))
     if is_table(found):
         raise DataError(
-            "data: one table has no test part of public examples: pass {'train': table, 'test': table}, as "
+            "data: one table has no test part of public examples: pass {'train': table, 'test': "
+            "table}, as "
             "dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
         )
     raise DataError(
-        f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"returns one, not an object of type {type(found).__name__}: a pair (x, y) or a torch data set is only one "
+        f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, "
+        "or a function that "
+        f"returns one, not an object of type {type(found).__name__}: a pair (x, y) or a torch data "
+        "set is only one "
         "of the two parts"
     )

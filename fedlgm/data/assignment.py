@@ -1,7 +1,7 @@
 """Partition schemes that `flwr-datasets` lacks, and its Dirichlet scheme for very many clients.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). All functions
-work on whole arrays, so that a hundred thousand clients take seconds.
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
+client). All functions work on whole arrays, so that a hundred thousand clients take seconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _STREAM = 2  # stream of this module below Purpose.PARTITION
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. With the same seed the division
-    differs from that of the scheme "dirichlet".
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. With the
+    same seed the division differs from that of the scheme "dirichlet".
 
     Args:
         labels: labels, int [n].
@@ -42,18 +42,20 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and Brown, 2019).
+    """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and
+    Brown, 2019).
 
-    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without replacement. When
-    a class runs out, q_i is renormalised over the classes that are left. The last clients therefore get the remaining
-    samples.
+    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without
+    replacement. When a class runs out, q_i is renormalised over the classes that are left. The last
+    clients therefore get the remaining samples.
 
     Args:
         labels: labels, int [n].
         clients: number of clients.
         ring: source of randomness.
-        alpha: concentration, > 0, in units of the prior, which sums to 1. For K equal classes, a concentration of a
-            per class (as in Flower's old `create_lda_partitions`) is alpha = K a here.
+        alpha: concentration, > 0, in units of the prior, which sums to 1. For K equal classes, a
+            concentration of a per class (as in Flower's old `create_lda_partitions`) is alpha = K a
+            here.
 
     Returns:
         Owner of each sample; every sample has one.
@@ -71,9 +73,11 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
         q = rng.dirichlet(concentration)
         while size:
             p = q * (left > 0)
-            # When the classes left have no mass in q, not even a rounding error, draw from what is left.
+            # When the classes left have no mass in q, not even a rounding error, draw from what is
+            # left.
             p = p / p.sum() if p.sum() > 0 else left / left.sum()
-            # Draws of a class beyond its end are rejected and drawn again: the law of one-by-one renormalised draws.
+            # Draws of a class beyond its end are rejected and drawn again: the law of one-by-one
+            # renormalised draws.
             taken = np.minimum(rng.multinomial(size, p), left)
             counts[client] += taken
             left -= taken
@@ -83,11 +87,14 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
     return owner
 
 
-def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None) -> np.ndarray:
-    """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the private class.
+def isolation(
+    labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None
+) -> np.ndarray:
+    """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the
+    private class.
 
-    All classes are divided evenly at random, the private one among the other clients only. The last client is the
-    curious one.
+    All classes are divided evenly at random, the private one among the other clients only. The last
+    client is the curious one.
 
     Args:
         labels: labels, int [n].
@@ -111,23 +118,31 @@ def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class:
 
 
 def isolation_i(
-    labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None, labels_per_client: int = 4
+    labels: np.ndarray,
+    clients: int,
+    ring: KeyRing,
+    *,
+    private_class: int | None = None,
+    labels_per_client: int = 4,
 ) -> np.ndarray:
     """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
-    Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has
-    one label less and lacks the private one. All clients have the same number of samples.
+    Each client but the last has `labels_per_client` labels, among them the private one. The last,
+    curious client has one label less and lacks the private one. All clients have the same number of
+    samples.
 
-    The paper does not say how a client's samples divide over its labels. Here the private class is divided evenly
-    among the clients, a client's other labels have equal shares of the rest, and clients are as large as the classes
-    allow. Labels are chosen so that each class is used in proportion to its samples.
+    The paper does not say how a client's samples divide over its labels. Here the private class is
+    divided evenly among the clients, a client's other labels have equal shares of the rest, and
+    clients are as large as the classes allow. Labels are chosen so that each class is used in
+    proportion to its samples.
 
     Args:
         labels: labels, int [n].
         clients: number of clients, at least 2.
         ring: source of randomness.
         private_class: the class to hide; by default the largest label.
-        labels_per_client: labels of each client but the last, at least 2, at most the number of classes.
+        labels_per_client: labels of each client but the last, at least 2, at most the number of
+            classes.
 
     Returns:
         Owner of each sample; samples beyond the equal shares belong to no client.
@@ -142,7 +157,10 @@ def isolation_i(
     hidden = members.pop(private)
     public = labels_per_client - 1  # public labels of every client, the last one included
     if public > len(members):
-        raise ConfigError(f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the labels")
+        raise ConfigError(
+            f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the "
+            "labels"
+        )
     stock = np.array([len(index) for index in members.values()])
     slots = np.zeros(len(stock), dtype=np.int64)
     choice = np.empty((clients, public), dtype=np.int64)
@@ -157,7 +175,8 @@ def isolation_i(
     share = int((spare[slots > 0] // slots[slots > 0]).min())
     if private_share < 1 or share < 1:
         raise ConfigError(
-            f"partition scheme 'isolation-i' cannot divide {len(labels)} samples among {clients} clients of "
+            f"partition scheme 'isolation-i' cannot divide {len(labels)} samples among {clients} "
+            "clients of "
             f"{labels_per_client} labels: use fewer clients or labels"
         )
     counts = np.zeros((clients, len(stock)), dtype=np.int64)
@@ -170,13 +189,18 @@ def isolation_i(
 
 
 def isolation_ii(
-    labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None, alpha: float = 0.01
+    labels: np.ndarray,
+    clients: int,
+    ring: KeyRing,
+    *,
+    private_class: int | None = None,
+    alpha: float = 0.01,
 ) -> np.ndarray:
     """Quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
 
-    Two heterogeneous Dirichlet divisions (FedLab's `hetero_dir_partition`, without its unbounded retries): the public
-    classes over all clients, the private one over all but the last. At the paper's alpha = 0.01 about half of a hundred
-    clients stay empty.
+    Two heterogeneous Dirichlet divisions (FedLab's `hetero_dir_partition`, without its unbounded
+    retries): the public classes over all clients, the private one over all but the last. At the
+    paper's alpha = 0.01 about half of a hundred clients stay empty.
 
     Args:
         labels: labels, int [n].
@@ -207,9 +231,9 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
 
     Args:
         labels: labels, int [n]; only their number matters.
-        clients: number of clients, at most the number of users. With as many clients as users, client i is the user
-            with the i-th smallest id. With fewer, users are assigned at random, in equal numbers per client, give or
-            take one.
+        clients: number of clients, at most the number of users. With as many clients as users,
+            client i is the user with the i-th smallest id. With fewer, users are assigned at
+            random, in equal numbers per client, give or take one.
         ring: source of randomness.
         users: user of each sample, int [n], such as `DataSet.train_user`.
 
@@ -221,13 +245,18 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
     """
     users = np.asarray(users)
     if users.shape != labels.shape:
-        raise ConfigError(f"users must name the user of each of the {len(labels)} samples, got shape {users.shape}")
+        raise ConfigError(
+            f"users must name the user of each of the {len(labels)} samples, got shape "
+            f"{users.shape}"
+        )
     known, index = np.unique(users, return_inverse=True)
     if clients > len(known):
         raise ConfigError(f"{clients} clients exceed the {len(known)} users of the data")
     client_of = np.arange(len(known))
     if clients < len(known):
-        client_of = ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
+        client_of = (
+            ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
+        )
     return client_of[index]
 
 
@@ -249,7 +278,9 @@ def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int
     check_count("clients (with a private class)", clients, least=2)
     private = int(labels.max()) if private_class is None else private_class
     if private not in labels:
-        raise ConfigError(f"private_class={private_class!r} is not among the labels: {np.unique(labels).tolist()}")
+        raise ConfigError(
+            f"private_class={private_class!r} is not among the labels: {np.unique(labels).tolist()}"
+        )
     return private
 
 
@@ -272,16 +303,20 @@ def _hetero_dirichlet(
     balance: bool,
     rng: np.random.Generator,
 ) -> None:
-    """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them below average size.
+    """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them
+    below average size.
 
-    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for that part directly has
-    the same law and avoids dividing zero by zero. Until the last sample is given, some client is below average.
+    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for
+    that part directly has the same law and avoids dividing zero by zero. Until the last sample is
+    given, some client is below average.
     """
     sizes = np.zeros(clients, dtype=np.int64)
     average = sum(len(index) for index in members) / clients
     for index in members:
         takers = np.flatnonzero(sizes < average) if balance else np.arange(clients)
-        cuts = (np.cumsum(rng.dirichlet(np.full(len(takers), alpha)))[:-1] * len(index)).astype(np.int64)
+        cuts = (np.cumsum(rng.dirichlet(np.full(len(takers), alpha)))[:-1] * len(index)).astype(
+            np.int64
+        )
         counts = np.diff(np.minimum(cuts, len(index)), prepend=0, append=len(index))
         owner[index] = np.repeat(takers, counts)
         sizes[takers] += counts

@@ -1,4 +1,6 @@
-"""Data sets that need no file: scikit-learn's digits and breast cancer table, and synthetic class blobs."""
+"""Data sets that need no file: scikit-learn's digits and breast cancer table, and synthetic class
+blobs.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _SITES = 10
 def digits() -> DataSet:
     """8x8 digits of `sklearn.datasets.load_digits`, 10 classes, pixels in [-1, 1].
 
-    The split is fixed and public: within each class, every fifth sample in file order is a test sample. This gives
-    1,442 training and 355 test samples.
+    The split is fixed and public: within each class, every fifth sample in file order is a test
+    sample. This gives 1,442 training and 355 test samples.
     """
     table = _digits_table()
     x = (table[:, :-1].reshape(-1, 8, 8) / 8.0 - 1.0).astype(np.float32)[:, None]
@@ -37,7 +39,9 @@ def digits() -> DataSet:
 
 
 def _digits_table() -> np.ndarray:
-    """Pixels and classes, float64 [1797, 65], from the file that scikit-learn reads: its import takes a second."""
+    """Pixels and classes, float64 [1797, 65], from the file that scikit-learn reads: its import
+    takes a second.
+    """
     spec = importlib.util.find_spec("sklearn")
     for folder in spec.submodule_search_locations or () if spec else ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
@@ -51,11 +55,12 @@ def _digits_table() -> np.ndarray:
 
 @cache
 def breast_cancer() -> DataSet:
-    """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer` as ten sites; target 1 is benign.
+    """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer` as ten sites; target 1
+    is benign.
 
-    The table has 30 measurements of 569 tumours, standardised with mean and standard deviation of the test examples,
-    which are public. It names no sites, so split and sites are fixed: every fifth row is a test example, and the
-    others are assigned to the sites in turn.
+    The table has 30 measurements of 569 tumours, standardised with mean and standard deviation of
+    the test examples, which are public. It names no sites, so split and sites are fixed: every
+    fifth row is a test example, and the others are assigned to the sites in turn.
     """
     from sklearn.datasets import load_breast_cancer
 
@@ -70,14 +75,28 @@ def breast_cancer() -> DataSet:
     x = ((x - mean) / deviation).astype(np.float32)
     y = y.astype(np.int64)
     sites = np.arange(np.count_nonzero(~test)) % _SITES
-    return DataSet("breast-cancer", x[~test], y[~test], x[test], y[test], classes=2, train_user=sites, columns=columns)
+    return DataSet(
+        "breast-cancer",
+        x[~test],
+        y[~test],
+        x[test],
+        y[test],
+        classes=2,
+        train_user=sites,
+        columns=columns,
+    )
 
 
 @named_arguments
 def synthetic(
-    samples: int = 100_000, *, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4), seed: int = 0
+    samples: int = 100_000,
+    *,
+    classes: int = 10,
+    shape: tuple[int, int, int] = (1, 4, 4),
+    seed: int = 0,
 ) -> DataSet:
-    """Gaussian class blobs for tests of scale: x = mean[y] + N(0, I), with mean[y] ~ N(0, I) and y uniform.
+    """Gaussian class blobs for tests of scale: x = mean[y] + N(0, I), with mean[y] ~ N(0, I) and y
+    uniform.
 
     Args:
         samples: number of training samples; 10,000 test samples of the same law are added.
@@ -93,10 +112,12 @@ def synthetic(
     """
     if min(samples, classes, *shape) < 1 or seed < 0:
         raise ConfigError(
-            f"synthetic data needs samples, classes and shape of at least 1 and a seed of at least 0, "
+            "synthetic data needs samples, classes and shape of at least 1 and a seed of at least "
+            "0, "
             f"got samples={samples}, classes={classes}, shape={shape}, seed={seed}"
         )
-    # The set is a public constant of its seed, not a stream of a run: it does not go through a run's KeyRing.
+    # The set is a public constant of its seed, not a stream of a run: it does not go through a
+    # run's KeyRing.
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     means = rng.standard_normal((classes, *shape), dtype=np.float32)
 

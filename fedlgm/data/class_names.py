@@ -7,12 +7,18 @@ from fedlgm.errors import ConfigError, alternatives
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = (
-    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle "
-    "caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant "
-    "flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man "
-    "maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree "
-    "plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
-    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train "
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle "
+    "caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur "
+    "dolphin elephant "
+    "flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard "
+    "lobster man "
+    "maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
+    "pickup_truck pine_tree "
+    "plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew "
+    "skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
+    "tiger tractor train "
     "trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 _FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
@@ -23,11 +29,14 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "fashion-mnist": tuple(_FASHION.split(",")),
     "femnist": tuple(_CHARACTERS),
 }
-"""Names of the published sets' classes, in the order of their numbers, as their authors give them."""
+"""Names of the published sets' classes, in the order of their numbers, as their authors give
+them."""
 
 
 def names_of(data: DataSet) -> tuple[str, ...]:
-    """Names of a set's classes: its own labels, or a published set's; empty if the classes have numbers only."""
+    """Names of a set's classes: its own labels, or a published set's; empty if the classes have
+    numbers only.
+    """
     return data.labels or published(data.name)
 
 
@@ -65,5 +74,9 @@ def class_number(data: DataSet, given: int | str) -> int:
     if not isinstance(given, bool) and 0 <= number < (data.classes or 0):
         return number
     known = f"numbers from 0 to {data.classes - 1}" if data.classes else "no classes"
-    said = alternatives(str(given), names, f"{data.name} has {known}") if names else f"{data.name} has {known}"
+    said = (
+        alternatives(str(given), names, f"{data.name} has {known}")
+        if names
+        else f"{data.name} has {known}"
+    )
     raise ConfigError(f"no class {given!r}: {said}")

@@ -29,20 +29,24 @@ _KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
 @named_arguments
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays, which all users in the process share and nobody may change.
+    """Training and test examples as contiguous arrays, which all users in the process share and
+    nobody may change.
 
-    Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the data, and classes. Sets
-    of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is read; `examples` decodes only some of them.
+    Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the
+    data, and classes. Sets of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is
+    read; `examples` decodes only some of them.
 
     Attributes:
         name: name under which `fedlgm.data.load` knows the set.
-        train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model of several inputs.
+        train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model of
+            several inputs.
         train_y: targets [n, ...] of any type that the run's task takes.
         test_x: inputs [m, ...], like the training inputs.
         test_y: targets [m, ...].
-        classes: number of classes, or of tokens in the vocabulary (some may be absent from the examples); None for
-            other targets.
-        train_user: for sets with natural clients, the user of each training example, int64 [n], in [0, users).
+        classes: number of classes, or of tokens in the vocabulary (some may be absent from the
+            examples); None for other targets.
+        train_user: for sets with natural clients, the user of each training example, int64 [n], in
+            [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
         spent: cost of private statistics in the arrays, such as those that standardised them.
         labels: for classes with names, the name of each class.
@@ -66,7 +70,9 @@ class DataSet:
             if isinstance(self.__dict__[name], Pixels):
                 self.__dict__[_BYTES + name] = self.__dict__.pop(name)
             if self.columns is not None:
-                tables.check_columns(self.columns, self.held(name), "training" if name == "train_x" else "test")
+                tables.check_columns(
+                    self.columns, self.held(name), "training" if name == "train_x" else "test"
+                )
 
     if not TYPE_CHECKING:  # it would allow any name
 
@@ -79,7 +85,9 @@ class DataSet:
 
     def held(self, name: str) -> Arrays | Pixels:
         """`train_x` or `test_x` as held in memory."""
-        found: Arrays | Pixels = self.__dict__[_BYTES + name if _BYTES + name in self.__dict__ else name]
+        found: Arrays | Pixels = self.__dict__[
+            _BYTES + name if _BYTES + name in self.__dict__ else name
+        ]
         return found
 
     def examples(self, rows: Any) -> Arrays:
@@ -87,7 +95,8 @@ class DataSet:
         return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
     def keep(self, rows: np.ndarray, name: str | None = None) -> DataSet:
-        """The set with these training examples only: users are numbered again, and an own division is dropped.
+        """The set with these training examples only: users are numbered again, and an own division
+        is dropped.
 
         Args:
             rows: indices of training examples.
@@ -101,8 +110,18 @@ class DataSet:
         held = self.held("train_x")
         x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
         test_x: Any = self.held("test_x")
-        users = None if self.train_user is None else np.unique(self.train_user[rows], return_inverse=True)[1]
-        kept = {"train_x": x, "train_y": self.train_y[rows], "test_x": test_x, "train_user": users, "clients": None}
+        users = (
+            None
+            if self.train_user is None
+            else np.unique(self.train_user[rows], return_inverse=True)[1]
+        )
+        kept = {
+            "train_x": x,
+            "train_y": self.train_y[rows],
+            "test_x": test_x,
+            "train_user": users,
+            "clients": None,
+        }
         return replace(self, name=self.name if name is None else name, **kept)
 
     @classmethod
@@ -118,26 +137,30 @@ class DataSet:
         columns: tuple[tables.Column, ...] | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A checked set of a user's arrays. Floats become float32, integers int64, and target names become classes.
+        """A checked set of a user's arrays. Floats become float32, integers int64, and target names
+        become classes.
 
         Args:
-            train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with
-                several inputs. A `torch.utils.data.Dataset` is read once, see `fedlgm.data.torch_sets.as_pair`.
-            test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are evaluated without
-                protection.
-            clients: for each client the indices of its training examples; some may be empty. Examples that no client
-                holds are not used.
+            train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is
+                for a model with several inputs. A `torch.utils.data.Dataset` is read once, see
+                `fedlgm.data.torch_sets.as_pair`.
+            test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are
+                evaluated without protection.
+            clients: for each client the indices of its training examples; some may be empty.
+                Examples that no client holds are not used.
             users: instead of `clients`, the user of each training example [n], numbers or names.
-            classes: number of classes (tokens). None takes the test targets' largest plus one, so that the number does
-                not depend on private examples.
-            labels: names of the classes, in the order of their numbers. If targets are names, None takes those among
-                the test targets in alphabetical order.
-            columns: descriptions of the columns of the inputs; None takes them from test inputs that are a table.
+            classes: number of classes (tokens). None takes the test targets' largest plus one, so
+                that the number does not depend on private examples.
+            labels: names of the classes, in the order of their numbers. If targets are names, None
+                takes those among the test targets in alphabetical order.
+            columns: descriptions of the columns of the inputs; None takes them from test inputs
+                that are a table.
             name: for reports.
 
         Raises:
-            DataError: arrays are empty, not numeric, of unequal lengths, of different shapes in training and test, or
-                contain NaN or infinity; a target has no class; an index is out of range or given to two clients.
+            DataError: arrays are empty, not numeric, of unequal lengths, of different shapes in
+                training and test, or contain NaN or infinity; a target has no class; an index is
+                out of range or given to two clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
@@ -151,7 +174,8 @@ class DataSet:
         headers = [list(getattr(pair[0], "columns", ())) for pair in (train, test)]
         if headers[0] != headers[1] and all(headers):
             raise DataError(
-                f"test inputs: the columns {', '.join(map(str, headers[1]))} are not those of the training inputs in "
+                f"test inputs: the columns {', '.join(map(str, headers[1]))} are not those of the "
+                "training inputs in "
                 f"their order ({', '.join(map(str, headers[0]))}): give test[train.columns]"
             )
         if columns is None and tables.is_table(test[0]) and headers[0] == headers[1]:
@@ -169,18 +193,32 @@ class DataSet:
         if classes is not None and not (isinstance(classes, int | np.integer) and classes >= 1):
             raise DataError(f"classes must be a whole number of at least 1, got {classes!r}")
         if named is not None and classes not in (None, len(named)):
-            raise DataError(f"classes = {classes}, but labels names {len(named)}: {', '.join(named)}")
+            raise DataError(
+                f"classes = {classes}, but labels names {len(named)}: {', '.join(named)}"
+            )
         if named is not None:
             classes = len(named)
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
             classes = int(test_y.max()) + 1
         user = None if users is None else user_numbers(users, len(train_y))
         own = None if clients is None else Partition.from_clients(clients, len(train_y))
-        return cls(name, train_x, train_y, test_x, test_y, classes, user, own, labels=named, columns=columns)
+        return cls(
+            name,
+            train_x,
+            train_y,
+            test_x,
+            test_y,
+            classes,
+            user,
+            own,
+            labels=named,
+            columns=columns,
+        )
 
     @classmethod
     def from_mapping(cls, arrays: Mapping[str, Any]) -> DataSet:
-        """A set of {"train": (x, y), "test": (x, y), ...}; further keys are options of `from_arrays`.
+        """A set of {"train": (x, y), "test": (x, y), ...}; further keys are options of
+        `from_arrays`.
 
         Both parts may be tables instead of pairs of arrays; see `fedlgm.data.tables.as_arrays`.
 
@@ -195,7 +233,10 @@ class DataSet:
             problem = f"unknown key {unknown[0]!r}" if unknown else f"key {missing[0]!r} is missing"
             files = [key for key in ("train", "test") if isinstance(arrays.get(key), str | Path)]
             if files:
-                raise DataError(f"data: {files[0]!r} is a name, not a table: read a file with pandas.read_csv(...)")
+                raise DataError(
+                    f"data: {files[0]!r} is a name, not a table: read a file with "
+                    "pandas.read_csv(...)"
+                )
             hint = "give the validation part as 'test'; " if "validation" in arrays else ""
             raise DataError(f"data: {problem}; {hint}its keys: {', '.join(dict.fromkeys(known))}")
         if of_tables:
@@ -212,21 +253,32 @@ class DataSet:
         if isinstance(self.held("train_x"), Pixels):
             return self  # a bundled set
         alike = DataSet.from_arrays(
-            (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes,
-            labels=self.labels, columns=self.columns,
-        )  # fmt: skip
+            (self.train_x, self.train_y),
+            (self.test_x, self.test_y),
+            users=self.train_user,
+            classes=self.classes,
+            labels=self.labels,
+            columns=self.columns,
+        )
         if self.clients is not None:
             Partition.from_clients(list(self.clients), len(alike.train_y))
         classes = self.classes if alike.labels == self.labels else alike.classes
-        return replace(alike, name=self.name, classes=classes, clients=self.clients, spent=self.spent)
+        return replace(
+            alike, name=self.name, classes=classes, clients=self.clients, spent=self.spent
+        )
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """Shape of one input, such as (C, H, W); with several inputs a tuple of their shapes."""
-        return tuple(inputs.each(lambda part: tuple(int(size) for size in part.shape[1:]), self.held("train_x")))
+        return tuple(
+            inputs.each(
+                lambda part: tuple(int(size) for size in part.shape[1:]), self.held("train_x")
+            )
+        )
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent one by one.
+        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent
+        one by one.
 
         Inputs held as bytes are "train_x" and their table "train_x:values".
         """
@@ -236,7 +288,11 @@ class DataSet:
             if isinstance(x, Pixels):
                 named |= {name: x.codes, f"{name}:values": x.values}
             else:
-                named |= {f"{name}.{i}": part for i, part in enumerate(x)} if isinstance(x, tuple) else {name: x}
+                named |= (
+                    {f"{name}.{i}": part for i, part in enumerate(x)}
+                    if isinstance(x, tuple)
+                    else {name: x}
+                )
         return named
 
     @classmethod
@@ -249,20 +305,28 @@ class DataSet:
             count = sum(part.startswith(f"{key}.") for part in parts)
             return tuple(parts[f"{key}.{i}"] for i in range(count)) if count else parts[key]
 
-        return cls(name, joined("train_x"), parts["train_y"], joined("test_x"), parts["test_y"], classes)
+        return cls(
+            name, joined("train_x"), parts["train_y"], joined("test_x"), parts["test_y"], classes
+        )
 
 
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+        got = f"a {type(pair).__name__}" + (
+            f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+        )
         hint = ", or its data set (loader.dataset)" if hasattr(pair, "dataset") else ""
-        raise DataError(f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y){hint}")
+        raise DataError(
+            f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y){hint}"
+        )
     x, y = pair
     if tables.is_table(x) and np.asarray(x).dtype.kind not in "biuf":
         x = tables.features(x, part)
     arrays: Arrays
-    several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
+    several = (
+        "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
+    )
     if isinstance(x, Mapping):
         raise DataError(f"{part} inputs: {several}, not a {type(x).__name__}")
     if isinstance(x, tuple):
@@ -274,7 +338,10 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     if any(length != len(targets) for length in lengths):
         counts = ", ".join(map(str, lengths))
         hint = f"; {several}" if isinstance(x, list) and len(x) < len(targets) == len(x[0]) else ""
-        raise DataError(f"{part} data: {counts} inputs but {len(targets)} targets; every input needs one target{hint}")
+        raise DataError(
+            f"{part} data: {counts} inputs but {len(targets)} targets; every input needs one "
+            f"target{hint}"
+        )
     return arrays, targets
 
 
@@ -304,7 +371,8 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         elif array.dtype == object and array.ndim:
             remedy = "; give it as array.astype(float), or astype(int) for classes"
         raise DataError(
-            f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape {array.shape}{remedy}"
+            f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape "
+            f"{array.shape}{remedy}"
         )
     if np.issubdtype(array.dtype, np.complexfloating):
         raise DataError(f"{what} are complex: give their real and imaginary parts as two channels")
@@ -315,14 +383,23 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         held = np.ascontiguousarray(array, dtype=kind)
     if kind == np.float32 and not (finite := np.isfinite(held)).all():
         where = np.argwhere(~finite)
-        problem = "too large for float32" if np.isfinite(array[tuple(where[0])]) else "NaN or infinite"
-        raise DataError(f"{what}: {len(where)} values are {problem}, the first at index {tuple(where[0].tolist())}")
+        problem = (
+            "too large for float32" if np.isfinite(array[tuple(where[0])]) else "NaN or infinite"
+        )
+        raise DataError(
+            f"{what}: {len(where)} values are {problem}, the first at index "
+            f"{tuple(where[0].tolist())}"
+        )
     return held
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of any device, layout and type, converted so that NumPy can read it."""
-    tensor = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
+    tensor = (
+        tensor.detach().cpu().to_dense()
+        if tensor.layout != torch.strided
+        else tensor.detach().cpu()
+    )
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize <= 2 else tensor
 
 

@@ -27,15 +27,16 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     Args:
         data: the set. Schemes by label need integer targets [n].
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`, where "natural" is the set's own clients or users; the name of a class of
-            `flwr_datasets.partitioner`; such a class or object; or your own function (data, clients, seed, **options)
-            -> the indices of each client's training examples. Your own class, object or function may be given as
-            "package.module:name".
+        scheme: one of `schemes()`, where "natural" is the set's own clients or users; the name of a
+            class of `flwr_datasets.partitioner`; such a class or object; or your own function
+            (data, clients, seed, **options) -> the indices of each client's training examples. Your
+            own class, object or function may be given as "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the scheme; `private_class` is a class's number or name.
 
     Raises:
-        ConfigError: a scheme or option is unknown, a value is out of range, or the data cannot meet a requirement.
+        ConfigError: a scheme or option is unknown, a value is out of range, or the data cannot meet
+            a requirement.
         DataError: your own function names examples that do not exist, or names one twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
@@ -43,7 +44,11 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     [2, 2, 2, 2]
     """
     ring = KeyRing.from_seed(seed)
-    if isinstance(scheme, str) and not is_reference(scheme) and not flower.is_partitioner_name(scheme):
+    if (
+        isinstance(scheme, str)
+        and not is_reference(scheme)
+        and not flower.is_partitioner_name(scheme)
+    ):
         if scheme == "natural":
             return _natural(data, clients, seed, values)
         if isinstance(values.get("private_class"), int | str):
@@ -53,13 +58,20 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     found = flower.find(scheme) if isinstance(scheme, str) else scheme
     label = shown_name(scheme)
     if hasattr(found, "load_partition"):
-        columns = {"label": data.train_y if data.train_y.ndim == 1 else np.zeros(len(data.train_y), np.int64)}
+        columns = {
+            "label": data.train_y
+            if data.train_y.ndim == 1
+            else np.zeros(len(data.train_y), np.int64)
+        }
         if data.train_user is not None:
             columns["user"] = data.train_user
-        return Partition.from_owner(flower.by_partitioner(found, columns, clients, ring, values), clients)
+        return Partition.from_owner(
+            flower.by_partitioner(found, columns, clients, ring, values), clients
+        )
     if not callable(found):
         raise ConfigError(
-            f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner of "
+            f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner "
+            "of "
             "flwr-datasets, nor a function (data, clients, seed, **options)"
         )
     with users_code(f"partition scheme {label}", found):
@@ -67,7 +79,10 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         lists: Any = given if isinstance(given, Mapping | str) else list(given)
     own = Partition.from_clients(lists, len(data.train_y))
     if len(own) != clients:
-        raise ConfigError(f"partition scheme {label} makes {len(own)} clients, but federation.clients is {clients}")
+        raise ConfigError(
+            f"partition scheme {label} makes {len(own)} clients, but federation.clients is "
+            f"{clients}"
+        )
     return own
 
 
@@ -87,8 +102,10 @@ def _labels(data: DataSet, scheme: str) -> np.ndarray:
         return y
     if needs_labels(scheme):
         raise ConfigError(
-            f"partition scheme {scheme!r} divides by integer labels [n], but the targets of {data.name!r} are "
-            f"{y.dtype} {y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your "
+            f"partition scheme {scheme!r} divides by integer labels [n], but the targets of "
+            f"{data.name!r} are "
+            f"{y.dtype} {y.shape}: use 'iid', 'natural' (with users or clients of the set's own), "
+            "or a scheme of your "
             "own; one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
         )
     return np.zeros(len(y), dtype=np.int64)
@@ -98,15 +115,20 @@ def _natural(data: DataSet, clients: int, seed: int, values: dict[str, Any]) -> 
     users = values.pop("users", data.train_user)
     if data.clients is not None:
         if values:
-            raise ConfigError(f"partition scheme 'natural': unknown option {next(iter(values))!r}; its options: none")
+            raise ConfigError(
+                f"partition scheme 'natural': unknown option {next(iter(values))!r}; its options: "
+                "none"
+            )
         if len(data.clients) != clients:
             raise ConfigError(
-                f"{data.name!r} has {len(data.clients)} clients of its own, but federation.clients is {clients}"
+                f"{data.name!r} has {len(data.clients)} clients of its own, but federation.clients "
+                f"is {clients}"
             )
         return data.clients
     if users is None:
         raise ConfigError(
-            f"'natural' needs a set with clients or users of its own: {data.name!r} has none; name the owner of each "
+            f"'natural' needs a set with clients or users of its own: {data.name!r} has none; name "
+            "the owner of each "
             "example (users=), or divide by another scheme, such as 'iid'"
         )
     return partition(_labels(data, "natural"), clients, "natural", seed=seed, users=users, **values)

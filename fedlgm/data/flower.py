@@ -1,7 +1,7 @@
 """Partition schemes of `flwr-datasets`, run over the label column only.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). `flwr-datasets`
-is imported on the first call.
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
+client). `flwr-datasets` is imported on the first call.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ _ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
 
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
-    """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one sample."""
+    """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one
+    sample.
+    """
     if clients > len(labels):
         raise ConfigError(
-            f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: use at most one "
+            f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: "
+            "use at most one "
             f"client per sample, or the scheme 'dirichlet-large' with a large alpha"
         )
     return _owners(partitioners().IidPartitioner(clients), labels, ring)
 
 
 def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients (`DirichletPartitioner`).
+    """Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients
+    (`DirichletPartitioner`).
 
     Args:
         labels: labels, int [n].
@@ -51,14 +55,22 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
     """
     check_positive(alpha=alpha)
     partitioner = partitioners().DirichletPartitioner(
-        clients, "label", float(alpha), min_partition_size=0, self_balancing=False, shuffle=False, seed=_seed(ring)
+        clients,
+        "label",
+        float(alpha),
+        min_partition_size=0,
+        self_balancing=False,
+        shuffle=False,
+        seed=_seed(ring),
     )
     try:
         return _owners(partitioner, labels, ring)
     except ValueError as error:
         raise ConfigError(
-            f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients: set a smaller "
-            "federation.clients (at most one per sample), or use the scheme 'dirichlet-large', which takes any number"
+            f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} "
+            "clients: set a smaller "
+            "federation.clients (at most one per sample), or use the scheme 'dirichlet-large', "
+            "which takes any number"
         ) from error
 
 
@@ -68,7 +80,9 @@ def _seed(ring: KeyRing) -> int:
 
 
 def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
-    """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which sample."""
+    """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which
+    sample.
+    """
     from fedlgm.data.rows import LabelledRows
 
     rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(len(labels))
@@ -92,7 +106,8 @@ def is_partitioner_name(scheme: str) -> bool:
 
 
 def find(scheme: str) -> Any:
-    """The class of `flwr_datasets.partitioner` with that name, or the object that "package.module:name" names.
+    """The class of `flwr_datasets.partitioner` with that name, or the object that
+    "package.module:name" names.
 
     Raises:
         ConfigError: there is no such class or object.
@@ -104,12 +119,18 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Arguments of a partitioner or a user's function that a run does not supply: name -> whether it is required."""
+    """Arguments of a partitioner or a user's function that a run does not supply: name -> whether
+    it is required.
+    """
     if not callable(found):
         return {}
     parameters = parameters_of(found).values()
     skipped = {"num_partitions", "seed", "data", "clients"}
-    plain = [p for p in parameters if p.name not in skipped and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    plain = [
+        p
+        for p in parameters
+        if p.name not in skipped and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     return {p.name: p.default is p.empty and p.name != "partition_by" for p in plain}
 
 
@@ -122,14 +143,17 @@ def by_partitioner(
         found: a `Partitioner`, which is copied and not changed, or its class.
         columns: columns to divide by: "label" [n], and "user" [n] if the data have users.
         clients: number of clients that it must return.
-        ring: source of randomness, for the order of the rows and for `seed` where the class takes one.
-        values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are filled in.
+        ring: source of randomness, for the order of the rows and for `seed` where the class takes
+            one.
+        values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are
+            filled in.
 
     Returns:
         Owner of each sample.
 
     Raises:
-        ConfigError: the partitioner refuses its options or the data, or returns another number of clients.
+        ConfigError: the partitioner refuses its options or the data, or returns another number of
+            clients.
     """
     from datasets import Dataset
 
@@ -138,11 +162,20 @@ def by_partitioner(
     rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(count)
     given = f"{count} samples (columns {', '.join(columns)}) among {clients} clients"
     with users_code(f"partition scheme {name!r} cannot divide {given}", found):
-        partitioner = found(**_filled(found, clients, ring, values)) if isinstance(found, type) else deepcopy(found)
-        partitioner.dataset = Dataset.from_dict({**{key: c[rows] for key, c in columns.items()}, "row": rows})
+        partitioner = (
+            found(**_filled(found, clients, ring, values))
+            if isinstance(found, type)
+            else deepcopy(found)
+        )
+        partitioner.dataset = Dataset.from_dict(
+            {**{key: c[rows] for key, c in columns.items()}, "row": rows}
+        )
         made = int(partitioner.num_partitions)
         if made != clients:
-            raise ConfigError(f"partition scheme {name!r} makes {made} clients, but federation.clients is {clients}")
+            raise ConfigError(
+                f"partition scheme {name!r} makes {made} clients, but federation.clients is "
+                f"{clients}"
+            )
         return _read_back(partitioner, count, lambda part: np.asarray(part["row"], dtype=np.int64))
 
 
@@ -152,7 +185,9 @@ def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) ->
     own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
     given = {
-        key: np.asarray(value) if isinstance(value, list) and value and isinstance(value[0], list) else value
+        key: np.asarray(value)
+        if isinstance(value, list) and value and isinstance(value[0], list)
+        else value
         for key, value in values.items()
     }
     return {key: value for key, value in own.items() if key in known} | given

@@ -1,7 +1,8 @@
 """Readers of the published files of public sets. Damage raises a `DataError` that names the file.
 
-The readers accept the files that torchvision reads, and also compressed or partial copies. torchvision insists on
-unpacked files whose MD5 sums are those of the original release, and unpickles CIFAR without restriction.
+The readers accept the files that torchvision reads, and also compressed or partial copies.
+torchvision insists on unpacked files whose MD5 sums are those of the original release, and
+unpickles CIFAR without restriction.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def read_idx(path: Path) -> np.ndarray:
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian dimensions.
+    # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian
+    # dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of unsigned bytes")
     start = 4 + 4 * content[3]
@@ -49,7 +51,9 @@ def read_idx(path: Path) -> np.ndarray:
         raise DataError(f"{path} is damaged: it ends within its header")
     shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
     if len(content) - start != math.prod(shape):
-        raise DataError(f"{path} is damaged: it has {len(content) - start} bytes for an array of shape {shape}")
+        raise DataError(
+            f"{path} is damaged: it has {len(content) - start} bytes for an array of shape {shape}"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
@@ -59,7 +63,8 @@ def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> S
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.shape != x.shape[:1]:
         raise DataError(
-            f"{labels} holds labels of shape {y.shape}, which do not match the images {x.shape} of {images}"
+            f"{labels} holds labels of shape {y.shape}, which do not match the images {x.shape} of "
+            f"{images}"
         )
     return Samples(x[:, None], y.astype(np.int64))
 
@@ -70,16 +75,22 @@ class _ArrayUnpickler(pickle.Unpickler):
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"})
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module.split(".")[0] == "numpy" and name in self._ALLOWED) or (module, name) == ("_codecs", "encode"):
+        if (module.split(".")[0] == "numpy" and name in self._ALLOWED) or (module, name) == (
+            "_codecs",
+            "encode",
+        ):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of the CIFAR format")
+        raise pickle.UnpicklingError(
+            f"it refers to {module}.{name}, which is not part of the CIFAR format"
+        )
 
 
 def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
     """Images of CIFAR's Python version, batches joined.
 
     Args:
-        files: pickled batches, one in each, a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
+        files: pickled batches, one in each, a dict with "data" (uint8 [n, 3072], channel first) and
+            `label_key`.
         label_key: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
 
     Returns:
@@ -96,7 +107,9 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
                 raise ValueError(f"{len(xs[-1])} images but {len(ys[-1])} labels")
         # A damaged pickle can raise nearly anything.
         except Exception as error:
-            raise DataError(f"{path} is not a batch of CIFAR's Python version: {error!r}") from error
+            raise DataError(
+                f"{path} is not a batch of CIFAR's Python version: {error!r}"
+            ) from error
     return Samples(np.concatenate(xs), np.concatenate(ys))
 
 
@@ -121,10 +134,12 @@ def read_leaf(paths: Sequence[Path]) -> Samples:
     """Images of LEAF's FEMNIST (Caldas et al., 2018) from its JSON files, with the writer of each.
 
     Args:
-        paths: files with "users" and "user_data": user -> {"x": [784 numbers in [0, 1]], "y": [labels]}.
+        paths: files with "users" and "user_data": user -> {"x": [784 numbers in [0, 1]], "y":
+            [labels]}.
 
     Returns:
-        Images float32 [n, 1, 28, 28] turned to ink = 1 on paper = 0 (LEAF stores paper as 1), labels and users.
+        Images float32 [n, 1, 28, 28] turned to ink = 1 on paper = 0 (LEAF stores paper as 1),
+        labels and users.
     """
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
@@ -135,7 +150,9 @@ def read_leaf(paths: Sequence[Path]) -> Samples:
             for user in content["users"]:
                 samples = content["user_data"][user]
                 y = np.asarray(samples["y"], dtype=np.int64)
-                xs.append(1.0 - np.asarray(samples["x"], dtype=np.float32).reshape(len(y), 1, 28, 28))
+                xs.append(
+                    1.0 - np.asarray(samples["x"], dtype=np.float32).reshape(len(y), 1, 28, 28)
+                )
                 ys.append(y)
                 users.append(np.full(len(y), str(user)))
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,14 +1,16 @@
 """Folders of images: classes by subfolder, or by an attribute file (CelebA), resized once.
 
     folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg      test images are named
-    folder/CLASS/*.jpg                                        every fifth image of a class is a test image
-    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`; list_eval_partition.txt says which
-                                                              are for training (0) and for tests (2), those for
-                                                              validation (1) are left out; without it every fifth
-                                                              image is a test image
+    folder/CLASS/*.jpg                                        every fifth image of a class is a test
+    image folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`;
+    list_eval_partition.txt says which
+                                                              are for training (0) and for tests
+                                                              (2), those for validation (1) are left
+                                                              out; without it every fifth image is a
+                                                              test image
 
-Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so a set may be larger
-than memory. A changed folder is read again.
+Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so
+a set may be larger than memory. A changed folder is read again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from fedlgm.errors import DataError, Notice
 
 NAME = "image-folder"
 SIZE = 64
-_KINDS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
+_KINDS = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+)
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _EVERY = 5  # images of a class of which one is a test image, where the folder says nothing
 _BLOCK = 512
@@ -46,45 +50,60 @@ def load_folder(
     train_images: int | None = None,
     image_classes: int | None = None,
 ) -> DataSet:
-    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1]; see docs/how-to/own-data.md.
+    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1]; see
+    docs/how-to/own-data.md.
 
     Args:
         folder: see the module.
         image_size: height and width; the largest centred square of an image is resized bilinearly.
         channels: 3 (RGB) or 1 (grey).
-        attribute: column of the attribute file that gives the class. A number above 0 is class 1, any other number
-            class 0; words are classes in alphabetical order. None takes subfolders as classes.
-        train_images: number of training images that the folder must have, as published or agreed; None accepts any
-            number.
+        attribute: column of the attribute file that gives the class. A number above 0 is class 1,
+            any other number class 0; words are classes in alphabetical order. None takes subfolders
+            as classes.
+        train_images: number of training images that the folder must have, as published or agreed;
+            None accepts any number.
         image_classes: the same for the number of classes.
 
     Raises:
-        DataError: the folder does not exist or has no images, an image cannot be read, or a label is missing (the
-            message names it); or the number of images or classes is not the stated one.
+        DataError: the folder does not exist or has no images, an image cannot be read, or a label
+            is missing (the message names it); or the number of images or classes is not the stated
+            one.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
         raise DataError(
-            f"data {NAME!r} needs data.dir, a folder of images: {problem}; for a plan, data.train_images and "
+            f"data {NAME!r} needs data.dir, a folder of images: {problem}; for a plan, "
+            "data.train_images and "
             "data.image_classes, the numbers of its training images and classes, also suffice"
         )
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
-            f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, {image_size}"
+            f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, "
+            f"{image_size}"
         )
-    found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
+    found = (
+        _by_attribute(Path(folder), attribute)
+        if attribute is not None
+        else _by_folder(Path(folder))
+    )
     files, labels, tests, names = found
     train = int((~tests).sum())
-    for option, stated, there in (("train_images", train_images, train), ("image_classes", image_classes, len(names))):
+    for option, stated, there in (
+        ("train_images", train_images, train),
+        ("image_classes", image_classes, len(names)),
+    ):
         if stated not in (None, there):
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
-                f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated number. Give the "
+                f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated "
+                "number. Give the "
                 f"whole folder, or set data.{option} to {there} (to none: any number)"
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
-    return _resized(tuple(stamps), tuple(labels[order].tolist()), train, names, image_size, channels)
+    return _resized(
+        tuple(stamps), tuple(labels[order].tolist()), train, names, image_size, channels
+    )
 
 
 @cache
@@ -108,19 +127,24 @@ def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np
     """All images, written to `kept` if possible, and mapped from there."""
     shape, part = (len(files), channels, size, size), kept.with_suffix(f".{os.getpid()}.part")
     try:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they are as private as the images
+        kept.parent.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # they are as private as the images
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
     except OSError as error:
         warnings.warn(
-            Notice(f"resized images are held in memory: {kept.parent} cannot be written ({error})"), stacklevel=2
+            Notice(f"resized images are held in memory: {kept.parent} cannot be written ({error})"),
+            stacklevel=2,
         )
         part, x = None, np.empty(shape, dtype=np.float32)  # type: ignore[assignment]
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for low in range(0, len(files), _BLOCK):
                 block = files[low : low + _BLOCK]
-                for i, image in enumerate(pool.map(lambda path: _read(path, size, channels), block)):
+                for i, image in enumerate(
+                    pool.map(lambda path: _read(path, size, channels), block)
+                ):
                     x[low + i] = image
     except BaseException:
         if part is not None:
@@ -142,7 +166,9 @@ def _read(path: Path, size: int, channels: int) -> np.ndarray:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file())
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file()
+    )
 
 
 _Found = tuple[list[Path], np.ndarray, np.ndarray, tuple[str, ...]]
@@ -156,10 +182,18 @@ def _by_folder(folder: Path) -> _Found:
         if test is None or not (folder / "train").is_dir()
         else [(folder / "train", False), (test, True)]
     )
-    names = sorted({child.name for root, _ in roots for child in root.iterdir() if child.is_dir() and _images(child)})
+    names = sorted(
+        {
+            child.name
+            for root, _ in roots
+            for child in root.iterdir()
+            if child.is_dir() and _images(child)
+        }
+    )
     if len(names) < 2:
         raise DataError(
-            f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and "
+            f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also "
+            "within train/ and "
             "test/), or name an attribute of an attribute file"
         )
     files, labels, tests = [], [], []
@@ -168,27 +202,40 @@ def _by_folder(folder: Path) -> _Found:
             own = _images(root / name)
             files += own
             labels += [label] * len(own)
-            tests += [i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(own))]
+            tests += [
+                i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(own))
+            ]
     return _checked(folder, files, np.array(labels), np.array(tests, dtype=bool), tuple(names))
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
     """The same, by an attribute file."""
     table = next(
-        (path for path in sorted(folder.glob("*attr*.txt")) + sorted(folder.glob("*.csv")) if path.is_file()), None
+        (
+            path
+            for path in sorted(folder.glob("*attr*.txt")) + sorted(folder.glob("*.csv"))
+            if path.is_file()
+        ),
+        None,
     )
     if table is None:
-        raise DataError(f"{folder}: no attribute file (list_attr_celeba.txt or a .csv of file names and attributes)")
+        raise DataError(
+            f"{folder}: no attribute file (list_attr_celeba.txt or a .csv of file names and "
+            "attributes)"
+        )
     header, rows = _table(table)
     if attribute not in header:
         raise DataError(
-            f"{table}: no attribute {attribute!r}; it has {', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
+            f"{table}: no attribute {attribute!r}; it has "
+            f"{', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
         )
     column = header.index(attribute)
     places = {path.name: path for path in _images(folder)}
     missing = next((name for name in rows if Path(name).name not in places), None)
     if missing is not None:
-        raise DataError(f"{table} names {missing!r}, which is not among the {len(places)} images of {folder}")
+        raise DataError(
+            f"{table} names {missing!r}, which is not among the {len(places)} images of {folder}"
+        )
     words = [values[column] for values in rows.values()]
     try:
         labels = (np.array([float(word) for word in words]) > 0).astype(np.int64)
@@ -199,13 +246,22 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
     split = folder / "list_eval_partition.txt"
     tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
     if split.is_file():
-        parts = dict(line.split()[:2] for line in split.read_text(encoding="utf-8").splitlines() if line.strip())
+        parts = dict(
+            line.split()[:2]
+            for line in split.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        )
         unknown = next((name for name in rows if parts.get(name) not in ("0", "1", "2")), None)
         if unknown is not None:
-            raise DataError(f"{split} does not say whether {unknown!r} is for training (0), validation (1) or test (2)")
+            raise DataError(
+                f"{split} does not say whether {unknown!r} is for training (0), validation (1) or "
+                "test (2)"
+            )
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
-        rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
+        rows = {
+            name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept
+        }
     files = [places[Path(name).name] for name in rows]
     return _checked(folder, files, labels, tests, names, stated=names[0] == f"not {attribute}")
 
@@ -231,7 +287,8 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
             else f"row {wrong + 1} has {len(rows[wrong]) - 1} values for {len(header)} attributes"
         )
         raise DataError(
-            f"{path}: {what}; below a row of attribute names, each row must hold a file name and its attributes"
+            f"{path}: {what}; below a row of attribute names, each row must hold a file name and "
+            "its attributes"
         )
     return header, {row[0]: row[1:] for row in rows}
 
@@ -244,7 +301,9 @@ def _checked(
     names: tuple[str, ...],
     stated: bool = False,
 ) -> _Found:
-    """The same, if the test images, which are public, have all classes; those that are `stated` need no images."""
+    """The same, if the test images, which are public, have all classes; those that are `stated`
+    need no images.
+    """
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
         raise DataError(f"{folder}: {len(files)} images, but no {part} image among them")
@@ -252,7 +311,9 @@ def _checked(
     if not stated and len(public) < len(names):
         private = [name for i, name in enumerate(names) if i not in public]
         raise DataError(
-            f"{folder}: no test image has the class {private[0]!r}, so private images alone would add an output to "
-            f"the model: add a test image of it, or leave its images out ({len(private)} such classes)"
+            f"{folder}: no test image has the class {private[0]!r}, so private images alone would "
+            "add an output to "
+            f"the model: add a test image of it, or leave its images out ({len(private)} such "
+            "classes)"
         )
     return files, labels.astype(np.int64), tests, names

@@ -1,6 +1,7 @@
 """Tables by name: CSV and Parquet files, and data sets of the Hugging Face Hub.
 
-Both become tables here. `fedlgm.data.tables` makes a data set of them, as of tables that a user passes.
+Both become tables here. `fedlgm.data.tables` makes a data set of them, as of tables that a user
+passes.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ _GAPS = frozenset(
 """Texts that mean a missing number, which pandas has by default."""
 
 
-def read_files(file: str | Path | None = None, test_file: str | Path | None = None, **columns: Any) -> dict[str, Any]:
+def read_files(
+    file: str | Path | None = None, test_file: str | Path | None = None, **columns: Any
+) -> dict[str, Any]:
     """Two files as a mapping of frames for `DataSet.from_mapping`.
 
-    Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA` is a name. Targets
-    are numbers if all targets of the public test file are, and are not names among `labels`.
+    Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
+    is a name. Targets are numbers if all targets of the public test file are, and are not names
+    among `labels`.
 
     Args:
         file: training examples, .csv, .csv.gz or .parquet.
@@ -60,11 +64,15 @@ def read_files(file: str | Path | None = None, test_file: str | Path | None = No
         columns: further keys of the mapping: "target", "inputs", "users", "labels".
 
     Raises:
-        DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of a target are one
-            number.
+        DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of
+            a target are one number.
     """
     target, users = columns.get("target"), columns.get("users")
-    names = [one for one in ((TARGETS if target is None else (target,)) + (users,)) if isinstance(one, str)]
+    names = [
+        one
+        for one in ((TARGETS if target is None else (target,)) + (users,))
+        if isinstance(one, str)
+    ]
     train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
     if target is None:
         target = next((name for name in TARGETS if name in train), None)
@@ -73,7 +81,9 @@ def read_files(file: str | Path | None = None, test_file: str | Path | None = No
     return {"name": NAME, "train": train, "test": test, **columns}
 
 
-def _convert_targets(train: DataFrame, test: DataFrame, column: str, labels: Sequence[str] | None) -> None:
+def _convert_targets(
+    train: DataFrame, test: DataFrame, column: str, labels: Sequence[str] | None
+) -> None:
     """Replace targets read as text by numbers where the public test targets are numbers."""
     import pandas
 
@@ -96,8 +106,10 @@ def _convert_targets(train: DataFrame, test: DataFrame, column: str, labels: Seq
         if absent.any() and _is_number(frame[column])[~absent].all():
             row = int(absent.to_numpy().argmax())
             raise DataError(
-                f"data.target: column {column!r} of {part!r} holds numbers, but {frame[column].iloc[row]!r} in "
-                f"{int(absent.sum())} rows, first in row {row}, counted from 0: leave these rows out, or list the "
+                f"data.target: column {column!r} of {part!r} holds numbers, but "
+                f"{frame[column].iloc[row]!r} in "
+                f"{int(absent.sum())} rows, first in row {row}, counted from 0: leave these rows "
+                "out, or list the "
                 "names of all classes in data.labels"
             )
     if _is_number(public).all() and all(_is_number(frame[column]).all() for frame in frames):
@@ -143,9 +155,13 @@ def read_hub(
     import datasets
 
     if len(splits) != 2 or splits[0] == splits[1]:
-        raise DataError(f"data.splits: must be two different splits, for training and test; got {list(splits)}")
+        raise DataError(
+            f"data.splits: must be two different splits, for training and test; got {list(splits)}"
+        )
     if folder is not None and not Path(folder).is_dir():
-        raise DataError(f"data.dir: {str(folder)!r} is not a folder; it must hold the files of {name!r}")
+        raise DataError(
+            f"data.dir: {str(folder)!r} is not a folder; it must hold the files of {name!r}"
+        )
     path = name.removeprefix(HUB) if folder is None else str(Path(folder).resolve())
     try:
         try:
@@ -156,7 +172,8 @@ def read_hub(
             train, test = datasets.load_dataset(path, subset, split=list(splits))
     except ConnectionError as error:
         raise DataError(
-            f"data: {name!r} is not in the local cache, and the Hugging Face Hub cannot be reached or has no such data "
+            f"data: {name!r} is not in the local cache, and the Hugging Face Hub cannot be reached "
+            "or has no such data "
             "set: check name and network, or set data.dir to a folder with its files"
         ) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -190,26 +207,40 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame
         raise DataError(f"data.{key}: name the .csv or .parquet file with {what}")
     path = Path(file)
     if not path.name.lower().endswith(_ENDINGS):
-        raise DataError(f"data.{key}: {str(path)!r} must be a {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file")
+        raise DataError(
+            f"data.{key}: {str(path)!r} must be a {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file"
+        )
     if not path.is_file():
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
-        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, names)
+        frame = (
+            pandas.read_parquet(path)
+            if path.suffix.lower() == ".parquet"
+            else read_csv(path, names)
+        )
     except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
-        raise DataError(f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}") from error
-    if len(frame.columns) == 1 and (mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)):
         raise DataError(
-            f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it with commas, or read "
+            f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}"
+        ) from error
+    if len(frame.columns) == 1 and (
+        mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)
+    ):
+        raise DataError(
+            f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "
+            "with commas, or read "
             "it in "
             f"Python and pass the table: pandas.read_csv(file, sep={mark!r})"
         )
     if not len(frame):
-        raise DataError(f"data.{key}: {str(path)!r} has no rows below its header: give a file with examples")
+        raise DataError(
+            f"data.{key}: {str(path)!r} has no rows below its header: give a file with examples"
+        )
     return frame
 
 
 def read_csv(path: Path, names: Sequence[str] = ()) -> DataFrame:
-    """A CSV file as a frame. The columns `names` are text, and others have one type from end to end.
+    """A CSV file as a frame. The columns `names` are text, and others have one type from end to
+    end.
 
     Raises:
         DataError: two columns have one name.
@@ -218,9 +249,19 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> DataFrame:
     import pandas
 
     packed: Any = {"compression": "gzip" if path.suffix.lower() == ".gz" else None}
-    header = pandas.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **packed).iloc[0].tolist()
+    header = (
+        pandas.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **packed)
+        .iloc[0]
+        .tolist()
+    )
     if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
         raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
     texts: Any = {name: "object" for name in names if name in header}
-    gaps = {name: sorted(_GAPS) for name in pandas.read_csv(path, nrows=0, **packed).columns if name not in texts}
-    return pandas.read_csv(path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed)
+    gaps = {
+        name: sorted(_GAPS)
+        for name in pandas.read_csv(path, nrows=0, **packed).columns
+        if name not in texts
+    }
+    return pandas.read_csv(
+        path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed
+    )

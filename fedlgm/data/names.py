@@ -12,11 +12,15 @@ import torch
 from fedlgm.errors import DataError
 
 IGNORED = -100
-"""Target of a position that does not count, as `transformers` and torch's `ignore_index` have it."""
+"""Target of a position that does not count, as `transformers` and torch's `ignore_index` have
+it."""
 
 
-def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
-    """Both parts with targets that are names as class numbers, and the names of the classes; None if they have none.
+def class_numbers(
+    parts: dict[str, Any], labels: Sequence[str] | None
+) -> tuple[Any, Any, tuple[str, ...] | None]:
+    """Both parts with targets that are names as class numbers, and the names of the classes; None
+    if they have none.
 
     Args:
         parts: "training" and "test", each (inputs, targets).
@@ -29,38 +33,63 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
     for part, pair in parts.items():
         if isinstance(pair, tuple | list) and len(pair) == 2:
             refuse_masked(pair[1], f"{part} targets")
-        if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
+        if (
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and not isinstance(pair[1], torch.Tensor)
+        ):
             with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
                 targets[part] = np.asarray(pair[1])
         y = targets.get(part)
-        if y is not None and y.dtype.kind in "SO" and any(isinstance(one, bytes) for one in y.reshape(-1)):
-            raise DataError(f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]")
+        if (
+            y is not None
+            and y.dtype.kind in "SO"
+            and any(isinstance(one, bytes) for one in y.reshape(-1))
+        ):
+            raise DataError(
+                f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]"
+            )
     texts = {part: y for part, y in targets.items() if _is_text(y)}
     if labels is None and not texts:
         return (*parts.values(), None)
     if labels is None and len(texts) < len(parts):
         raise DataError(
-            f"{next(iter(texts))} targets are names, but those of the other part are not: both parts must be alike"
+            f"{next(iter(texts))} targets are names, but those of the other part are not: both "
+            "parts must be alike"
         )
     for part, y in texts.items():
         if (lost := missing(y) | np.array([isinstance(one, str) and not one for one in y])).any():
             raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")
-    names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
+    names = (
+        tuple(map(str, labels))
+        if labels is not None
+        else tuple(sorted({str(one) for one in texts["test"]}))
+    )
     if len(set(names)) < max(len(names), 2):
-        raise DataError(f"labels: must name two or more classes, each once, got {', '.join(names[:8]) or 'none'}")
+        raise DataError(
+            "labels: must name two or more classes, each once, got "
+            f"{', '.join(names[:8]) or 'none'}"
+        )
     number, made = {name: i for i, name in enumerate(names)}, dict(parts)
     for part, y in targets.items():
         if part in texts:
-            unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
-            made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
+            unknown = [
+                i for i, one in enumerate(y) if not isinstance(one, str) or one not in number
+            ]
+            made[part] = (
+                parts[part][0],
+                np.array([number.get(str(one), 0) for one in y], dtype=np.int64),
+            )
         else:
             classes = {*range(len(names)), *((IGNORED,) if y.ndim > 1 else ())}
             unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in classes]
         if unknown:
             known = "data.labels names" if labels is not None else "the public test part has"
             raise DataError(
-                f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are none of the classes "
-                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list the names of all "
+                f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are "
+                "none of the classes "
+                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list "
+                "the names of all "
                 "classes in data.labels (from Python: data={..., 'labels': [...]})"
             )
     return made["training"], made["test"], names
@@ -79,11 +108,14 @@ def missing(values: np.ndarray) -> np.ndarray:
         return ~np.isfinite(values)
     if values.dtype != object:
         return np.zeros(len(values), dtype=bool)
-    return np.array([one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values])
+    return np.array(
+        [one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values]
+    )
 
 
 def refuse_masked(values: Any, what: str) -> None:
-    """Refuse masked values of `numpy.ma`: an array without its mask holds their fill value, such as -9999.
+    """Refuse masked values of `numpy.ma`: an array without its mask holds their fill value, such as
+    -9999.
 
     Args:
         values: an array, or a list or tuple of arrays.
@@ -96,10 +128,13 @@ def refuse_masked(values: Any, what: str) -> None:
         >>> refuse_masked(np.ma.masked_equal([52, -9999], -1), "training inputs")  # nothing is masked
     """
     parts = values if isinstance(values, list | tuple) else [values]
-    masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
+    masked = sum(
+        int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray)
+    )
     if masked:
         raise DataError(
-            f"{what}: {masked} values are masked: leave out their rows, or fill them with a public figure, as in "
+            f"{what}: {masked} values are masked: leave out their rows, or fill them with a public "
+            "figure, as in "
             "x.filled(0)"
         )
 
@@ -133,8 +168,13 @@ def spelled_once(values: Mapping[str, Any], what: str) -> None:
     first: dict[Any, str] = {}
     for text, value in values.items():
         if (other := first.setdefault(value, text)) != text:
-            raise DataError(f"{what} has {other!r} and {text!r}, which would become one: spell equal values alike")
+            raise DataError(
+                f"{what} has {other!r} and {text!r}, which would become one: spell equal values "
+                "alike"
+            )
 
 
 def _is_text(y: np.ndarray) -> bool:
-    return y.ndim == 1 and (y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y)))
+    return y.ndim == 1 and (
+        y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y))
+    )

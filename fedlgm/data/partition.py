@@ -25,7 +25,8 @@ from fedlgm.noise.keys import KeyRing
 @named_arguments
 @dataclass(frozen=True)
 class Partition:
-    """Division of the samples among the clients: client i holds `order[offsets[i]:offsets[i + 1]]`, ascending.
+    """Division of the samples among the clients: client i holds `order[offsets[i]:offsets[i + 1]]`,
+    ascending.
 
     Attributes:
         order: sample indices, int32 [assigned]; no index occurs twice.
@@ -56,16 +57,24 @@ class Partition:
         """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
 
         Raises:
-            DataError: there are no clients or examples, or indices are not integers, out of range or given twice.
+            DataError: there are no clients or examples, or indices are not integers, out of range
+                or given twice.
         """
         if isinstance(clients, Mapping) or not hasattr(clients, "__len__"):
-            raise DataError(f"clients: give a list of sample numbers for each client, not a {type(clients).__name__}")
+            raise DataError(
+                "clients: give a list of sample numbers for each client, not a "
+                f"{type(clients).__name__}"
+            )
         if len(clients) == 0:
             raise DataError("clients: there must be at least one")
         parts = [np.asarray(indices) for indices in clients]
         for client, (given, index) in enumerate(zip(clients, parts, strict=True)):
             if index.size and (index.ndim != 1 or not np.issubdtype(index.dtype, np.integer)):
-                kind = f"{index.dtype} {index.shape}" if index.dtype != object else type(given).__name__
+                kind = (
+                    f"{index.dtype} {index.shape}"
+                    if index.dtype != object
+                    else type(given).__name__
+                )
                 raise DataError(f"clients[{client}] must be a list of sample numbers, got {kind}")
         holder = np.repeat(np.arange(len(parts)), [index.size for index in parts])
         if len(holder) == 0:
@@ -77,7 +86,8 @@ class Partition:
         again = np.delete(np.arange(len(named)), np.unique(named, return_index=True)[1])
         if len(again):
             raise DataError(
-                f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which another client has: a sample has "
+                f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which another client "
+                "has: a sample has "
                 "one owner"
             )
         owner = np.full(samples, -1, dtype=np.int64)
@@ -171,16 +181,19 @@ def options(scheme: str) -> dict[str, bool]:
 
 
 @named_arguments
-def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, **values: Any) -> Partition:
+def partition(
+    labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, **values: Any
+) -> Partition:
     """Divide samples among clients.
 
-    The result depends on the arguments only, never on a global random generator. No sample goes to two clients; clients
-    may be empty.
+    The result depends on the arguments only, never on a global random generator. No sample goes to
+    two clients; clients may be empty.
 
     Args:
         labels: class of each sample, int [n], not negative.
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`; their functions in `flower` and `assignment` describe them and their options.
+        scheme: one of `schemes()`; their functions in `flower` and `assignment` describe them and
+            their options.
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the scheme.
 
@@ -188,7 +201,8 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
         The partition.
 
     Raises:
-        ConfigError: for an unknown scheme or option, a value out of range, or a requirement that the data cannot meet.
+        ConfigError: for an unknown scheme or option, a value out of range, or a requirement that
+            the data cannot meet.
 
     Example:
         >>> clients = partition(np.arange(100) % 10, 5, "iid", seed=1)
@@ -196,27 +210,42 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
         ([20, 20, 20, 20, 20], 100)
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise ConfigError(f"labels must be integers >= 0 of shape [n], n > 0; got {labels.dtype} {labels.shape}")
+    if (
+        labels.ndim != 1
+        or not len(labels)
+        or not np.issubdtype(labels.dtype, np.integer)
+        or labels.min() < 0
+    ):
+        raise ConfigError(
+            f"labels must be integers >= 0 of shape [n], n > 0; got {labels.dtype} {labels.shape}"
+        )
     clients = check_count("clients", clients)
     known = options(scheme)
     missing = [name for name, needed in known.items() if needed and name not in values]
     unknown = [name for name in values if name not in known]
     if missing or unknown:
-        problem = f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
-        raise ConfigError(f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}")
+        problem = (
+            f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
+        )
+        raise ConfigError(
+            f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}"
+        )
     inputs = None
     if scheme in _OF_FLOWER:
         inputs = {
             "request": [scheme, clients, seed, repr(sorted(values.items()))],
             "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
             "code": remembered.code_of(*Path(__file__).parent.glob("*.py"), Path(keys.__file__)),
-            "versions": [remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")],
+            "versions": [
+                remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")
+            ],
         }
         kept = _restored(remembered.load("division", inputs), len(labels), clients)
         if kept is not None:
             return kept
-    made = Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
+    made = Partition.from_owner(
+        _SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients
+    )
     if inputs is not None:
         remembered.save("division", inputs, made.owners(len(labels)).tobytes())
     return made

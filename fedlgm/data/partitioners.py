@@ -1,4 +1,6 @@
-"""`flwr_datasets.partitioner` without the rest of its package, whose plotting libraries take seconds to import."""
+"""`flwr_datasets.partitioner` without the rest of its package, whose plotting libraries take
+seconds to import.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _PACKAGE = "flwr_datasets"
 
 
 class _Unfinished(ModuleType):
-    """A package whose own code runs on first access to its attributes; its modules can be imported before that."""
+    """A package whose own code runs on first access to its attributes; its modules can be imported
+    before that.
+    """
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__spec__
@@ -35,10 +39,14 @@ def partitioners() -> Any:
     if _PACKAGE not in sys.modules:
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is None:
-            raise ConfigError("this partition scheme needs the package flwr-datasets: pip install flwr-datasets")
+            raise ConfigError(
+                "this partition scheme needs the package flwr-datasets: pip install flwr-datasets"
+            )
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Unfinished
         sys.modules[_PACKAGE] = package
-    with warnings.catch_warnings():  # in a notebook without ipywidgets it warns of bars that nobody will show
+    with (
+        warnings.catch_warnings()
+    ):  # in a notebook without ipywidgets it warns of bars that nobody will show
         warnings.filterwarnings("ignore", message="IProgress not found")
         return importlib.import_module(f"{_PACKAGE}.partitioner")

@@ -17,7 +17,8 @@ _TO_FLOAT = 2.0 / 255.0
 
 @dataclass(frozen=True)
 class Pixels:
-    """Bytes and a table with the number for each byte: the same floats in a quarter of their memory.
+    """Bytes and a table with the number for each byte: the same floats in a quarter of their
+    memory.
 
     Attributes:
         codes: uint8 [n, ...].
@@ -79,7 +80,8 @@ def fitted(image: Any, size: int | None, channels: int) -> np.ndarray:
 
     Args:
         image: a `PIL.Image.Image`.
-        size: height and width; the largest centred square is resized bilinearly. None keeps the image's own.
+        size: height and width; the largest centred square is resized bilinearly. None keeps the
+            image's own.
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
@@ -91,7 +93,9 @@ def fitted(image: Any, size: int | None, channels: int) -> np.ndarray:
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, dtype=np.float32)
-    return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)
+    return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1) * np.float32(
+        2 / 255
+    ) - np.float32(1)
 
 
 def upright(image: Any, channels: int) -> Any:
@@ -104,7 +108,8 @@ def upright(image: Any, channels: int) -> Any:
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
-        DataError: the mode does not say which values are black and white, as in floats and 32-bit integers.
+        DataError: the mode does not say which values are black and white, as in floats and 32-bit
+            integers.
 
     Example:
         >>> from PIL import Image
@@ -115,7 +120,8 @@ def upright(image: Any, channels: int) -> Any:
 
     if image.mode in ("F", "I"):
         raise DataError(
-            f"an image of Pillow's mode {image.mode!r} does not say which values are black and white: save it with 8 "
+            f"an image of Pillow's mode {image.mode!r} does not say which values are black and "
+            "white: save it with 8 "
             "or 16 bits per channel, or pass its pixels as arrays"
         )
     if image.mode.startswith("I;16"):
@@ -141,6 +147,8 @@ def readable(what: str) -> Iterator[None]:
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{what} is too large an image to decode: save it with fewer pixels ({error})") from error
+        raise DataError(
+            f"{what} is too large an image to decode: save it with fewer pixels ({error})"
+        ) from error
     except (OSError, ValueError, SyntaxError, struct.error) as error:
         raise DataError(f"{what} is not a readable image: {error}") from error

@@ -12,14 +12,15 @@ from datasets import Dataset
 class LabelledRows(Dataset):
     """Rows with labels whose selections are plain arrays of row numbers.
 
-    A view of a `Dataset` takes two milliseconds to make, which is ten seconds for 5,000 clients if only their rows are
-    needed.
+    A view of a `Dataset` takes two milliseconds to make, which is ten seconds for 5,000 clients if
+    only their rows are needed.
     """
 
     @classmethod
     def of(cls, labels: np.ndarray, rows: np.ndarray) -> LabelledRows:
         """Row `rows[i]` has the label `labels[i]`."""
-        # Columns of Arrow format come as arrays; any other format is read row by row, which takes seconds.
+        # Columns of Arrow format come as arrays; any other format is read row by row, which takes
+        # seconds.
         table: LabelledRows = cls.from_dict({"label": labels, "row": rows}).with_format("arrow")
         return table
 

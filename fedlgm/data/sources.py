@@ -1,4 +1,6 @@
-"""Sets in files: the folders that may hold them, their download, and the `DataSet` built from them."""
+"""Sets in files: the folders that may hold them, their download, and the `DataSet` built from
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ class FileSet:
         classes: number of classes, or of characters.
         shape: shape of one input.
         train: glob patterns, each of which must match a file of the set's folder.
-        read: reads the examples in the files of each such pattern; returns (train, test) if one file holds all
+        read: reads the examples in the files of each such pattern; returns (train, test) if one
+            file holds all
         examples.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
         advice: how to get the files by hand, up to "into <folder>".
         torchvision: class of `torchvision.datasets` that downloads it, or None.
-        debian: folder of Debian's package; None is a folder with the set's name among its data sets.
+        debian: folder of Debian's package; None is a folder with the set's name among its data
+            sets.
         examples: published number of training examples, or None.
         test: patterns of the files of the test examples; empty if one file holds all examples.
     """
@@ -141,7 +145,8 @@ FILE_SETS: dict[str, FileSet] = {
         test=("test/*.json",),
         read=formats.read_leaf,
         layout="femnist/data",
-        advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
+        advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put "
+        "them",
     ),
     "bible-kjv": _BIBLE(read=partial(_read_bible, by_chapter=False)),
     "bible-kjv-chapters": _BIBLE(read=partial(_read_bible, by_chapter=True)),
@@ -153,7 +158,9 @@ def store() -> Path:
     return Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
 
 
-def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None) -> Path:
+def locate(
+    name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None
+) -> Path:
     """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
 
     Args:
@@ -166,15 +173,19 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tup
         The folder.
 
     Raises:
-        DataError: `data_dir` is not a directory, or no folder holds the set and it cannot be downloaded.
+        DataError: `data_dir` is not a directory, or no folder holds the set and it cannot be
+            downloaded.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise DataError(f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory")
+        raise DataError(
+            f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory"
+        )
     spec = FILE_SETS[name]
     own, needed = store(), spec.files if files is None else files
     folders = [own / name, own / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
-        # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use the same file names.
+        # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use
+        # the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
     found = _first_complete(folders, needed)
     if found is not None:
@@ -183,7 +194,8 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tup
     found = _first_complete(folders, needed)
     if found is None:
         raise DataError(
-            f"{name} not found: looked for {', '.join(needed)} in {', '.join(map(str, folders))}. {problem} "
+            f"{name} not found: looked for {', '.join(needed)} in {', '.join(map(str, folders))}. "
+            f"{problem} "
             f"To fix it, {spec.advice} into {own / name} or a directory given as data_dir."
         )
     return found
@@ -191,7 +203,8 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tup
 
 @cache
 def read(name: str, folder: Path) -> DataSet:
-    """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the process.
+    """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the
+    process.
 
     Returns:
         The set: pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
@@ -220,8 +233,14 @@ def _made(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
     classes = FILE_SETS[name].classes
     for part, y in (("test", test.y), ("training", train.y)):
         if not len(y) or y.min() < 0 or y.max() >= classes:
-            raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
-    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
+            raise DataError(
+                f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})"
+            )
+    users = (
+        None
+        if train.user is None
+        else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
+    )
     return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, classes, users)
 
 

@@ -51,11 +51,14 @@ class Spent:
         """
         for i, (event, count) in enumerate(self.events):
             for n in range(count):
-                ledger.charge(event, round=0, key=f"before the run: {i}.{n}", protects=self.protects)
+                ledger.charge(
+                    event, round=0, key=f"before the run: {i}.{n}", protects=self.protects
+                )
 
 
 def division_name(parts: Iterable[np.ndarray]) -> str:
-    """Name of a division of rows among clients, by which the clients of a release and of a run are compared.
+    """Name of a division of rows among clients, by which the clients of a release and of a run are
+    compared.
 
     Args:
         parts: row numbers of each client; neither their order nor that of the clients counts.

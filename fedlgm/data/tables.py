@@ -1,8 +1,9 @@
-"""Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data set.
+"""Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data
+set.
 
-A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`, `token_type_ids`), which
-become the inputs in this order; rows are padded. Any other table is one of numbers or images: its
-columns except target and user are the features.
+A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`,
+`token_type_ids`), which become the inputs in this order; rows are padded. Any other table is one of
+numbers or images: its columns except target and user are the features.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from fedlgm.errors import DataError, Notice, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
-OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels", "standardise")
+OPTIONS = (
+    "users",
+    "target",
+    "inputs",
+    "text",
+    "tokenizer",
+    "length",
+    "image_size",
+    "channels",
+    "standardise",
+)
 INTERCEPT = "(intercept)"
 """Name of the intercept among a linear model's coefficients, which no column may have."""
 _KINDS = ("bool", "int", "float")
@@ -32,7 +43,8 @@ _Columns = dict[str, Any]
 
 
 class Column(TypedDict):
-    """A feature's public description: name, kind, and the constants that standardised it, if they are known.
+    """A feature's public description: name, kind, and the constants that standardised it, if they
+    are known.
 
     Attributes:
         name: name of the column.
@@ -55,7 +67,8 @@ class Unfit(DataError):
 
 
 def is_table(value: object) -> bool:
-    """Whether a value is a pandas frame or a `datasets.Dataset`; neither package is imported for this.
+    """Whether a value is a pandas frame or a `datasets.Dataset`; neither package is imported for
+    this.
 
     Example:
         >>> import pandas
@@ -74,21 +87,26 @@ def holds_tables(data: Mapping[str, Any]) -> bool:
 
 
 def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a mapping with tables as "train" and "test" to one with arrays; see `DataSet.from_mapping`.
+    """Convert a mapping with tables as "train" and "test" to one with arrays; see
+    `DataSet.from_mapping`.
 
     Args:
-        data: {"train": table, "test": table}, and where needed: "users", the column that names each example's user;
-            "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
-            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text"
-            and "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to which texts are
-            cut and all rows are padded (default: that of the longest test row, if no training row is longer);
-            "standardise", {column: (mean, deviation)} of public figures, or "test" for those of the test rows, which
-            are public (columns of Booleans stay as they are); the model's exports then hold these constants;
-            "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
+        data: {"train": table, "test": table}, and where needed: "users", the column that names each
+            example's user; "target", the target's column (default: "labels" or "label"; tokens
+            without either are their own target, for the task "causal-lm"); "inputs", a column or a
+            list of them, for the features (default: all others); "text"
+            and "tokenizer": the column of texts, and their tokenizer; "length": the number of
+                tokens to which texts are
+            cut and all rows are padded (default: that of the longest test row, if no training row
+                is longer);
+            "standardise", {column: (mean, deviation)} of public figures, or "test" for those of the
+            test rows, which are public (columns of Booleans stay as they are); the model's exports
+            then hold these constants; "image_size" and "channels" of images, see
+            `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
-        The mapping with arrays, and with the descriptions of the features as "columns". If "labels" is missing and a
-        `datasets.Dataset` names its classes, they become "labels".
+        The mapping with arrays, and with the descriptions of the features as "columns". If "labels"
+        is missing and a `datasets.Dataset` names its classes, they become "labels".
 
     Raises:
         DataError: a part or column is missing, or a feature is not a number.
@@ -104,7 +122,10 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: data[key] for key in OPTIONS if data.get(key) is not None}
     length = options.get("length")
     if length is not None and not (isinstance(length, int) and length > 0):
-        raise DataError(f"data: length is the maximum number of tokens, a whole number of at least 1, got {length!r}")
+        raise DataError(
+            "data: length is the maximum number of tokens, a whole number of at least 1, got "
+            f"{length!r}"
+        )
     found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
     users = options.get("users")
     if isinstance(users, str):
@@ -119,10 +140,19 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     if target is None:
         target = next((name for name in TARGETS if name in parts["train"]), None)
     if target is None and "input_ids" not in parts["train"]:
-        raise DataError(f"data.target: which column is the target? It must be one of {_listed(parts['train'])}")
-    if target is not None and data.get("labels") is None and (classes := _class_names(data["train"], target)):
+        raise DataError(
+            f"data.target: which column is the target? It must be one of {_listed(parts['train'])}"
+        )
+    if (
+        target is not None
+        and data.get("labels") is None
+        and (classes := _class_names(data["train"], target))
+    ):
         found["labels"] = classes
-    targets = {part: None if target is None else _taken(columns, target, part) for part, columns in parts.items()}
+    targets = {
+        part: None if target is None else _taken(columns, target, part)
+        for part, columns in parts.items()
+    }
     if "input_ids" in parts["train"]:
         _refuse_constants(options.get("standardise"))
         padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
@@ -139,33 +169,39 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(
-    table: Any, names: Sequence[str], x: np.ndarray, constants: Mapping[str, Any] | str | None = None
+    table: Any,
+    names: Sequence[str],
+    x: np.ndarray,
+    constants: Mapping[str, Any] | str | None = None,
 ) -> tuple[Column, ...] | None:
-    """Descriptions of the features of a public table; None for images and arrays, which have no columns of numbers.
+    """Descriptions of the features of a public table; None for images and arrays, which have no
+    columns of numbers.
 
     Args:
         table: the table, or its columns by name.
         names: the features.
         x: their values [n, ...].
-        constants: mean and standard deviation of the columns that they standardise, by name; "test" takes those of x
-            for all columns but Booleans.
+        constants: mean and standard deviation of the columns that they standardise, by name; "test"
+            takes those of x for all columns but Booleans.
 
     Raises:
-        DataError: constants name another column, or are not two finite numbers with a deviation above 0; all x of a
-            column are equal.
+        DataError: constants name another column, or are not two finite numbers with a deviation
+            above 0; all x of a column are equal.
     """
     if x.ndim != 2 or x.shape[1] != len(names):
         _refuse_constants(constants)
         return None
     kinds = {"b": "bool", "i": "int", "u": "int"}
     found: list[Column] = [
-        {"name": str(name), "dtype": kinds.get(np.asarray(table[name]).dtype.kind, "float")} for name in names
+        {"name": str(name), "dtype": kinds.get(np.asarray(table[name]).dtype.kind, "float")}
+        for name in names
     ]
     index = next((name for name in map(str, names) if name.startswith("Unnamed: ")), None)
     if index is not None:
         warnings.warn(
             Notice(
-                f"column {index!r} is an input of the model, but it has no name and may be the index of a table: write "
+                f"column {index!r} is an input of the model, but it has no name and may be the "
+                "index of a table: write "
                 "tables with index=False, or name the inputs in data.inputs"
             ),
             stacklevel=2,
@@ -177,24 +213,31 @@ def describe(
     require_columns(constants or (), names, "data.standardise: the set of inputs")
     for column in found:
         if constants is not None and column["name"] in constants:
-            column["mean"], column["deviation"] = _constants(column["name"], constants[column["name"]])
+            column["mean"], column["deviation"] = _constants(
+                column["name"], constants[column["name"]]
+            )
     return tuple(found)
 
 
 def _refuse_constants(constants: object) -> None:
     if constants is not None:
-        raise DataError("data.standardise: is for columns of numbers, not for images, tokens or arrays")
+        raise DataError(
+            "data.standardise: is for columns of numbers, not for images, tokens or arrays"
+        )
 
 
 def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of the columns of public rows [n, d], without those of Booleans."""
+    """Mean and standard deviation of the columns of public rows [n, d], without those of
+    Booleans.
+    """
     found = {}
     for column, values in zip(columns, x.T, strict=True):
         if column["dtype"] == "bool":
             continue
         if len(values) and values.min() == values.max():
             raise DataError(
-                f"data.standardise: all test rows have one value of {column['name']!r}: leave it out of data.inputs, "
+                f"data.standardise: all test rows have one value of {column['name']!r}: leave it "
+                "out of data.inputs, "
                 "or give the mean and deviation of each column"
             )
         found[column["name"]] = float(values.mean()), float(values.std())
@@ -208,7 +251,8 @@ def _constants(name: str, given: Any) -> tuple[float, float]:
         mean = deviation = float("nan")
     if not (np.isfinite([mean, deviation]).all() and deviation > 0):
         raise DataError(
-            f"data.standardise: {name!r} needs (mean, deviation), two finite numbers with a deviation above 0, got "
+            f"data.standardise: {name!r} needs (mean, deviation), two finite numbers with a "
+            "deviation above 0, got "
             f"{given!r}"
         )
     return mean, deviation
@@ -231,23 +275,28 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
     shape = tuple(map(np.shape, x)) if isinstance(x, tuple) else tuple(np.shape(x))
     if len(shape) != 2 or shape[1] != len(columns):
         raise DataError(
-            f"columns: {len(columns)} {'is' if len(columns) == 1 else 'are'} described, but the {part} inputs are "
+            f"columns: {len(columns)} {'is' if len(columns) == 1 else 'are'} described, but the "
+            f"{part} inputs are "
             f"{shape}: describe each column of a table [n, d], in their order"
         )
     names = []
     for column in columns:
         if not isinstance(column, Mapping) or not isinstance(column.get("name"), str):
             raise DataError(
-                f"columns: each must be a mapping such as {{'name': 'age', 'dtype': 'int'}}, got {column!r}"
+                f"columns: each must be a mapping such as {{'name': 'age', 'dtype': 'int'}}, got "
+                f"{column!r}"
             )
         name = column["name"]
         if name == INTERCEPT:
-            raise DataError(f"columns: {name!r} is the name of a linear model's intercept: rename the column")
+            raise DataError(
+                f"columns: {name!r} is the name of a linear model's intercept: rename the column"
+            )
         if name in names:
             raise DataError(f"columns: two are named {name!r}: rename one of them")
         if column.get("dtype") not in _KINDS:
             raise DataError(
-                f"columns: {name!r} must have a dtype, one of {', '.join(_KINDS)}; got {column.get('dtype')!r}"
+                f"columns: {name!r} must have a dtype, one of {', '.join(_KINDS)}; got "
+                f"{column.get('dtype')!r}"
             )
         _constants(name, (column.get("mean", 0.0), column.get("deviation", 1.0)))
         names.append(name)
@@ -279,9 +328,13 @@ def features(table: Any, part: str) -> np.ndarray:
 
 def _columns(table: Any, part: str) -> _Columns:
     if not is_table(table):
-        hint = "; pandas.concat joins several tables" if isinstance(table, list | tuple | dict) else ""
+        hint = (
+            "; pandas.concat joins several tables" if isinstance(table, list | tuple | dict) else ""
+        )
         kind = type(table).__name__
-        raise DataError(f"data: 'train' and 'test' must both be tables, but {part!r} is of type {kind}{hint}")
+        raise DataError(
+            f"data: 'train' and 'test' must both be tables, but {part!r} is of type {kind}{hint}"
+        )
     if hasattr(table, "with_format"):
         pictures = any(type(kind).__name__ == "Image" for kind in table.features.values())
         with readable(f"data: an image of {part!r}") if pictures else nullcontext():
@@ -303,7 +356,10 @@ def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
 def _taken(columns: _Columns, name: Any, part: str) -> Any:
     if not isinstance(name, str):
         got = repr(name) if isinstance(name, list) else type(name).__name__
-        raise DataError(f"data: a column must be named by one string, got {got}; its columns: {_listed(columns)}")
+        raise DataError(
+            f"data: a column must be named by one string, got {got}; its columns: "
+            f"{_listed(columns)}"
+        )
     require_columns([name], columns, f"data: {part!r}")
     return columns.pop(name)
 
@@ -324,7 +380,8 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
     lost = [row for row, text in enumerate(column) if not isinstance(text, str)]
     if lost:
         raise DataError(
-            f"data: column {options['text']!r} of {part!r} has no text in {len(lost)} of {len(column)} rows, first in "
+            f"data: column {options['text']!r} of {part!r} has no text in {len(lost)} of "
+            f"{len(column)} rows, first in "
             f"row {lost[0]}, counted from 0: leave these rows out"
         )
     texts = list(column)
@@ -335,19 +392,26 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
-    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest test row."""
+    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest
+    test row.
+    """
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # Types stand after the mask: one of ones where a table has none. The lengths of private rows decide nothing.
+    # Types stand after the mask: one of ones where a table has none. The lengths of private rows
+    # decide nothing.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
-    masked = length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
+    masked = (
+        length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
+    )
     if not masked and any(len(row) != width for row in parts["train"]["input_ids"]):
         raise DataError(
-            f"data: all test rows have {width} tokens, but some training rows have fewer, and one private row must not "
-            "decide whether the model gets a mask: give a number of tokens, as in data={..., 'length': 128}, or a "
+            f"data: all test rows have {width} tokens, but some training rows have fewer, and one "
+            "private row must not "
+            "decide whether the model gets a mask: give a number of tokens, as in data={..., "
+            "'length': 128}, or a "
             "column 'attention_mask'"
         )
     found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
@@ -373,27 +437,40 @@ def _of_tokens(
 
 def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
     """Number of tokens of all rows."""
-    longest = {part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()}
+    longest = {
+        part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()
+    }
     most = max(longest.values())
     if length is None and longest["train"] > longest["test"]:
         raise DataError(
-            "data: rows would be padded to the longest training row, which is private: one more row would change the "
+            "data: rows would be padded to the longest training row, which is private: one more "
+            "row would change the "
             "inputs of all others; give a public number of tokens, as in data={..., 'length': 128}"
         )
     if length is not None and most > length:
-        raise DataError(f"data: rows have up to {most} tokens, but length is {length}: cut the rows, or raise length")
+        raise DataError(
+            f"data: rows have up to {most} tokens, but length is {length}: cut the rows, or raise "
+            "length"
+        )
     return most if length is None else length
 
 
 def _check_tokens(columns: _Columns, part: str) -> None:
-    """Refuse rows that are not lists of whole numbers, or are of another length than their tokens."""
+    """Refuse rows that are not lists of whole numbers, or are of another length than their
+    tokens.
+    """
     for name in (name for name in TOKENS if name in columns):
         for i, (row, tokens) in enumerate(zip(columns[name], columns["input_ids"], strict=True)):
             values = np.asarray(row)
             if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-                raise DataError(f"data: row {i} of column {name!r} of {part!r} is not a list of whole numbers")
+                raise DataError(
+                    f"data: row {i} of column {name!r} of {part!r} is not a list of whole numbers"
+                )
             if len(values) != len(tokens):
-                raise DataError(f"data: row {i} of {part!r} has {len(tokens)} tokens, but {len(values)} in {name!r}")
+                raise DataError(
+                    f"data: row {i} of {part!r} has {len(tokens)} tokens, but {len(values)} in "
+                    f"{name!r}"
+                )
 
 
 def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
@@ -409,7 +486,9 @@ def _features(
     """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
     require_columns(names, columns, f"data: {part!r}")
     if not names:
-        raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
+        raise DataError(
+            f"data: {part!r} has no column besides target and user: there are no features"
+        )
     found: dict[str, np.ndarray] = {}
     unfit: list[tuple[str, Unfit]] = []
     for name in names:
@@ -426,7 +505,8 @@ def _features(
     wide = next((name for name, values in found.items() if values.ndim > 1), None)
     if wide is not None:
         raise DataError(
-            f"data.inputs: column {wide!r} holds an array per row: name only it, as data.inputs = [{wide!r}]"
+            f"data.inputs: column {wide!r} holds an array per row: name only it, as data.inputs = "
+            f"[{wide!r}]"
         )
     return np.stack(list(found.values()), axis=1)
 
@@ -437,7 +517,9 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
         with readable(f"data: an image of column {name!r} of {part!r}"):
             found = [fitted(image, size, channels) for image in values]
         if len({image.shape for image in found}) > 1:
-            raise DataError(f"data.image_size: images of column {name!r} differ in size: name one, in pixels")
+            raise DataError(
+                f"data.image_size: images of column {name!r} differ in size: name one, in pixels"
+            )
         return np.stack(found)
     remedy = (
         "drop it, or convert it (pandas.get_dummies); text needs a tokenizer: "
@@ -495,17 +577,23 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
         array = array.astype(np.float64)
     if array.dtype.kind in "mM":
         raise Unfit(
-            f"{column} holds dates or times, not numbers: give days since a public date, as (column - date).dt.days",
+            f"{column} holds dates or times, not numbers: give days since a public date, as "
+            "(column - date).dt.days",
             "dates",
         )
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
+        kind = (
+            "text"
+            if len(values) and isinstance(values[0], str)
+            else f"values of type {array.dtype}"
+        )
         raise Unfit(f"{column} holds {kind}, not numbers: {remedy}", kind)
     found = array.astype(np.float64)
     lost = np.flatnonzero(~np.isfinite(found).all(axis=tuple(range(1, found.ndim))))
     if len(lost):
         raise Unfit(
-            f"{column} has no finite number in {len(lost)} of {len(found)} rows, first in row {lost[0]}, counted from "
+            f"{column} has no finite number in {len(lost)} of {len(found)} rows, first in row "
+            f"{lost[0]}, counted from "
             "0: fill the gaps with a public figure, or leave the column out",
             f"gaps in {len(lost)} rows",
         )

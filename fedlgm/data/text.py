@@ -16,8 +16,8 @@ from fedlgm.data.formats import Samples
 from fedlgm.errors import DataError
 
 ALPHABET = "\n !'(),-.:;?" + string.ascii_uppercase + string.ascii_lowercase
-"""The 64 characters of the bundled texts. The alphabet is a constant, because one derived from private texts would
-reveal information about them."""
+"""The 64 characters of the bundled texts. The alphabet is a constant, because one derived from
+private texts would reveal information about them."""
 LENGTH = 32
 _TEST_EVERY = 10
 _VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")
@@ -25,13 +25,16 @@ _LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, table m
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
-    """Numbers of a text's characters, int64 [characters]; characters outside the alphabet are dropped.
+    """Numbers of a text's characters, int64 [characters]; characters outside the alphabet are
+    dropped.
 
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
     """
     numbers = {character: number for number, character in enumerate(alphabet)}
-    return np.array([numbers[character] for character in text if character in numbers], dtype=np.int64)
+    return np.array(
+        [numbers[character] for character in text if character in numbers], dtype=np.int64
+    )
 
 
 def decode(tokens: np.ndarray) -> str:
@@ -44,11 +47,14 @@ def decode(tokens: np.ndarray) -> str:
     return "".join(ALPHABET[int(token)] for token in tokens)
 
 
-def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET) -> tuple[Samples, Samples]:
-    """Training and test examples: windows of `length` characters; the target of each character is the next one.
+def windows(
+    texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET
+) -> tuple[Samples, Samples]:
+    """Training and test examples: windows of `length` characters; the target of each character is
+    the next one.
 
-    Windows of a text do not overlap. By a fixed, public rule every tenth window, counted through all texts, is a test
-    example. The remainder at a text's end is not used.
+    Windows of a text do not overlap. By a fixed, public rule every tenth window, counted through
+    all texts, is a test example. The remainder at a text's end is not used.
 
     Args:
         texts: text of each user; users in the mapping's order get the numbers 0, 1, ...
@@ -74,7 +80,8 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
     rows, user = np.concatenate(cut), np.array(users)
     if len(rows) < 2:
         raise DataError(
-            f"the texts hold {len(rows)} windows of {length} characters: give longer texts or shorter windows"
+            f"the texts hold {len(rows)} windows of {length} characters: give longer texts or "
+            "shorter windows"
         )
     test = np.arange(len(rows)) % _TEST_EVERY == min(_TEST_EVERY, len(rows)) - 1
     x, y = rows[:, :-1], rows[:, 1:]
@@ -84,7 +91,8 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """A set of users' texts, by user, for the task "next-token"; arguments and errors as for `windows`.
+    """A set of users' texts, by user, for the task "next-token"; arguments and errors as for
+    `windows`.
 
     Example:
         >>> data = next_character({"mary": "to be or not", "percy": "to be a bee"}, length=5)
@@ -98,9 +106,10 @@ def next_character(
 def read_bible(path: Path) -> list[tuple[str, int, str]]:
     """Chapters (book, number, text) of Debian's bible.data, verses on their own lines.
 
-    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window and the number of
-    windows (big-endian), the start of each window, and the windows: text packed by compress(1), without its header.
-    The file is not shipped; `data.load("bible-kjv")` finds it (see docs/how-to/text.md).
+    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window
+    and the number of windows (big-endian), the start of each window, and the windows: text packed
+    by compress(1), without its header. The file is not shipped; `data.load("bible-kjv")` finds it
+    (see docs/how-to/text.md).
 
     Raises:
         DataError: the file is of another kind, or damaged.
@@ -115,9 +124,12 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     table = content[92 : 92 + 4 * count]
     starts = np.frombuffer(table, dtype=">u4").tolist() if len(table) == 4 * count else []
     if not starts or sorted(starts) != starts or starts[-1] > len(content):
-        raise DataError(f"{path} is damaged: its table of {count} windows does not fit into the file")
+        raise DataError(
+            f"{path} is damaged: its table of {count} windows does not fit into the file"
+        )
     text = b"".join(
-        _unpack(path, content[start:end]) for start, end in zip(starts, [*starts[1:], len(content)], strict=True)
+        _unpack(path, content[start:end])
+        for start, end in zip(starts, [*starts[1:], len(content)], strict=True)
     )
     chapters: dict[tuple[str, int], list[str]] = {}
     for line in text.decode("latin-1").splitlines():
@@ -130,11 +142,15 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
 
 
 def _unpack(path: Path, window: bytes) -> bytes:
-    """One window unpacked by gzip, which reads compress(1)'s format and is part of every Debian system."""
+    """One window unpacked by gzip, which reads compress(1)'s format and is part of every Debian
+    system.
+    """
     try:
         done = subprocess.run(["gzip", "-dc"], input=_LZW + window, capture_output=True, check=True)
     except FileNotFoundError as error:
         raise DataError(f"{path}: the program gzip is needed to unpack it") from error
     except subprocess.CalledProcessError as error:
-        raise DataError(f"{path} is damaged: {error.stderr.decode(errors='replace').strip()}") from error
+        raise DataError(
+            f"{path} is damaged: {error.stderr.decode(errors='replace').strip()}"
+        ) from error
     return done.stdout

@@ -14,9 +14,11 @@ from fedlgm.extension.loader import users_code
 
 
 def as_pair(part: Any) -> Any:
-    """(inputs, targets) of a `torch.utils.data.Dataset` whose items are (input, ..., target); other values unchanged.
+    """(inputs, targets) of a `torch.utils.data.Dataset` whose items are (input, ..., target); other
+    values unchanged.
 
-    Every item is read once, so a random transform is drawn once. Several inputs become a tuple of arrays.
+    Every item is read once, so a random transform is drawn once. Several inputs become a tuple of
+    arrays.
 
     Raises:
         DataError: the set has no length, is a loader, or its items are not tuples of equal shapes.
@@ -26,7 +28,11 @@ def as_pair(part: Any) -> Any:
         >>> x.shape, y.tolist()
         ((3, 2), [0, 1, 2])
     """
-    if isinstance(part, DataLoader | IterableDataset) or not isinstance(part, Dataset) or hasattr(part, "with_format"):
+    if (
+        isinstance(part, DataLoader | IterableDataset)
+        or not isinstance(part, Dataset)
+        or hasattr(part, "with_format")
+    ):
         return part
     label = f"the torch data set {type(part).__name__}"
     with users_code(label, part, DataError):
@@ -35,12 +41,16 @@ def as_pair(part: Any) -> Any:
         raise DataError(f"{label}: it has no items")
     if not all(isinstance(item, tuple | list) and len(item) == len(items[0]) > 1 for item in items):
         raise DataError(
-            f"{label}: its items must be tuples (input, target), got {type(items[0]).__name__}: give arrays (x, y)"
+            f"{label}: its items must be tuples (input, target), got {type(items[0]).__name__}: "
+            "give arrays (x, y)"
         )
     columns = [[_array(one) for one in column] for column in zip(*items, strict=True)]
     for number, column in enumerate(columns):
         if len(shapes := {one.shape for one in column}) > 1:
-            raise DataError(f"{label}: entry {number} of its items has several shapes, such as {sorted(shapes)[:2]}")
+            raise DataError(
+                f"{label}: entry {number} of its items has several shapes, such as "
+                f"{sorted(shapes)[:2]}"
+            )
     *inputs, targets = map(np.stack, columns)
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
 

@@ -1,4 +1,6 @@
-"""The user of each example. Under user-level privacy, and where clients are users, each name is one unit."""
+"""The user of each example. Under user-level privacy, and where clients are users, each name is one
+unit.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from fedlgm.errors import DataError, Notice
 def user_numbers(users: Any, count: int) -> np.ndarray:
     """Number of each example's user, from 0 in the order of the names, int64 [count].
 
-    Names that differ only in case, spaces, zeros or the form of their characters cause a notice: if they are those of
-    one person, the person is two units, and the stated epsilon is too small for it.
+    Names that differ only in case, spaces, zeros or the form of their characters cause a notice: if
+    they are those of one person, the person is two units, and the stated epsilon is too small for
+    it.
 
     Args:
         users: numbers or names, [count].
@@ -34,7 +37,8 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
     """
     if isinstance(users, str):
         raise DataError(
-            f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
+            f"users = {users!r} names a column, which arrays do not have: give the user of each "
+            "training example [n]"
         )
     refuse_masked(users, "users")
     try:
@@ -43,13 +47,19 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
             ids = np.asarray(users, dtype=object)  # NumPy would make names of numbers, and of NaN
     except ValueError as error:
         raise DataError(
-            f"users must name the user of each of the {count} training examples, got lists of several lengths; "
+            f"users must name the user of each of the {count} training examples, got lists of "
+            "several lengths; "
             "lists of the examples of each client are data['clients']"
         ) from error
     if ids.shape != (count,):
-        raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
+        raise DataError(
+            f"users must name the user of each of the {count} training examples, got shape "
+            f"{ids.shape}"
+        )
     if (lost := missing(ids)).any():
-        raise DataError(f"users: {counted(lost, 'user')}: leave these examples out, or name their users")
+        raise DataError(
+            f"users: {counted(lost, 'user')}: leave these examples out, or name their users"
+        )
     try:
         known, index = np.unique(ids, return_inverse=True)
     except TypeError as error:
@@ -70,7 +80,8 @@ def _check_names(names: Sequence[str]) -> None:
         if (other := seen.setdefault(plain, name)) != name:
             warnings.warn(
                 Notice(
-                    f"users {other!r} and {name!r} count as two users: if they are one person, use one name, because "
+                    f"users {other!r} and {name!r} count as two users: if they are one person, use "
+                    "one name, because "
                     "epsilon is stated for one user"
                 ),
                 stacklevel=2,

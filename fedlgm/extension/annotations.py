@@ -27,7 +27,8 @@ _MOST = 100  # items of a sequence that are looked at
 
 
 def mistyped(function: Any, *arguments: Any, **options: Any) -> list[str]:
-    """One phrase for each argument whose type contradicts its annotation, such as "lr must be a number, got '0.1'".
+    """One phrase for each argument whose type contradicts its annotation, such as "lr must be a
+    number, got '0.1'".
 
     Annotations that cannot be read, and protocols, are taken to fit.
 
@@ -40,14 +41,18 @@ def mistyped(function: Any, *arguments: Any, **options: Any) -> list[str]:
     for name, value in signature.bind(*arguments, **options).arguments.items():
         parameter = signature.parameters[name]
         hint = _read(parameter.annotation, function)
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or _fits(value, hint):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or _fits(
+            value, hint
+        ):
             continue
         wrong.append(f"{name} must be {_described(hint)}, got {_shown(value)}")
     return wrong
 
 
 def _read(annotation: Any, function: Any) -> Any:
-    """The annotated type; `Any` where there is none, or its name was imported only for type checkers."""
+    """The annotated type; `Any` where there is none, or its name was imported only for type
+    checkers.
+    """
     if not isinstance(annotation, str):
         return Any if annotation is inspect.Parameter.empty else annotation
     try:
@@ -84,7 +89,9 @@ def _items_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
 
 
 def _is_sequence(kind: Any) -> bool:
-    """Whether an annotation is one of Python's own sequences or iterables, not text or a mapping."""
+    """Whether an annotation is one of Python's own sequences or iterables, not text or a
+    mapping.
+    """
     return (
         isinstance(kind, type)
         and kind.__module__ in ("builtins", "collections.abc")
@@ -109,7 +116,9 @@ def _described(hint: Any) -> str:
 
 def _several(hint: Any) -> str:
     words = _described(hint)
-    return f"items, each {words}" if " or " in words or "(" in words else f"{words.partition(' ')[2]}s"
+    return (
+        f"items, each {words}" if " or " in words or "(" in words else f"{words.partition(' ')[2]}s"
+    )
 
 
 def with_article(name: str) -> str:

@@ -1,6 +1,7 @@
 """Users' objects, named in a recipe as "package.module:name".
 
-Only this module imports names from a recipe. An import runs the module's code, so name only modules that you trust.
+Only this module imports names from a recipe. An import runs the module's code, so name only modules
+that you trust.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def is_reference(name: object) -> bool:
 
 
 def object_name(value: object) -> str:
-    """Name of an object that was passed in Python, for a recipe: its class, or its own name, in angle brackets.
+    """Name of an object that was passed in Python, for a recipe: its class, or its own name, in
+    angle brackets.
 
     >>> object_name(print), object_name([]), object_name(lambda: 0)
     ('<print>', '<list>', '<lambda>')
@@ -82,7 +84,8 @@ def passed(own: Any, name: Any, what: str) -> Any:
     """
     if own is None and is_object(name):
         raise ConfigError(
-            f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
+            f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it "
+            "again, as in "
             f"simulations.resume(run, {what}=...)"
         )
     return name if own is None else own
@@ -101,8 +104,8 @@ def load_object(reference: str, what: str) -> Any:
         The object itself: it is neither called nor checked.
 
     Raises:
-        ConfigError: the reference is malformed, its module cannot be imported, or the module has no such name. The
-            message names the module and the reason.
+        ConfigError: the reference is malformed, its module cannot be imported, or the module has no
+            such name. The message names the module and the reason.
 
     >>> load_object("math:sqrt", "function")(9.0)
     3.0
@@ -117,14 +120,20 @@ def load_object(reference: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+        if error.name is not None and (
+            module_name == error.name or module_name.startswith(f"{error.name}.")
+        ):
             reason = f"there is no module {error.name!r} on Python's path or in {here}"
         else:
             reason = f"it imports {error.name!r}, which is not installed"
-        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+        raise ConfigError(
+            f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}"
+        ) from error
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+        raise ConfigError(
+            f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}"
+        ) from error
     try:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
@@ -132,7 +141,9 @@ def load_object(reference: str, what: str) -> Any:
         own = [key for key, value in vars(module).items() if package_of(value) == package]
         similar = get_close_matches(name, own, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
-        raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
+        raise ConfigError(
+            f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}"
+        ) from error
 
 
 def named(known: Mapping[str, Any], name: str, what: str) -> Any:
@@ -155,11 +166,15 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     if is_reference(name):
         return load_object(name, what)
     if callable(name):
-        raise ConfigError(f"{what} {object_name(name)!r} is an object: register it and pass its name")
+        raise ConfigError(
+            f"{what} {object_name(name)!r} is an object: register it and pass its name"
+        )
     raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
 
 
-def named_function(known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any) -> Any:
+def named_function(
+    known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any
+) -> Any:
     """The function that a recipe's value names, as by `named`.
 
     Args:
@@ -211,11 +226,13 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
     """Run a user's code, and turn any exception into one message that names the place.
 
     These exceptions pass unchanged:
-      * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A caller that knows the
-        recipe adds the section (`fedlgm.errors.prefix_key`); a label here would repeat it.
-      * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer clients at once or a
-        smaller model may fit.
-      * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a run.
+      * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A
+        caller that knows the recipe adds the section (`fedlgm.errors.prefix_key`); a label here
+        would repeat it.
+      * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer
+        clients at once or a smaller model may fit.
+      * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a
+        run.
 
     A `TypeError` gets no special treatment: `misfit` checks the arguments before the call.
 
@@ -263,9 +280,11 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def named_arguments(function: F) -> F:
-    """Let a public function or class refuse arguments that it does not take, and name those that it takes.
+    """Let a public function or class refuse arguments that it does not take, and name those that it
+    takes.
 
-    Types are compared with the annotations only after something was raised, so calls that succeed cost nothing.
+    Types are compared with the annotations only after something was raised, so calls that succeed
+    cost nothing.
 
     >>> @named_arguments
     ... def train(model, *, lr: float):
@@ -286,7 +305,11 @@ def named_arguments(function: F) -> F:
         try:
             return function(*arguments, **options)
         except Exception as error:
-            if isinstance(error, FedlgmError) and not isinstance(error, ArgumentError) and "\n" not in str(error):
+            if (
+                isinstance(error, FedlgmError)
+                and not isinstance(error, ArgumentError)
+                and "\n" not in str(error)
+            ):
                 raise
             wrong = misfit(function, *arguments, **options)
             unfit = [] if wrong else mistyped(function, *arguments, **options)
@@ -295,9 +318,17 @@ def named_arguments(function: F) -> F:
         owner = function.__qualname__.removesuffix(".__init__")
         if unfit:
             raise ArgumentError(f"{owner}: {'; '.join(unfit)}")
-        kinds = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key not in _OWNER}
-        named = ", ".join(key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
-        placed = ", ".join(key for key, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
+        kinds = {
+            key: p.kind
+            for key, p in parameters_of(function).items()
+            if p.kind in _NAMED and key not in _OWNER
+        }
+        named = ", ".join(
+            key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY
+        )
+        placed = ", ".join(
+            key for key, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY
+        )
         taken = ", and by name ".join(filter(None, (placed, named))) or "none"
         raise ConfigError(f"{owner}: {wrong}; it takes {taken}")
 
@@ -305,7 +336,8 @@ def named_arguments(function: F) -> F:
 
 
 def sealed(kind: type[K]) -> type[K]:
-    """Class decorator that refuses derived classes: they could state another cost than that of the fields.
+    """Class decorator that refuses derived classes: they could state another cost than that of the
+    fields.
 
     >>> @sealed
     ... class Facts:
@@ -318,7 +350,8 @@ def sealed(kind: type[K]) -> type[K]:
 
     def refuse(derived: type) -> None:
         raise ConfigError(
-            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only from the fields of "
+            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only "
+            "from the fields of "
             f"{kind.__name__}"
         )
 
@@ -326,14 +359,17 @@ def sealed(kind: type[K]) -> type[K]:
     return kind
 
 
-def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:
+def made(
+    found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None
+) -> Any:
     """Call a class or function with a recipe's options, and return the result.
 
     Args:
         found: the class or function.
         label: beginning of a message, such as "task 'mypkg.tasks:Own'".
         options: the recipe's options.
-        filled: values that the library supplies for parameters of these names; they are not options.
+        filled: values that the library supplies for parameters of these names; they are not
+            options.
 
     Raises:
         ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
@@ -348,7 +384,9 @@ def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str
     known = options_of(found, filled)
     unknown = [key for key in options if key not in known]
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        raise ConfigError(f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+        raise ConfigError(
+            f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}"
+        )
     arguments = {key: value for key, value in filled.items() if key in parameters} | dict(options)
     wrong = misfit(found, **arguments)
     if wrong:
@@ -368,7 +406,9 @@ def raised_in(found: Any, error: BaseException) -> str:
         found = found.func
     try:
         own = inspect.getsourcefile(
-            inspect.unwrap(found) if inspect.isroutine(found) or isinstance(found, type) else type(found)
+            inspect.unwrap(found)
+            if inspect.isroutine(found) or isinstance(found, type)
+            else type(found)
         )
     except TypeError:
         own = None
@@ -379,12 +419,18 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
-    """Parameters of a function or class that a caller may name, without those that the library supplies."""
-    return tuple(key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled)
+    """Parameters of a function or class that a caller may name, without those that the library
+    supplies.
+    """
+    return tuple(
+        key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled
+    )
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a function or class by name; empty if Python does not know them, and for any other object."""
+    """Parameters of a function or class by name; empty if Python does not know them, and for any
+    other object.
+    """
     try:
         return dict(inspect.signature(function).parameters)
     except (ValueError, TypeError):

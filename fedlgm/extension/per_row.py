@@ -1,4 +1,6 @@
-"""Users' functions of rows, called with one row at a time, so that no row can change the value of another one."""
+"""Users' functions of rows, called with one row at a time, so that no row can change the value of
+another one.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from fedlgm.extension.loader import users_code
 T = TypeVar("T")
 
 
-def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
+def rows_apart(
+    owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str
+) -> Tensor:
     """Values of a user's object for each row [1, ...] alone, as one tensor.
 
-    Every row has a fresh copy of the object, so nothing that it remembers reaches another row. An object that would
-    remember is refused, because its author expects other values, and so is one that keeps state outside of itself.
+    Every row has a fresh copy of the object, so nothing that it remembers reaches another row. An
+    object that would remember is refused, because its author expects other values, and so is one
+    that keeps state outside of itself.
 
     Args:
         owner: the object.
@@ -53,7 +58,8 @@ def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, 
     pairs = [(values, again), (before, after(3.0)), (before, after(0.25))]
     if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
         raise PrivacyError(
-            f"{what} remembers what it has seen, or draws random numbers: its value for a row may depend only on "
+            f"{what} remembers what it has seen, or draws random numbers: its value for a row may "
+            "depend only on "
             "that row"
         )
     return values

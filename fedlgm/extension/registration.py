@@ -23,7 +23,8 @@ _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
 
 
 def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
-    """Register an object under a new name, or again after its class or function was defined again, as in a notebook.
+    """Register an object under a new name, or again after its class or function was defined again,
+    as in a notebook.
 
     Raises:
         ConfigError: the name belongs to another object.
@@ -37,7 +38,9 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
 
 
 def registers(function: F) -> F:
-    """Record the calls of a function that registers users' objects, for `registered` and `repeat`."""
+    """Record the calls of a function that registers users' objects, for `registered` and
+    `repeat`.
+    """
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -46,7 +49,11 @@ def registers(function: F) -> F:
         given = signature.bind(*arguments, **options).arguments
         if any(_is_users(value) for value in given.values()):
             first = next(iter(given.values()))
-            _calls[function.__module__, getattr(first, "name", first)] = function.__module__, function.__name__, given
+            _calls[function.__module__, getattr(first, "name", first)] = (
+                function.__module__,
+                function.__name__,
+                given,
+            )
         return result
 
     return called  # type: ignore[return-value]
@@ -60,7 +67,8 @@ def registered() -> tuple[Call, ...]:
 def repeat(calls: Iterable[Call]) -> None:
     """Make the registrations of another process in this one, again for each of its messages.
 
-    A function without a name, or from a notebook, arrives as a new object each time and takes its name again.
+    A function without a name, or from a notebook, arrives as a new object each time and takes its
+    name again.
     """
     before = _repeating.set(True)
     try:
@@ -80,10 +88,14 @@ def _module(value: Any) -> str:
 
 
 def _place(made: Any) -> Any:
-    """Module and name under which a registered class or function was defined; the object if it has no such place."""
+    """Module and name under which a registered class or function was defined; the object if it has
+    no such place.
+    """
     if isinstance(made, Mapping):
         return {key: _place(value) for key, value in made.items()}
     if is_dataclass(made) and not isinstance(made, type):
         return [_place(getattr(made, field.name)) for field in fields(made)]
     name = getattr(made, "__qualname__", "<")
-    return made if "<" in name else (_module(made), name)  # "<lambda>" and "<locals>" do not tell objects apart
+    return (
+        made if "<" in name else (_module(made), name)
+    )  # "<lambda>" and "<locals>" do not tell objects apart

@@ -1,4 +1,5 @@
-"""Copies of users' parts, fresh or restored for every client, so that no state passes from one client to the next.
+"""Copies of users' parts, fresh or restored for every client, so that no state passes from one
+client to the next.
 
 `fedlgm.extension.separation` names what all copies share and no copy covers.
 """
@@ -35,7 +36,9 @@ _ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
 
 @contextmanager
 def one_client() -> Iterator[None]:
-    """Trainers that are made in the block get copies of their own and train one client: they restore nothing."""
+    """Trainers that are made in the block get copies of their own and train one client: they
+    restore nothing.
+    """
     token = _ONE_CLIENT.set(True)
     try:
         yield
@@ -44,7 +47,9 @@ def one_client() -> Iterator[None]:
 
 
 def fresh(part: T) -> T:
-    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be copied is shared."""
+    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be
+    copied is shared.
+    """
     if _ONE_CLIENT.get() or keeps_nothing(part):
         return part
     try:
@@ -54,7 +59,8 @@ def fresh(part: T) -> T:
 
 
 class Watched:
-    """The users' functions and classes that parts reach, which no client may change: all copies share them.
+    """The users' functions and classes that parts reach, which no client may change: all copies
+    share them.
 
     Args:
         parts: see `shared_state`, which would not see a change through another name.
@@ -87,8 +93,12 @@ class Watched:
         """
         for each, before in self._held:
             now = _own_names(each)
-            if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
-                name = next(n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...))
+            if now.keys() != before.keys() or any(
+                now[name] is not value for name, value in before.items()
+            ):
+                name = next(
+                    n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...)
+                )
                 label = getattr(each, "__qualname__", type(each).__name__)
                 raise PrivacyError(
                     f"training has changed {label}.{name}, which all copies share: keep state "
@@ -104,15 +114,19 @@ def _is_watched(value: Any) -> bool:
 
 def _own_names(value: Any) -> dict[str, Any]:
     """Attributes, without those that Python and its libraries fill in."""
-    return {name: each for name, each in vars(value).items() if not name.startswith(("__", "_abc_", "_torchdynamo"))}
+    return {
+        name: each
+        for name, each in vars(value).items()
+        if not name.startswith(("__", "_abc_", "_torchdynamo"))
+    }
 
 
 class Restored:
     """A model and its task as they were, again before every client.
 
-    Modules, parameters, buffers and the task stay the same objects, so that what refers to them stays valid. Their
-    attributes are restored. Values of buffers and frozen parameters are not: `Unchanged` refuses a model that writes
-    them.
+    Modules, parameters, buffers and the task stay the same objects, so that what refers to them
+    stays valid. Their attributes are restored. Values of buffers and frozen parameters are not:
+    `Unchanged` refuses a model that writes them.
 
     Args:
         module: the model.
@@ -133,7 +147,10 @@ class Restored:
     """
 
     def __init__(self, module: nn.Module, task: Any) -> None:
-        self._pairs, tensors = copies(module, task), tensors_of(module)  # the memo has the copies' ids
+        self._pairs, tensors = (
+            copies(module, task),
+            tensors_of(module),
+        )  # the memo has the copies' ids
         self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
         self._watched = Watched(model=module, task=task)
         self._objects = [_Attributes(before, now) for before, now in self._pairs]
@@ -143,7 +160,9 @@ class Restored:
 
     @classmethod
     def of(cls, module: nn.Module, task: Any) -> Restored | None:
-        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state` then says so)."""
+        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state`
+        then says so).
+        """
         if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
             return None
         try:
@@ -184,7 +203,9 @@ class Restored:
 
 @contextmanager
 def restored_around(restored: Restored | None) -> Iterator[None]:
-    """Undo what was left behind, before and after the code inside; training modes stay as they are outside."""
+    """Undo what was left behind, before and after the code inside; training modes stay as they are
+    outside.
+    """
     if restored is None:
         yield
         return
@@ -225,7 +246,9 @@ class _Attributes:
         self._copied = [(name, value) for name, value in held.items() if name in others]
 
     def restore(self, memo: dict[int, Any]) -> bool:
-        """Restore them, and return whether they may have changed; `memo` is that of `copy.deepcopy`."""
+        """Restore them, and return whether they may have changed; `memo` is that of
+        `copy.deepcopy`.
+        """
         now, changed = self._now, bool(self._copied)
         for name in now.keys() - self._names:
             changed = True
@@ -237,7 +260,9 @@ class _Attributes:
         for name, container, items in self.links:
             changed |= now.get(name) is not container
             now[name] = container
-            if len(container) != len(items) or any(container.get(key) is not value for key, value in items.items()):
+            if len(container) != len(items) or any(
+                container.get(key) is not value for key, value in items.items()
+            ):
                 changed = True
                 container.clear()
                 container.update(items)

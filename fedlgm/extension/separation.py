@@ -1,12 +1,13 @@
 """State that copies of a user's parts share, through which one client could affect the next.
 
-Each client starts from the parts (model, task, trainer) as they were before the first client. A deep copy and
-`fedlgm.extension.restored.Restored` cover state in the attributes of objects. Functions, classes, and what they refer to are
-shared by all copies: `shared_state` names the first of them that could keep state, and the guarantee is then
-conditional.
+Each client starts from the parts (model, task, trainer) as they were before the first client. A
+deep copy and `fedlgm.extension.restored.Restored` cover state in the attributes of objects.
+Functions, classes, and what they refer to are shared by all copies: `shared_state` names the first
+of them that could keep state, and the guarantee is then conditional.
 
-Code of `KNOWN` packages keeps nothing between calls outside the attributes and buffers of its objects, and layers of
-PyTorch and parts of this package keep nothing there either (`keeps_nothing`), so that nothing needs to be restored.
+Code of `KNOWN` packages keeps nothing between calls outside the attributes and buffers of its
+objects, and layers of PyTorch and parts of this package keep nothing there either
+(`keeps_nothing`), so that nothing needs to be restored.
 """
 
 from __future__ import annotations
@@ -71,18 +72,58 @@ KNOWN = frozenset(
 
 _LAYERS = ("torch.nn.modules.", "torchvision.models.", "fedlgm.")
 _VALUES = (
-    NoneType, bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, re.Pattern,
-    enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic,
-    np.ufunc, GetSetDescriptorType, MemberDescriptorType,
-)  # fmt: skip
+    NoneType,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(...),
+    type(NotImplemented),
+    range,
+    slice,
+    re.Pattern,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    np.dtype,
+    np.generic,
+    np.ufunc,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+)
 """Immutable values."""
-_UNSEEN = frozenset(["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"])
-"""Names by which tensors are written without a trace in their version counters, on which `Unchanged` relies."""
+_UNSEEN = frozenset(
+    ["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"]
+)
+"""Names by which tensors are written without a trace in their version counters, on which
+`Unchanged` relies."""
 _INSIDE = frozenset(
-    ["__dict__", "__globals__", "__closure__", "__func__", "__defaults__", "__kwdefaults__", "__code__"]
+    [
+        "__dict__",
+        "__globals__",
+        "__closure__",
+        "__func__",
+        "__defaults__",
+        "__kwdefaults__",
+        "__code__",
+    ]
 )  # of objects
-_REFLECTION = frozenset(["globals", "vars", "locals", "setattr", "delattr", "exec", "eval", "compile", "open", "input"])
-_COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
+_REFLECTION = frozenset(
+    ["globals", "vars", "locals", "setattr", "delattr", "exec", "eval", "compile", "open", "input"]
+)
+_COPYING = (
+    "__deepcopy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+)
 _MAKING = ("__init__", "__new__", "__post_init__")
 _RANDOM = ("random", "numpy.random")
 LINKS = ("_parameters", "_buffers", "_modules")
@@ -96,7 +137,8 @@ class Reached(NamedTuple):
         value: the object.
         top: attributes of the part that lead to it, as far as a deep copy copies them.
         shared: whether all deep copies of the part share it.
-        made: whether it is a class that the part's code may call, and not only the class of an object.
+        made: whether it is a class that the part's code may call, and not only the class of an
+            object.
     """
 
     path: str
@@ -115,7 +157,8 @@ def package_of_code(value: Any) -> str:
 
 
 def keeps_nothing(part: Any) -> bool:
-    """Whether a part keeps nothing between calls, which its class and the package that defines it say.
+    """Whether a part keeps nothing between calls, which its class and the package that defines it
+    say.
 
     Example:
         >>> class Own(nn.Module):
@@ -136,7 +179,9 @@ def keeps_nothing(part: Any) -> bool:
 
 def _functions(held: dict[str, Any]) -> bool:
     """Whether a module has hooks or its own `forward`."""
-    return "forward" in held or any(value for name, value in held.items() if name.endswith("_hooks"))
+    return "forward" in held or any(
+        value for name, value in held.items() if name.endswith("_hooks")
+    )
 
 
 def reach(root: Any, path: str) -> Iterator[Reached]:
@@ -178,7 +223,9 @@ def _inside(item: Reached) -> list[Reached]:
     if isinstance(value, FunctionType):
         return [Reached(name, each, top, made=True) for name, each in _held_by(value, path)]
     if isinstance(value, property | staticmethod | classmethod | functools.cached_property):
-        functions = (getattr(value, name, None) for name in ("fget", "fset", "fdel", "__func__", "func"))
+        functions = (
+            getattr(value, name, None) for name in ("fget", "fset", "fdel", "__func__", "func")
+        )
         return [Reached(path, each, top) for each in functions if each is not None]
     if isinstance(value, type):
         return [Reached(name, each, top) for name, each in _members(value, made)]
@@ -191,7 +238,10 @@ def _inside(item: Reached) -> list[Reached]:
         held = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
     for name, each in _attributes(value):
         linked = isinstance(value, nn.Module) and name in LINKS
-        held += [(f"{path}.{own}".lstrip("."), inner) for own, inner in (each.items() if linked else [(name, each)])]
+        held += [
+            (f"{path}.{own}".lstrip("."), inner)
+            for own, inner in (each.items() if linked else [(name, each)])
+        ]
     kind = Reached(type(value).__name__, type(value), top)
     return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
 
@@ -208,12 +258,18 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
-    if package_of_code(function) in KNOWN:  # such as a decorator's wrapper: what it calls may be a user's
+    if (
+        package_of_code(function) in KNOWN
+    ):  # such as a decorator's wrapper: what it calls may be a user's
         return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
     held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
     held += [*(function.__kwdefaults__ or {}).items(), *vars(function).items()]
     space = function.__globals__
-    held += [(name, space[name]) for name in dict.fromkeys(_globals_of(function.__code__)) if name in space]
+    held += [
+        (name, space[name])
+        for name in dict.fromkeys(_globals_of(function.__code__))
+        if name in space
+    ]
     return [(f"{name!r} of {function.__qualname__}", value) for name, value in held]
 
 
@@ -239,9 +295,14 @@ def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
     for base in kind.__mro__:
         if package_of_code(base) in KNOWN:
             continue
-        remade = made or any(isinstance(each, FunctionType) and _makes_its_kind(each) for each in vars(base).values())
+        remade = made or any(
+            isinstance(each, FunctionType) and _makes_its_kind(each) for each in vars(base).values()
+        )
         for name, value in vars(base).items():
-            code = isinstance(value, FunctionType | property | staticmethod | classmethod | functools.cached_property)
+            code = isinstance(
+                value,
+                FunctionType | property | staticmethod | classmethod | functools.cached_property,
+            )
             special = (name.startswith("__") and name.endswith("__")) or name == "_abc_impl"
             if (code or not special) and (remade or name not in _MAKING):
                 yield f"{base.__name__}.{name}", value
@@ -267,8 +328,11 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(inner)
 
 
-def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any = None) -> str | None:
-    """The first thing that copies of a user's parts share and that could keep state; None if there is none.
+def shared_state(
+    model: nn.Module | None = None, task: Any = None, trainer: Any = None
+) -> str | None:
+    """The first thing that copies of a user's parts share and that could keep state; None if there
+    is none.
 
     Args:
         model: the model, before the first client.
@@ -287,9 +351,13 @@ def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any 
     if _has_any_global_hook():
         return "PyTorch has hooks of all modules"
     parts = {"model": model, "task": task, "trainer": trainer}
-    used = {name: part for name, part in parts.items() if part is not None and not keeps_nothing(part)}
+    used = {
+        name: part for name, part in parts.items() if part is not None and not keeps_nothing(part)
+    }
     for name, part in used.items():
-        fixed = isinstance(part, nn.Module) and any(not each.requires_grad for each in tensors_of(part).values())
+        fixed = isinstance(part, nn.Module) and any(
+            not each.requires_grad for each in tensors_of(part).values()
+        )
         for item in reach(part, "" if name == "model" else name):
             why = _why(item, fixed)
             if why is not None:
@@ -321,7 +389,9 @@ def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
-    """Why this object could carry state from one copy of its part to the next; None if it could not."""
+    """Why this object could carry state from one copy of its part to the next; None if it could
+    not.
+    """
     path, value, shared = item.path, item.value, item.shared
     if isinstance(value, FunctionType):
         return None if package_of_code(value) in KNOWN else _writes(value, unseen)
@@ -338,7 +408,9 @@ def _why(item: Reached, unseen: bool) -> str | None:
         )
         bound = owner is not None and not isinstance(owner, ModuleType | type)
         return None if known and not bound else f"{path} is compiled code"
-    if isinstance(value, property | staticmethod | classmethod | functools.cached_property | functools.partial):
+    if isinstance(
+        value, property | staticmethod | classmethod | functools.cached_property | functools.partial
+    ):
         return None
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
@@ -348,7 +420,10 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None
     if _is_plain_layer(value):
         return None
-    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ in ("typing", "torch._ops"):
+    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ in (
+        "typing",
+        "torch._ops",
+    ):
         return None
     return f"all copies share {path}, {with_article(type(value).__name__)}"
 
@@ -370,7 +445,8 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
 
     Args:
         function: the function.
-        unseen: whether it could write values that `fedlgm.extension.restored.Restored` does not restore.
+        unseen: whether it could write values that `fedlgm.extension.restored.Restored` does not
+            restore.
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
@@ -390,7 +466,11 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                 if name not in space and (name in _REFLECTION or (name == "type" and sets)):
                     return f"{label} calls {name}"
             if "ATTR" in kind or kind == "LOAD_METHOD":
-                if name in _INSIDE or (unseen and name in _UNSEEN) or (name == "__class__" and sets):
+                if (
+                    name in _INSIDE
+                    or (unseen and name in _UNSEEN)
+                    or (name == "__class__" and sets)
+                ):
                     return f"{label} uses .{name}"
                 if name == "random":
                     return f"{label} uses .random, whose numbers follow from earlier draws"

@@ -8,8 +8,8 @@
     def test_my_mechanism():
         check_mechanism(InverseSize("inverse-size"))
 
-Every check passes silently or raises a `FedlgmError` that names the problem in one sentence. The bundled models, data
-and tasks pass the same checks.
+Every check passes silently or raises a `FedlgmError` that names the problem in one sentence. The
+bundled models, data and tasks pass the same checks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import composed_epsilon
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, inputs, models, tasks
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    SequentialTrainer,
+    VectorizedTrainer,
+    inputs,
+    models,
+    tasks,
+)
 from fedlgm.training.example_level.bounding import bound_gradients
 from fedlgm.training.example_level.scaling import one_by_one
 from fedlgm.training.tasks import Task
@@ -48,7 +56,9 @@ from fedlgm.training.tasks.task import SUMMED, figures_of, require_separate_loss
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
 _SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of made-up releases: none, tiny, of the other sign, large
-_JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
+_JUMPS = (
+    0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
+)
 
 
 @named_arguments
@@ -56,8 +66,8 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
 
     Args:
-        data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that runs can be
-            resumed.
+        data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that
+            runs can be resumed.
         task: any argument of `fedlgm.training.tasks.get`.
         allow_empty: whether clients may lack examples. A run skips them, but they count as clients.
 
@@ -73,7 +83,9 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     """
     found = load(data)
     if not _same(found, load(data)):
-        raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
+        raise DataError(
+            f"data {found.name!r}: loading it twice gives different arrays; fix its random seed"
+        )
     found, _ = prepared(tasks.get(task), found.checked())
     if found.clients is not None and not allow_empty:
         _check_clients(found.name, found.clients)
@@ -81,17 +93,21 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 
 
 @named_arguments
-def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
-    """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and serialisation of plans.
+def check_mechanism(
+    mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None
+) -> None:
+    """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and
+    serialisation of plans.
 
-    Plans are made for the first and for later rounds, with artificial past releases; the cost of a round must not
-    depend on these. The check measures how far a client moves the sum and ignores the mechanism's statements.
+    Plans are made for the first and for later rounds, with artificial past releases; the cost of a
+    round must not depend on these. The check measures how far a client moves the sum and ignores
+    the mechanism's statements.
 
     Args:
         mechanism: the mechanism.
         layers: layers of a model; by default four, from 1 to 300 coordinates.
-        facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6 rounds in which
-            every client takes part (accounted for in closed form).
+        facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6
+            rounds in which every client takes part (accounted for in closed form).
 
     Raises:
         FedlgmError: the contract is violated.
@@ -107,7 +123,9 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     facts = method.facts
     costs = mechanism.costs(layers, facts.rounds)
     if np.shape(costs) != (facts.rounds,):
-        raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
+        raise ConfigError(
+            f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}"
+        )
     events = []
     for scale in _SCALES:  # `Method.plan` refuses a round whose cost follows from what was released
         for other in _transcripts(method, scale):
@@ -124,7 +142,8 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(
-            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, but the budget is {facts.epsilon:g}"
+            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, but the budget "
+            f"is {facts.epsilon:g}"
         )
 
 
@@ -136,29 +155,42 @@ def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
         yield transcript
         plan = method.plan(transcript)
         mean = torch.randn(plan.size, generator=generator) * scale
-        model = transcript.models[-1] + 2 * scale * torch.randn(method.layers.size, generator=generator)
+        model = transcript.models[-1] + 2 * scale * torch.randn(
+            method.layers.size, generator=generator
+        )
         transcript = transcript.extend(model, mean, plan)
 
 
 def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
-    """The plan, checked to be equal when made again, made by a copy of the mechanism, and sent as JSON."""
+    """The plan, checked to be equal when made again, made by a copy of the mechanism, and sent as
+    JSON.
+    """
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
     past = tuple(tensor.clone() for tensor in _tensors(transcript))
     planned = method.plan(transcript)
-    plan, again, resumed = (m.plan(layers, facts, transcript) for m in (mechanism, mechanism, fresh))
+    plan, again, resumed = (
+        m.plan(layers, facts, transcript) for m in (mechanism, mechanism, fresh)
+    )
     if plan.to_json() != again.to_json():
-        raise PrivacyError(f"{mechanism.name}: plan() returns a different plan for the same arguments: it must be pure")
+        raise PrivacyError(
+            f"{mechanism.name}: plan() returns a different plan for the same arguments: it must be "
+            "pure"
+        )
     if plan.to_json() != resumed.to_json():
         raise PrivacyError(
-            f"{mechanism.name}: after earlier rounds plan() returns a different plan from a new object, such as a "
+            f"{mechanism.name}: after earlier rounds plan() returns a different plan from a new "
+            "object, such as a "
             "resumed run makes: it must depend only on its arguments, and keep no state"
         )
     if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
         raise PrivacyError(
-            f"{mechanism.name}: plan() changes the past releases that it is given: leave them as they are"
+            f"{mechanism.name}: plan() changes the past releases that it is given: leave them as "
+            "they are"
         )
     if plan.facts != facts:
-        raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
+        raise PrivacyError(
+            f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged"
+        )
     received = ReleasePlan.from_json(layers, planned.to_json())
     if received.to_json() != planned.to_json() or received.event != planned.event:
         raise ConfigError(f"{mechanism.name}: the plan changes when it is sent to the clients")
@@ -170,7 +202,9 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
-    """Check that no contribution moves the sum further, in units of the noise, than the plan's event covers."""
+    """Check that no contribution moves the sum further, in units of the noise, than the plan's
+    event covers.
+    """
     size, scales = plan.layers.size, plan.scales
     generator = torch.Generator().manual_seed(2)
     tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
@@ -179,7 +213,10 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
     examples = isinstance(mechanism, BoundsExamples)
     if (plan.bounded_by == "trainer") != examples:
         who = "its trainer to" if plan.bounded_by == "trainer" else "the sum to"
-        raise PrivacyError(f"{mechanism.name}: its plan relies on {who} bound, but its class does not (BoundsExamples)")
+        raise PrivacyError(
+            f"{mechanism.name}: its plan relies on {who} bound, but its class does not "
+            "(BoundsExamples)"
+        )
     if plan.size == 0:
         return
     order = 2 if plan.family == "gaussian" else 1
@@ -191,24 +228,35 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
         else:
             bounded = bound_update(update, plan)
         moved = float(np.linalg.norm(bounded.numpy() / scales, order))
-        _require_covered(f"{mechanism.name}: {'an example' if examples else 'a client'}", moved, plan)
+        _require_covered(
+            f"{mechanism.name}: {'an example' if examples else 'a client'}", moved, plan
+        )
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
     """Check that no example's gradient, for any norms, exceeds the plan's bounds and event."""
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
-    rows = [torch.rand(64, count, dtype=torch.float64, generator=generator) * scale for scale in (1e-6, 1.0, 1e9)]
+    rows = [
+        torch.rand(64, count, dtype=torch.float64, generator=generator) * scale
+        for scale in (1e-6, 1.0, 1e9)
+    ]
     norms = torch.cat([*rows, torch.zeros(1, count).double(), 1e9 * torch.eye(count).double()])
     factors = one_by_one(scaling).factors(norms)
     lengths = (factors * norms).numpy()
     if (lengths > np.where(plan.released, plan.clip, np.inf) * (1 + 1e-9)).any():
-        raise PrivacyError(f"{name}: its scaling leaves an example's gradient longer than the plan's bounds")
-    moved = float(np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0))
+        raise PrivacyError(
+            f"{name}: its scaling leaves an example's gradient longer than the plan's bounds"
+        )
+    moved = float(
+        np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0)
+    )
     _require_covered(f"{name}: an example", moved, plan)
 
 
 def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
-    """Refuse a unit that moves the sum, in units of the noise, further than the plan's event covers."""
+    """Refuse a unit that moves the sum, in units of the noise, further than the plan's event
+    covers.
+    """
     times = moved * plan.effective_multiplier
     if times > 1 + 1e-6:
         raise PrivacyError(f"{unit} moves the sum by {times:.4g} times what is accounted for")
@@ -216,7 +264,8 @@ def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
 
 @named_arguments
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
-    """Check a task on a batch: a loss per example that no other example changes, their mean, gradients and metrics.
+    """Check a task on a batch: a loss per example that no other example changes, their mean,
+    gradients and metrics.
 
     Args:
         task: any argument of `fedlgm.training.tasks.get`.
@@ -237,11 +286,14 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     before = outputs.clone(), targets.clone()
     losses = found.losses(outputs, targets)
     if not (torch.equal(before[0], outputs) and torch.equal(before[1], targets)):
-        raise ConfigError(f"{label}: losses change the outputs or targets that they are given: leave them as they are")
+        raise ConfigError(
+            f"{label}: losses change the outputs or targets that they are given: leave them as "
+            "they are"
+        )
     if losses.shape != (count,):
         raise ConfigError(
-            f"{label}: losses must have shape ({count},), one per example, but they have {tuple(losses.shape)}"
-            + ("" if losses.ndim else SUMMED)
+            f"{label}: losses must have shape ({count},), one per example, but they have "
+            f"{tuple(losses.shape)}" + ("" if losses.ndim else SUMMED)
         )
     require_separate_losses(found, outputs, targets)
     stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
@@ -249,7 +301,9 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     for operation in found.gradient_operations(outputs, targets, gradient):
         operation()
     if not inputs.close(gradient, stacked):
-        raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
+        raise ConfigError(
+            f"{label}: gradient_operations do not write the gradient of the mean loss"
+        )
     whole = figures_of(found, [(outputs, targets)])
     for name in ("loss", found.headline):
         if name not in found.set_metrics() and not np.isfinite(whole.get(name, np.nan)):
@@ -260,12 +314,18 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
 
 @named_arguments
 def check_model(
-    model: models.Model, data: Loadable, task: Any = None, *, vectorized: bool = True, **options: Any
+    model: models.Model,
+    data: Loadable,
+    task: Any = None,
+    *,
+    vectorized: bool = True,
+    **options: Any,
 ) -> None:
-    """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every trainer.
+    """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every
+    trainer.
 
-    Local training must be deterministic and independent of earlier clients, and must give the same result for one
-    client at a time and for many at once.
+    Local training must be deterministic and independent of earlier clients, and must give the same
+    result for one client at a time and for many at once.
 
     Args:
         model: any argument of `fedlgm.training.models.build`.
@@ -293,7 +353,9 @@ def check_model(
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
     if not torch.equal(start, layers.flatten(build())):
-        raise ConfigError("model: building it twice gives different weights; draw them with torch only")
+        raise ConfigError(
+            "model: building it twice gives different weights; draw them with torch only"
+        )
     clients = _clients(found)
     require_same_losses(fresh(unused), on_parts, build(), clients[0].x, clients[0].y)
     with prefix_key("model"):
@@ -307,24 +369,32 @@ def check_model(
         warnings.warn(Notice(f"a run's guarantee would be conditional: {why}"), stacklevel=3)
     settings = LocalTraining(lr=0.01, batch_size=_BATCH)
     sequential = SequentialTrainer(build(), layers, settings, task=own)
-    first, second, again = (update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0)))
+    first, second, again = (
+        update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0))
+    )
     if not torch.isfinite(first).all() or not first.any():
         problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
         raise ConfigError(f"model: it {problem} in training on the data's first test examples")
-    reverse = SequentialTrainer(build(), layers, settings, task=unused).updates(start, _fresh(clients, 1, 0))
+    reverse = SequentialTrainer(build(), layers, settings, task=unused).updates(
+        start, _fresh(clients, 1, 0)
+    )
     _, after = (update.clone() for update in reverse)
     if not (torch.equal(first, again) and torch.equal(first, after)):
         raise ConfigError(
-            "model: its update depends on the client that was trained before: it or the task keeps state, or draws "
+            "model: its update depends on the client that was trained before: it or the task keeps "
+            "state, or draws "
             "random numbers"
         )
-    if vectorized and not drawn:  # PyTorch cannot draw for many clients at once: they are trained one by one
+    if (
+        vectorized and not drawn
+    ):  # PyTorch cannot draw for many clients at once: they are trained one by one
         many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
         alone = torch.cat([first, second])
         if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
             raise ConfigError(
-                "model: training many clients at once gives different updates from training one after another"
+                "model: training many clients at once gives different updates from training one "
+                "after another"
             )
 
 
@@ -332,7 +402,9 @@ def _check_clients(name: str, clients: Partition) -> None:
     empty = np.flatnonzero(clients.sizes == 0)
     if len(empty):
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise DataError(f"data {name!r}: {len(empty)} of {len(clients)} clients have no examples: {shown}")
+        raise DataError(
+            f"data {name!r}: {len(empty)} of {len(clients)} clients have no examples: {shown}"
+        )
 
 
 def _clients(data: DataSet) -> list[ClientTask]:
@@ -349,7 +421,10 @@ def _clients(data: DataSet) -> list[ClientTask]:
 def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
     """The clients of those numbers, each with the same order of examples every time."""
     chosen = [(number, clients[number]) for number in numbers]
-    return [ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs) for number, c in chosen]
+    return [
+        ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs)
+        for number, c in chosen
+    ]
 
 
 def _same(left: DataSet, right: DataSet) -> bool:

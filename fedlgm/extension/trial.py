@@ -1,8 +1,9 @@
 """Trials of a user's model, task and trainer on a few examples, before a run writes anything.
 
-An update must be a function of the client's own examples, and a prepared example one of that example alone. A trial
-finds mistakes early and proves nothing: `fedlgm.extension.restored` keeps clients apart by construction.
-`fedlgm.training.example_level.trial` has the stricter trial of runs that bound examples.
+An update must be a function of the client's own examples, and a prepared example one of that
+example alone. A trial finds mistakes early and proves nothing: `fedlgm.extension.restored` keeps
+clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial of runs
+that bound examples.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: function that returns the updates [D] of clients with these examples and the same random numbers, one
-            after another, from a model and a task that have seen no examples.
+        updates: function that returns the updates [D] of clients with these examples and the same
+            random numbers, one after another, from a model and a task that have seen no examples.
         task: its task.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
@@ -63,7 +64,8 @@ def try_clients(
 
 
 def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
-    """The data as a task prepares them, and copies of a user's task that have prepared parts of them.
+    """The data as a task prepares them, and copies of a user's task that have prepared parts of
+    them.
 
     Args:
         task: the task, before it has seen examples.
@@ -84,7 +86,8 @@ def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
 
 
 def prepare_rows(task: Task, data: DataSet) -> DataSet:
-    """The data as a task's own `targets` makes them, from one training example at a time by a fresh copy of the task.
+    """The data as a task's own `targets` makes them, from one training example at a time by a fresh
+    copy of the task.
 
     Args:
         task: the task; its `prepare` is the library's.
@@ -102,7 +105,8 @@ def prepare_rows(task: Task, data: DataSet) -> DataSet:
 
 
 def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
-    """Refuse a user's task that prepares an example by means of other training examples, such as their mean.
+    """Refuse a user's task that prepares an example by means of other training examples, such as
+    their mean.
 
     Args:
         task: the task before it has prepared the data.
@@ -113,9 +117,13 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
         Copies of the task that have each prepared a part of the data, for `require_same_losses`.
 
     Raises:
-        ConfigError: the examples of a part would be others without the rest of the training examples.
+        ConfigError: the examples of a part would be others without the rest of the training
+            examples.
     """
-    made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
+    made, order = (
+        [],
+        np.random.default_rng(0).permutation(len(data.train_y)),
+    )  # they may be sorted by class
     for half in np.array_split(order, 2) if len(order) > 1 else ():
         rows, own = np.sort(half), fresh(task)
         try:
@@ -130,13 +138,16 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
 
 def _mixing(task: Task) -> ConfigError:
     return ConfigError(
-        f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so that one "
+        f"task {task.name!r} prepares an example by means of other training examples, such as "
+        "their mean, so that one "
         "of them changes all others beyond every bound: use constants that are public"
     )
 
 
 @torch.no_grad()
-def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x: Inputs, y: Tensor) -> None:
+def require_same_losses(
+    task: Task, others: Sequence[Task], module: nn.Module, x: Inputs, y: Tensor
+) -> None:
     """Refuse a task whose losses depend on the training examples that it has prepared.
 
     Args:
@@ -156,13 +167,17 @@ def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x
         losses = [each.losses(outputs, y) for each in (task, *others)]
     if not all(inputs.close(losses[0], other) for other in losses[1:]):
         raise ConfigError(
-            f"task {task.name!r}: its losses depend on the training examples that it has prepared, such as their mean, "
-            "so that one of them changes all updates beyond every bound: use constants that are public"
+            f"task {task.name!r}: its losses depend on the training examples that it has prepared, "
+            "such as their mean, "
+            "so that one of them changes all updates beyond every bound: use constants that are "
+            "public"
         )
 
 
 def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
-    """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
+    """Whether a task makes the same examples of these rows alone as of all training examples, up to
+    rounding.
+    """
     alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
     pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
     for name in ("train_x", "test_x"):
@@ -201,9 +216,12 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     """
     with users_code(f"training on {count} test examples fails", owner), seeded(None):
         first, *others = made()
-    if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
+    if not all(
+        torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others
+    ):
         raise ConfigError(
-            "an update depends on what was trained before or with it: model, task or trainer remember or mix what they "
-            "see, which would carry one client's data into another's update, or draw random numbers without PyTorch"
-            + or_another_thread()
+            "an update depends on what was trained before or with it: model, task or trainer "
+            "remember or mix what they "
+            "see, which would carry one client's data into another's update, or draw random "
+            "numbers without PyTorch" + or_another_thread()
         )

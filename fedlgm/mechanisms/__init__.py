@@ -1,8 +1,9 @@
 """Every mechanism under one registry: `get(name, **options)`, `names()`, `register(name, kind)`.
 
-A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. To use your own, pass it as an
-object, call `register`, or name it in a recipe as "package.module:Class". If its plans use multipliers other than the
-run's, also override `costs`. `fedlgm.extension.testing.check_mechanism` checks it. docs/references.md lists the papers.
+A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. To use your
+own, pass it as an object, call `register`, or name it in a recipe as "package.module:Class". If its
+plans use multipliers other than the run's, also override `costs`.
+`fedlgm.extension.testing.check_mechanism` checks it. docs/references.md lists the papers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, Pu
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.layer_vote import VotedLayers
-from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
+from fedlgm.mechanisms.layerwise_gaussian import (
+    FlatGaussian,
+    LayerwiseGaussian,
+    NoPrivacy,
+    PublishedMedClip,
+)
 from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
@@ -45,7 +51,8 @@ _PAPERS = {
     "dpa": "fedlgm.papers.ladp.dpa:DynamicPrivacyAllocation",
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
 }
-"""Mechanisms that only one paper's tables need. They are imported on first use, and all of them protect clients."""
+"""Mechanisms that only one paper's tables need. They are imported on first use, and all of them
+protect clients."""
 _Variants = Mapping[str, type[Mechanism] | str]
 _REGISTRY: dict[str, _Variants] = allocation.MECHANISMS
 _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
@@ -60,7 +67,8 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
     Args:
         name: the name in recipes.
         kind: class of its sound variant, a frozen dataclass derived from `Mechanism`.
-        published: class of the variant that runs a paper's algorithm literally, if that is not private.
+        published: class of the variant that runs a paper's algorithm literally, if that is not
+            private.
 
     Raises:
         ConfigError: another class has the name, or `kind` is not a mechanism.
@@ -75,10 +83,14 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
     for known in filter(None, (kind, published)):
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
             raise ConfigError(
-                f"a mechanism must be a class derived from fedlgm.Mechanism, got {known!r}{rule_hint(known)}"
+                "a mechanism must be a class derived from fedlgm.Mechanism, got "
+                f"{known!r}{rule_hint(known)}"
             )
         if known.unit == "example" and not issubclass(known, BoundsExamples):
-            raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
+            raise ConfigError(
+                "a mechanism of unit 'example' must also be derived from BoundsExamples, got "
+                f"{known!r}"
+            )
     _enter(name, {"sound": kind, **({"published": published} if published else {})})
 
 
@@ -121,7 +133,9 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
         >>> "dp-sgd" in names(), "dp-sgd" in names("example")
         (False, True)
     """
-    return tuple(name for name in _known() if unit in (None, "client" if name in _PAPERS else unit_of(name)))
+    return tuple(
+        name for name in _known() if unit in (None, "client" if name in _PAPERS else unit_of(name))
+    )
 
 
 def is_private(name: str) -> bool:
@@ -178,8 +192,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         0.5
 
     Raises:
-        ConfigError: a name, variant or option is unknown (the message lists the known ones), or an option is outside
-            its range.
+        ConfigError: a name, variant or option is unknown (the message lists the known ones), or an
+            option is outside its range.
     """
     kind = _kind(name, variant)
     checked = _options.checked(name, kind, values)
@@ -189,7 +203,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
 
 @named_arguments
 def split(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method; a registered name may have a variant, "package.module:Class" has none.
+    """Mechanism and variant of a method; a registered name may have a variant,
+    "package.module:Class" has none.
 
     >>> split("ladp:published"), split("ladp"), split("mypackage.rules:InverseSize")
     (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
@@ -205,11 +220,14 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     kind = variants[variant]
     if isinstance(kind, str):
         kind = load_object(kind, what="mechanism")
-    if inspect.isfunction(kind):  # an allocation rule, which `allocation.shares` finds by the same reference
+    if inspect.isfunction(
+        kind
+    ):  # an allocation rule, which `allocation.shares` finds by the same reference
         kind = LayerwiseGaussian
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
         raise ConfigError(
-            f"mechanism {name!r} is neither a class derived from fedlgm.Mechanism nor an allocation rule, a function "
+            f"mechanism {name!r} is neither a class derived from fedlgm.Mechanism nor an "
+            "allocation rule, a function "
             "(bounds, sizes) -> shares"
         )
     return kind

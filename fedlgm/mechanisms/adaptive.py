@@ -1,8 +1,9 @@
 """Noise in proportion to the released model's weights: an allocation that follows past releases.
 
-For all shares sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, so a round costs exactly one Gaussian mechanism
-of the run's multiplier. Shares are functions of released models. They are post-processing, which costs nothing, and
-ordinary adaptive composition of releases of one fixed multiplier applies (docs/guarantees.md).
+For all shares sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, so a round costs exactly one
+Gaussian mechanism of the run's multiplier. Shares are functions of released models. They are
+post-processing, which costs nothing, and ordinary adaptive composition of releases of one fixed
+multiplier applies (docs/guarantees.md).
 
 docs/results/adaptive.md has measurements and other attempts.
 """
@@ -28,26 +29,30 @@ _PROVEN = "every contribution is bounded, then noised; the noise's split over th
 
 @dataclass(frozen=True)
 class AdaptiveAllocation(Bounded):
-    """EqClip bounds s_j = S / sqrt(K), and noise that moves slowly towards the layers' root mean square weights.
+    """EqClip bounds s_j = S / sqrt(K), and noise that moves slowly towards the layers' root mean
+    square weights.
 
     With x the last released model and d_j the size of layer j, the target of the shares is
 
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j).
 
-    The noise is then equally large relative to every layer's weights. If p are the last round's shares, the next ones
-    are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
-    target of the initial model, which is public; for equal weights this is the "uniform" rule. Shares change slowly
-    because correlated noise cancels only between equal scales, and because a split that jumps from round to round
-    costs accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be
+    The noise is then equally large relative to every layer's weights. If p are the last round's
+    shares, the next ones are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
+    sqrt(p_j). The first round takes the target of the initial model, which is public; for equal
+    weights this is the "uniform" rule. Shares change slowly because correlated noise cancels only
+    between equal scales, and because a split that jumps from round to round costs accuracy. Noise
+    enlarges weights without a runaway effect: if the layers held only noise, the target would be
     the present split.
 
-    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.planning.allocation`.
+    Neighbouring relation, unit and trust are the run's, as for every rule of
+    `fedlgm.planning.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.
         memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's.
-        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it is averaged. With 8,
-            small layers get so little of the budget that accuracy falls below that of fixed rules.
+        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it
+            is averaged. With 8, small layers get so little of the budget that accuracy falls below
+            that of fixed rules.
 
     Example:
         >>> import torch
@@ -88,8 +93,8 @@ class AdaptiveAllocation(Bounded):
 def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
     """`wanted` / `known`, cut to within a factor of its geometric mean, [K].
 
-    If `known` is 0 or not finite the ratio is as large as the cut permits. If this holds for all entries, all ratios
-    are 1.
+    If `known` is 0 or not finite the ratio is as large as the cut permits. If this holds for all
+    entries, all ratios are 1.
 
     Args:
         wanted: positive, [K].

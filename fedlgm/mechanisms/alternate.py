@@ -1,4 +1,5 @@
-"""Alternating low-rank factors: each round trains and releases one factor of every adapter with the whole budget.
+"""Alternating low-rank factors: each round trains and releases one factor of every adapter with the
+whole budget.
 
 Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released factor.
 """
@@ -25,9 +26,10 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 class Alternate(Bounded):
     """Odd rounds release the factors B of all adapters, even rounds their factors A.
 
-    B comes first, because it begins at zero, where the gradient of A vanishes. Layers of no adapter, such as a new
-    head, are released in every round. A factor that is not released is not trained. The budget of a round is spread
-    over the layers that it releases. A model that does not train both factors releases all layers in every round.
+    B comes first, because it begins at zero, where the gradient of A vanishes. Layers of no
+    adapter, such as a new head, are released in every round. A factor that is not released is not
+    trained. The budget of a round is spread over the layers that it releases. A model that does not
+    train both factors releases all layers in every round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
@@ -56,15 +58,20 @@ class Alternate(Bounded):
         """The round's plan, a function of its number."""
         factors = [self._factor(layer) for layer in layers.layers]
         both = {"A", "B"} <= set(factors)
-        released = np.array([not both or factor in (None, "BA"[transcript.rounds % 2]) for factor in factors])
-        clip, sigma = released_scales(self.rule, self.bound, layers, released, facts.noise_multiplier)
+        released = np.array(
+            [not both or factor in (None, "BA"[transcript.rounds % 2]) for factor in factors]
+        )
+        clip, sigma = released_scales(
+            self.rule, self.bound, layers, released, facts.noise_multiplier
+        )
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), freezes=True)
 
     def _factor(self, layer: Layer) -> str | None:
         found = {factor_of(slot.name) for slot in layer.slots}
         if len(found) > 1:
             raise ConfigError(
-                f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one factor and other "
+                f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one "
+                "factor and other "
                 "parameters: use "
                 "mechanism.group_by = 'factor', 'kind' or 'tensor'"
             )

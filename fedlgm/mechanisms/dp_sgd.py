@@ -1,11 +1,14 @@
-"""DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an example.
+"""DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an
+example.
 
-If the server adds the noise, a round of the facts is a step, the population is the number of examples and the sampling
-rate is that of a step's batch. If clients add it (`facts.steps`), a round consists of a client's local steps. In both
-cases the plan gives the bounds and the noise of one step's sum.
+If the server adds the noise, a round of the facts is a step, the population is the number of
+examples and the sampling rate is that of a step's batch. If clients add it (`facts.steps`), a round
+consists of a client's local steps. In both cases the plan gives the bounds and the noise of one
+step's sum.
 
-Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al.
-(AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
+Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al.,
+2022); Xia et al. (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the
+allocations.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
+from fedlgm.mechanisms.layerwise_gaussian import (
+    FlatGaussian,
+    LayerwiseGaussian,
+    NoPrivacy,
+    PublishedMedClip,
+    published,
+)
 from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.planning.allocation import names as allocations
 from fedlgm.planning.clipping import Scaling
@@ -26,18 +35,27 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.training.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip
+from fedlgm.training.example_level.scaling import (
+    LEAST_STABILISER,
+    PSAC,
+    AutoS,
+    FlatClip,
+    PerLayerClip,
+)
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
 _EXACT = "in exact arithmetic (a batch's gradients are computed and, unless sums are exact, added up in float32)"
 _MEDCLIP = (
-    "MedClip derives bounds and noise scales from the private layer norms of the batch's examples, and a noise scale "
+    "MedClip derives bounds and noise scales from the private layer norms of the batch's examples, "
+    "and a noise scale "
     "can be read off a large layer (docs/guarantees.md, section MedClip)"
 )
 _STYLES = ("flat", "per-layer")
 
 
-def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **release: Any) -> ReleasePlan:
+def example_plan(
+    layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **release: Any
+) -> ReleasePlan:
     """Plan of a step whose trainer bounds examples.
 
     Args:
@@ -58,7 +76,8 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
     """
     if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
         raise ConfigError(
-            "an example-level step draws its examples by Poisson sampling, and the server (trust = 'central') or "
+            "an example-level step draws its examples by Poisson sampling, and the server (trust = "
+            "'central') or "
             "each client "
             "(facts.steps) adds the noise"
         )
@@ -82,9 +101,10 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     Attributes:
         bound: l2 bound C of one example's contribution.
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
-        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.planning.allocation`).
-        clip: for "per-layer", the rule that spreads C over the layers. This and the following options are those of
-            `LayerwiseGaussian`, with examples instead of clients.
+        allocation: for "per-layer", the rule that spreads the noise over the layers (see
+            `fedlgm.planning.allocation`).
+        clip: for "per-layer", the rule that spreads C over the layers. This and the following
+            options are those of `LayerwiseGaussian`, with examples instead of clients.
     """
 
     style: str = "flat"
@@ -94,12 +114,16 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         super().__post_init__()
         if self.style in ("auto-s", "nsgd", "dp-psac"):
             name = "auto-s" if self.style == "nsgd" else self.style
-            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: set mechanism.name = {name!r}")
+            raise ConfigError(
+                f"{self.name}: {self.style!r} is a separate mechanism: set mechanism.name = "
+                f"{name!r}"
+            )
         check_known("style", self.style, _STYLES, self.name)
         check_known("allocation", self.allocation, allocations(), self.name)
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):
             raise ConfigError(
-                f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip belong to style "
+                f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip "
+                "belong to style "
                 "'per-layer'"
             )
 
@@ -129,16 +153,20 @@ def check_batch_is_seen(name: str, facts: RunFacts) -> None:
         ConfigError: the facts have such steps.
     """
     if facts.steps is not None:
-        raise ConfigError(f"{name}: variant = 'published' plans every step from its batch: use trust = 'central'")
+        raise ConfigError(
+            f"{name}: variant = 'published' plans every step from its batch: use trust = 'central'"
+        )
 
 
 @dataclass(frozen=True)
 class PublishedDPSGD(DPSGD, PublishedMedClip):
-    """Per-layer DP-SGD under MedClip as printed: bounds and noise follow the batch's norms. NOT PRIVATE; charged so.
+    """Per-layer DP-SGD under MedClip as printed: bounds and noise follow the batch's norms. NOT
+    PRIVATE; charged so.
 
-    The paper takes the medians "across the dataset" and does not say at which weights. Here they are those of the
-    batch's examples at the weights of the step, as for the cohort of a federation (`PublishedMedClip`). The batch is
-    processed twice, because its bounds must be known before clipping.
+    The paper takes the medians "across the dataset" and does not say at which weights. Here they
+    are those of the batch's examples at the weights of the step, as for the cohort of a federation
+    (`PublishedMedClip`). The batch is processed twice, because its bounds must be known before
+    clipping.
 
     Example:
         >>> from fedlgm import Sampling
@@ -152,15 +180,21 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate as for DP-SGD. For clients' own noisy steps the server has no batch from which to plan."""
+        """Calibrate as for DP-SGD. For clients' own noisy steps the server has no batch from which
+        to plan.
+        """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for examples whose layers all have the same norm; steps plan from the real norms."""
+        """The rule's plan for examples whose layers all have the same norm; steps plan from the
+        real norms.
+        """
         return PublishedMedClip.plan(self, layers, facts, transcript)
 
-    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+    def plan_from_private_norms(
+        self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
+    ) -> ReleasePlan:
         """Bounds from the examples' norms [B, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
         return published(example_plan(layers, facts, clip=clip, sigma=sigma), _MEDCLIP)
@@ -185,7 +219,9 @@ class PlainSGD(NoPrivacy, BoundsExamples):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every step; its guarantee is "none" by intent."""
         plan = super().plan(layers, facts, transcript)
-        return replace(plan, guarantee=replace(plan.guarantee, unit="example"), bounded_by="trainer")
+        return replace(
+            plan, guarantee=replace(plan.guarantee, unit="example"), bounded_by="trainer"
+        )
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
         """Gradients are not scaled."""
@@ -206,7 +242,10 @@ class _Normalised(FlatGaussian, BoundsExamples):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.stabiliser) and self.stabiliser >= LEAST_STABILISER):
-            raise ConfigError(f"{self.name}: stabiliser must be at least {LEAST_STABILISER:g}, got {self.stabiliser}")
+            raise ConfigError(
+                f"{self.name}: stabiliser must be at least {LEAST_STABILISER:g}, got "
+                f"{self.stabiliser}"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every step."""

@@ -1,7 +1,7 @@
 """Group-wise (layer-wise) i.n.i.d. Gaussian and Laplace noise, with its baselines.
 
-Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace), noise is i.i.d. within a layer,
-and three rules give the layers their scales at one budget:
+Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace), noise is
+i.i.d. within a layer, and three rules give the layers their scales at one budget:
 
     inid    least total squared error                  Gaussian: the "min-total-noise" allocation
     spr     scale-perturb-rescale: every coordinate    Gaussian: the "dimension-adjusted" allocation
@@ -9,7 +9,8 @@ and three rules give the layers their scales at one budget:
     iid     one scale for all coordinates              Gaussian: the "uniform" allocation
 
 Noise in proportion to a layer's bound alone, a frequent choice with group-wise clipping, is
-"sensitivity-proportional". Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5, Definition 5.
+"sensitivity-proportional". Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5, Definition
+5.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 class GroupNoise(Bounded):
     """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
 
-    Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and "laplace-iid".
+    Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and
+    "laplace-iid".
 
     Attributes:
-        bound: bound C of a whole contribution, spread evenly over M layers ("flat" budgets): C_m = C / sqrt(M) in l2
-            norm for Gaussian noise, C_m = C / M in l1 norm for Laplace noise.
+        bound: bound C of a whole contribution, spread evenly over M layers ("flat" budgets): C_m =
+            C / sqrt(M) in l2 norm for Gaussian noise, C_m = C / M in l1 norm for Laplace noise.
         bounds: public C_m of each layer, in the same norm, which replace `bound`.
         p: the "inid" rules minimise the expected l_p^p error, p >= 1.
 
@@ -83,7 +85,9 @@ class GroupNoise(Bounded):
         return "laplace" if self.name.startswith("laplace") else "gaussian"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round (see `calibrate_laplace`)."""
+        """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round (see
+        `calibrate_laplace`).
+        """
         if self.family == "gaussian":
             return super().calibrate(facts)
         return calibrate_laplace(
@@ -99,8 +103,10 @@ class GroupNoise(Bounded):
         super().check_run(layers, facts)
         if self.family == "laplace":
             raise ConfigError(
-                f"{self.name}: a run is accounted for as one mechanism by the rotational symmetry of Gaussian noise, "
-                "which Laplace noise lacks: use a Gaussian mechanism, or independent noise with Poisson sampling"
+                f"{self.name}: a run is accounted for as one mechanism by the rotational symmetry "
+                "of Gaussian noise, "
+                "which Laplace noise lacks: use a Gaussian mechanism, or independent noise with "
+                "Poisson sampling"
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -114,13 +120,18 @@ class GroupNoise(Bounded):
         even = [self.bound / len(layers) ** (1 / order)] * len(layers)
         clip = one_per_layer(self.name, layers, bounds=list(self.bounds) or even)
         if facts.noise_multiplier == 0:
-            raise PrivacyError(f"{self.name}: a release without noise cannot carry a proven guarantee")
-        # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m / d_m^(1/order).
+            raise PrivacyError(
+                f"{self.name}: a release without noise cannot carry a proven guarantee"
+            )
+        # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m /
+        # d_m^(1/order).
         profile = Profile(clip / layers.sizes ** (1 / order), layers.sizes)
         rule = cast(inid.Rule, self.name.removeprefix(f"{self.family}-"))
         scales = inid.noise_scales(self.family, rule, profile, 1.0 / facts.noise_multiplier, self.p)
         reason = f"every layer is bounded in l{order} norm before noise of a public scale is added to the sum"
-        return ReleasePlan(layers, clip, scales, facts, Guarantee("proven", reason), family=self.family)
+        return ReleasePlan(
+            layers, clip, scales, facts, Guarantee("proven", reason), family=self.family
+        )
 
 
 def names() -> tuple[str, ...]:
@@ -144,10 +155,11 @@ def calibrate_laplace(
 ) -> float:
     """Smallest Laplace noise whose `steps` releases stay within (epsilon, delta), as a multiplier.
 
-    This is the counterpart of `privacy.calibrate`. A release whose layers have l1 bounds C_m and scales b_m has the
-    multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles
-    the bounds). With delta = 0 the releases are epsilon-DP by basic composition of their amplified costs, without an
-    accountant. With delta > 0 the accountant composes them (see `privacy.events.laplace_event`).
+    This is the counterpart of `privacy.calibrate`. A release whose layers have l1 bounds C_m and
+    scales b_m has the multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under
+    add-or-remove-one (replace-one doubles the bounds). With delta = 0 the releases are epsilon-DP
+    by basic composition of their amplified costs, without an accountant. With delta > 0 the
+    accountant composes them (see `privacy.events.laplace_event`).
 
     Args:
         epsilon: target, > 0.
@@ -177,20 +189,35 @@ def calibrate_laplace(
     # A budget that allows less noise than this gets this.
     most = _LARGEST_LOSS if delta > 0 else privacy.events.LARGEST_PURE * (1 - _TOLERANCE)
     pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)
-    loss = pure if delta == 0 else _largest_loss(epsilon, delta, int(steps), sampling_rate, relation, accountant, pure)
+    loss = (
+        pure
+        if delta == 0
+        else _largest_loss(epsilon, delta, int(steps), sampling_rate, relation, accountant, pure)
+    )
     return SENSITIVITY_FACTOR[relation] / loss
 
 
 @lru_cache(maxsize=256)
 def _largest_loss(
-    target: float, delta: float, steps: int, rate: float, relation: Relation, accountant: str, pure: float
+    target: float,
+    delta: float,
+    steps: int,
+    rate: float,
+    relation: Relation,
+    accountant: str,
+    pure: float,
 ) -> float:
-    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is that of basic composition."""
+    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is that of basic
+    composition.
+    """
 
     def excess(log_loss: float) -> float:
         # Slightly more than is returned: plans round their multiplier down to nine digits.
         event = privacy.events.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
-        return min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
+        return (
+            min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6)
+            - target
+        )
 
     low, high = math.log(pure), math.log(pure) + 0.5
     if pure >= _LARGEST_LOSS and excess(low) <= 0:
@@ -199,13 +226,17 @@ def _largest_loss(
         low, high = low - 0.02, low
         if low < math.log(pure) - 2:
             raise PrivacyError(
-                f"the {accountant} accountant cannot show that {steps} releases with Laplace noise meet "
-                f"epsilon={target:g}, delta={delta:g}: raise epsilon, or set delta = 0 for basic composition"
+                f"the {accountant} accountant cannot show that {steps} releases with Laplace noise "
+                "meet "
+                f"epsilon={target:g}, delta={delta:g}: raise epsilon, or set delta = 0 for basic "
+                "composition"
             )
     while excess(high) < 0:
         low, high = high, high + 0.5
         if high > math.log(_LARGEST_LOSS):
-            return math.exp(low)  # a budget that hardly asks for noise: more of it than needed is safe
+            return math.exp(
+                low
+            )  # a budget that hardly asks for noise: more of it than needed is safe
     root = float(scipy.optimize.brentq(excess, low, high, xtol=_TOLERANCE / 4))
     while excess(root) > 0:
         root -= _TOLERANCE / 2

@@ -1,19 +1,23 @@
-"""Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, with its baselines.
+"""Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, with its
+baselines.
 
-Every function computes one noise scale per coordinate from a public sensitivity profile and a budget. The privacy
-condition depends on the scales only through one number, the budget that they spend:
+Every function computes one noise scale per coordinate from a public sensitivity profile and a
+budget. The privacy condition depends on the scales only through one number, the budget that they
+spend:
 
-    Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2        (mu-Gaussian DP; whitening of the coordinates)
-    Laplace    sum_i lambda_i / beta_i      = epsilon     (epsilon-DP; triangle inequality)
+    Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2        (mu-Gaussian DP; whitening of the
+    coordinates) Laplace    sum_i lambda_i / beta_i      = epsilon     (epsilon-DP; triangle
+    inequality)
 
-All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected (weighted) l_p^p error at
-this budget; "i.i.d." gives all coordinates one scale; "scale-perturb-rescale" (SPR) gives each an equal share of the
-budget. Source: i.n.i.d. noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the
-profile's.
+All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected
+(weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;
+"scale-perturb-rescale" (SPR) gives each an equal share of the budget. Source: i.n.i.d. noise paper,
+Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the profile's.
 
-Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have one entry per
-coordinate for a vector and one per run for a `Profile`. A coordinate of zero sensitivity gets zero noise under the
-i.n.i.d. and SPR rules; an all-zero profile gives all-zero scales, with a warning.
+Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have
+one entry per coordinate for a vector and one per run for a `Profile`. A coordinate of zero
+sensitivity gets zero noise under the i.n.i.d. and SPR rules; an all-zero profile gives all-zero
+scales, with a warning.
 """
 
 from __future__ import annotations
@@ -38,19 +42,27 @@ Rule = Literal["inid", "spr", "iid"]
 
 @named_arguments
 def gaussian_inid(
-    profile: ProfileLike, epsilon: float, delta: float, p: float = 2, weights: npt.ArrayLike | None = None
+    profile: ProfileLike,
+    epsilon: float,
+    delta: float,
+    p: float = 2,
+    weights: npt.ArrayLike | None = None,
 ) -> Array:
-    """Standard deviations of the (epsilon, delta)-DP Gaussian mechanism with the least expected l_p^p error.
+    """Standard deviations of the (epsilon, delta)-DP Gaussian mechanism with the least expected
+    l_p^p error.
 
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
         delta: privacy leakage, in (0, 1).
-        p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by default.
+        p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
+            error.
+        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+            default.
 
     Returns:
-        sigma, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p = 2), equation 9.
+        sigma, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p
+        = 2), equation 9.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
@@ -74,28 +86,34 @@ def laplace_inid(
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
         delta: privacy leakage, in [0, 1); 0 for pure epsilon-DP.
-        p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by default.
+        p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
+            error.
+        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+            default.
         tight: convert delta by the tighter of the two bounds of `laplace_budget`.
 
     Returns:
-        beta, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p = 2), equation 12.
+        beta, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p =
+        2), equation 12.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
     """
-    return noise_scales("laplace", "inid", profile, laplace_budget(epsilon, delta, tight=tight), p, weights)
+    return noise_scales(
+        "laplace", "inid", profile, laplace_budget(epsilon, delta, tight=tight), p, weights
+    )
 
 
 def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -> float:
     """Largest sum_i lambda_i / beta_i for which Laplace noise is (epsilon, delta)-DP.
 
-    The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter epsilon - 2 log(1 - delta) holds for any
-    number of coordinates. Define the overlap 1 - delta_P(e) = integral min(P, exp(e) Q). One Laplace coordinate
-    shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a, the overlap of a product at e_1 + e_2 is at least
-    the product of the overlaps at e_1 and e_2, and |epsilon| <= sum a_i can always be split so that |e_i| <= a_i. The
-    bound is exact for a single coordinate of non-zero sensitivity. The same argument shows that a product of Laplace
-    releases is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
+    The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter epsilon - 2 log(1 - delta)
+    holds for any number of coordinates. Define the overlap 1 - delta_P(e) = integral min(P, exp(e)
+    Q). One Laplace coordinate shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a, the
+    overlap of a product at e_1 + e_2 is at least the product of the overlaps at e_1 and e_2, and
+    |epsilon| <= sum a_i can always be split so that |e_i| <= a_i. The bound is exact for a single
+    coordinate of non-zero sensitivity. The same argument shows that a product of Laplace releases
+    is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
 
     Args:
         epsilon: privacy budget, > 0.
@@ -123,14 +141,15 @@ def noise_scales(
 ) -> Array:
     """Standard deviations, or Laplace parameters, that spend a budget exactly.
 
-    With weights w the optimum of Gaussian noise is sigma_i^(p+2) proportional to lambda_i^2 / w_i. (The paper's Remark
-    4 only replaces lambda by a weighted profile. This overspends the budget unless the scales are divided by the
-    weights again.)
+    With weights w the optimum of Gaussian noise is sigma_i^(p+2) proportional to lambda_i^2 / w_i.
+    (The paper's Remark 4 only replaces lambda by a weighted profile. This overspends the budget
+    unless the scales are divided by the weights again.)
 
     Args:
         family: law of the noise.
-        rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including those of zero
-            sensitivity, and "spr" gives each coordinate that can change an equal share of the budget.
+        rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including
+            those of zero sensitivity, and "spr" gives each coordinate that can change an equal
+            share of the budget.
         profile: sensitivities lambda, shape [K], or a `Profile`.
         budget: mu of mu-Gaussian DP, or epsilon of pure DP for Laplace noise; > 0.
         p: for "inid", as in `gaussian_inid`.
@@ -154,31 +173,45 @@ def noise_scales(
     if rule == "spr":
         return runs.values * (root(runs.counts[runs.values > 0].sum()) / budget)
     shape: Array = relative ** (order / (p + order)) * weight ** (-1 / (p + order))
-    total = float(runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order))))
+    total = float(
+        runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order)))
+    )
     return shape * (float(runs.values.max()) * root(total) / budget)
 
 
-_NORMS: dict[Family, tuple[int, Callable[[float], float]]] = {"gaussian": (2, math.sqrt), "laplace": (1, float)}
-"""Norm of the profile that a law's budget limits, and the root of a sum of the coordinates' costs in it."""
+_NORMS: dict[Family, tuple[int, Callable[[float], float]]] = {
+    "gaussian": (2, math.sqrt),
+    "laplace": (1, float),
+}
+"""Norm of the profile that a law's budget limits, and the root of a sum of the coordinates' costs
+in it."""
 
 
 def _prepare(
     profile: ProfileLike, budget: float, p: float, weights: npt.ArrayLike | None
 ) -> tuple[Profile, Array, Array]:
-    """Checked runs, sensitivities relative to the largest (so that no power overflows), relative weights."""
+    """Checked runs, sensitivities relative to the largest (so that no power overflows), relative
+    weights.
+    """
     runs = as_profile(profile)
     check_positive(budget=budget)
     if not (math.isfinite(p) and p >= 1):
         raise ConfigError(f"p must be finite and >= 1, got {p}")
     weight = np.ones_like(runs.values) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != runs.values.shape:
-        raise ConfigError(f"weights must have shape {runs.values.shape}, one per scale, got {weight.shape}")
+        raise ConfigError(
+            f"weights must have shape {runs.values.shape}, one per scale, got {weight.shape}"
+        )
     if not np.all(np.isfinite(weight)) or np.any(weight <= 0):
-        raise ConfigError("weights must be finite and > 0; drop a coordinate whose error does not matter instead")
+        raise ConfigError(
+            "weights must be finite and > 0; drop a coordinate whose error does not matter instead"
+        )
     peak = float(runs.values.max())
     if peak == 0:
         warnings.warn(
-            "the sensitivity profile is zero everywhere, so no noise is needed and all scales are zero", stacklevel=4
+            "the sensitivity profile is zero everywhere, so no noise is needed and all scales are "
+            "zero",
+            stacklevel=4,
         )
     relative = runs.values / (peak or 1.0)
     if np.any((relative == 0) & (runs.values > 0)):

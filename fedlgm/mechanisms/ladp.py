@@ -1,7 +1,9 @@
-"""LaDP-FL in a sound form: per-layer noise in selected layers only, with less noise in layers that have moved more.
+"""LaDP-FL in a sound form: per-layer noise in selected layers only, with less noise in layers that
+have moved more.
 
-The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores come from released
-models, so no private value affects the release. `ladp_published` has the paper's text.
+The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores
+come from released models, so no private value affects the release. `ladp_published` has the paper's
+text.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -25,34 +27,44 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
 
-__all__ = ["LaDP", "kl_score", "layer_changes", "layer_divergences", "theorem3_constant", "theorem3_delta"]
+__all__ = [
+    "LaDP",
+    "kl_score",
+    "layer_changes",
+    "layer_divergences",
+    "theorem3_constant",
+    "theorem3_delta",
+]
 
 _SOUND = "selection and noise scales come from released models; every contribution is bounded and noised or not sent"
 
 
 @dataclass(frozen=True)
 class LaDP(Bounded):
-    """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, P_j a score of its movement.
+    """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, P_j a score
+    of its movement.
 
     With A the selected layers, s_j = S / sqrt(|A|) and the run's multiplier sigma_*,
 
         sigma_j = sigma_* sqrt(sum_(k in A) (s_k P_k)^2) / P_j,
 
-    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: scores are divided by
-    their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A are not uploaded.
-    If A is empty, the round releases nothing. If anything has been released before, the round is still charged,
-    because the decision to skip may depend on earlier releases.
+    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: scores
+    are divided by their geometric mean in A before they are clipped to [score_floor, score_cap].
+    Layers outside A are not uploaded. If A is empty, the round releases nothing. If anything has
+    been released before, the round is still charged, because the decision to skip may depend on
+    earlier releases.
 
-    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's own score to the
-    power of 1 - memory. One release says little about a layer, and noise scales that jump cost accuracy
-    (docs/results/ladp.md).
+    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's
+    own score to the power of 1 - memory. One release says little about a layer, and noise scales
+    that jump cost accuracy (docs/results/ladp.md).
 
     Attributes:
         bound: l2 bound S of one client's update.
         threshold: R >= 0; layers of smaller norm are not selected.
-        score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes), between the last two
-            released models. It is multiplied by the share of the last released update's energy that is not noise.
-            Otherwise noisier layers would seem to move more, get less noise next time, and the scales would oscillate.
+        score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes),
+            between the last two released models. It is multiplied by the share of the last released
+            update's energy that is not noise. Otherwise noisier layers would seem to move more, get
+            less noise next time, and the scales would oscillate.
         score_floor: p_min > 0.
         score_cap: B > 0.
         memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, without memory.
@@ -82,7 +94,10 @@ class LaDP(Bounded):
         check_threshold(self.name, self.threshold)
         check_below_one(self.name, memory=self.memory)
         if self.score_floor > self.score_cap:
-            raise ConfigError(f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = {self.score_cap}")
+            raise ConfigError(
+                f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = "
+                f"{self.score_cap}"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan."""
@@ -90,7 +105,9 @@ class LaDP(Bounded):
         if not selected.any():
             reason = f"no layer's norm reaches threshold = {self.threshold:g}: nothing is released"
             nothing = np.full(len(layers), math.inf)
-            return ReleasePlan(layers, np.zeros(len(layers)), nothing, facts, Guarantee("proven", reason))
+            return ReleasePlan(
+                layers, np.zeros(len(layers)), nothing, facts, Guarantee("proven", reason)
+            )
         scores = self._scores(layers, transcript, selected)
         clip = np.where(selected, self.bound / math.sqrt(selected.sum()), 0.0)
         total = math.sqrt(float(np.sum((clip * scores)[selected] ** 2)))
@@ -98,7 +115,9 @@ class LaDP(Bounded):
         notes = {"score": scores, "selected": selected.astype(np.float64)}
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _SOUND), notes=notes)
 
-    def _scores(self, layers: LayerTable, transcript: Transcript, selected: np.ndarray) -> np.ndarray:
+    def _scores(
+        self, layers: LayerTable, transcript: Transcript, selected: np.ndarray
+    ) -> np.ndarray:
         """P_j of every layer, from released outputs only; 1 where nothing is known yet, [K]."""
         raw = self._movement(layers, transcript) if self.estimate else None
         if raw is None:
@@ -120,7 +139,9 @@ class LaDP(Bounded):
 
 
 def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
-    """The last round's scores over their geometric mean, from its plan; 1 for layers that it did not release, [K]."""
+    """The last round's scores over their geometric mean, from its plan; 1 for layers that it did
+    not release, [K].
+    """
     scores, plan = np.ones(layers), transcript.plan
     if plan is not None and plan.released.any():
         inverse = 1 / plan.sigma[plan.released]

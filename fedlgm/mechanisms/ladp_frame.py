@@ -1,7 +1,8 @@
-"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity and its accounting.
+"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity and
+its accounting.
 
-The rest of the library does not rely on this frame. A mechanism that uses it is charged twice, once as in the paper
-(the claim) and once as proven.
+The rest of the library does not rely on this frame. A mechanism that uses it is charged twice, once
+as in the paper (the claim) and once as proven.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ Constant = Literal["theorem3", "classical"]
 
 
 def theorem3_constant(epsilon: float, delta: float) -> float:
-    """c/B of the noise sigma = c Delta_f / (epsilon P) at P = B, its cap: sigma / Delta_f = (c/B) / epsilon.
+    """c/B of the noise sigma = c Delta_f / (epsilon P) at P = B, its cap: sigma / Delta_f = (c/B) /
+    epsilon.
 
-    The theorem claims that a release with this noise is (epsilon, delta)-DP. This is false for small delta, because
-    its proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L). `theorem3_delta` gives the delta that the noise
-    achieves.
+    The theorem claims that a release with this noise is (epsilon, delta)-DP. This is false for
+    small delta, because its proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L). `theorem3_delta`
+    gives the delta that the noise achieves.
 
     Args:
         epsilon: budget of one release, > 0.
@@ -45,27 +47,36 @@ def theorem3_delta(epsilon: float, delta: float) -> float:
 
 
 def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
-    """Constant c of sigma = c Delta / epsilon at P = B: "theorem3" or "classical", sqrt(2 ln(1.25 / delta)).
+    """Constant c of sigma = c Delta / epsilon at P = B: "theorem3" or "classical", sqrt(2 ln(1.25 /
+    delta)).
 
     Raises:
-        PrivacyError: the constant does not give an (epsilon, delta)-DP release of sensitivity Delta.
+        PrivacyError: the constant does not give an (epsilon, delta)-DP release of sensitivity
+            Delta.
     """
     _check(epsilon, delta)
-    value = theorem3_constant(epsilon, delta) if kind == "theorem3" else math.sqrt(2 * math.log(1.25 / delta))
+    value = (
+        theorem3_constant(epsilon, delta)
+        if kind == "theorem3"
+        else math.sqrt(2 * math.log(1.25 / delta))
+    )
     reached = gaussian_delta(epsilon / value, epsilon)
     if reached > delta:
         raise PrivacyError(
-            f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its noise reaches only "
-            f"delta = {reached:.3g}; use the other constant, a larger delta, or calibration = 'equal-total'"
+            f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its "
+            "noise reaches only "
+            f"delta = {reached:.3g}; use the other constant, a larger delta, or calibration = "
+            "'equal-total'"
         )
     return value
 
 
 def bound_by_training(training: LocalTraining) -> float:
-    """Half of the paper's sensitivity Delta_f, which bounds the distance of a client's model from the global one.
+    """Half of the paper's sensitivity Delta_f, which bounds the distance of a client's model from
+    the global one.
 
-    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f = 2 eta E G_c
-    (Theorem 2), which is too few if an epoch has several.
+    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f =
+    2 eta E G_c (Theorem 2), which is too few if an epoch has several.
 
     Args:
         training: local training: plain SGD with clipped gradients.
@@ -74,10 +85,14 @@ def bound_by_training(training: LocalTraining) -> float:
         ConfigError: the steps of the training are not bounded by eta G_c.
     """
     if training.gradient_clip is None:
-        raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity depends on it")
+        raise ConfigError(
+            "training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity depends "
+            "on it"
+        )
     if training.optimizer != "sgd" or training.momentum or training.weight_decay is not None:
         raise ConfigError(
-            "the paper's sensitivity holds for training.optimizer = 'sgd' without momentum and weight decay only"
+            "the paper's sensitivity holds for training.optimizer = 'sgd' without momentum and "
+            "weight decay only"
         )
     return training.lr * training.epochs * training.gradient_clip
 
@@ -90,7 +105,9 @@ def require(facts: RunFacts, owner: str) -> RunFacts:
     """
     facts.budget()
     if facts.trust != "local":
-        raise ConfigError(f"{owner}: in the paper's frame the clients add the noise: set privacy.trust = 'local'")
+        raise ConfigError(
+            f"{owner}: in the paper's frame the clients add the noise: set privacy.trust = 'local'"
+        )
     return facts
 
 

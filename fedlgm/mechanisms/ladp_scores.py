@@ -1,8 +1,9 @@
 """Scores of a layer's movement, by which LaDP-FL allocates noise.
 
-Source: LaDP-FL paper, Algorithm 3 and Definition 2. For close weight vectors the divergence of their softmaxes is half
-    the variance of their difference and therefore tiny (1e-5 to 1e-8 for trained layers). A difference of logarithms
-    would lose half its digits, or be negative.
+Source: LaDP-FL paper, Algorithm 3 and Definition 2. For close weight vectors the divergence of
+their softmaxes is half
+    the variance of their difference and therefore tiny (1e-5 to 1e-8 for trained layers). A
+    difference of logarithms would lose half its digits, or be negative.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then no
 def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -> float:
     """KL(softmax(local) || softmax(reference)) in nats, over all entries; at least 0.
 
-    Both vectors are flattened, and the divergence is computed in float64. A constant shift of either has no effect:
-    the score is 0 for weights that differ by a constant.
+    Both vectors are flattened, and the divergence is computed in float64. A constant shift of
+    either has no effect: the score is 0 for weights that differ by a constant.
 
     Args:
         local: weights of one layer, any shape.
@@ -42,7 +43,9 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
     """
     a, b = _flat(local), _flat(reference)
     if a.shape != b.shape or a.numel() == 0:
-        raise ConfigError(f"kl_score takes two models with equally many weights, got {a.numel()} and {b.numel()}")
+        raise ConfigError(
+            f"kl_score takes two models with equally many weights, got {a.numel()} and {b.numel()}"
+        )
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return math.nan
     top = float(a.max())
@@ -54,13 +57,16 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
         mean += float(torch.dot(weight, change))
         low, high = min(low, float(change.min())), max(high, float(change.max()))
     mean /= mass
-    # KL = log E_p[e^-x] with x = change - E_p[change], hence log(1 + E_p[e^-x - 1 + x]): every term is at least 0.
+    # KL = log E_p[e^-x] with x = change - E_p[change], hence log(1 + E_p[e^-x - 1 + x]): every term
+    # is at least 0.
     if max(high - mean, mean - low) > _LARGEST:
         exponents = a.double() - top - (a.double() - b.double() - mean)
         return max(float(torch.logsumexp(exponents, 0)) - math.log(mass), 0.0)
     excess = 0.0
     for piece_a, piece_b in zip(a.split(_CHUNK), b.split(_CHUNK), strict=True):
-        excess += float(torch.dot(_weights(piece_a, top), _excess(piece_a.double() - piece_b - mean)))
+        excess += float(
+            torch.dot(_weights(piece_a, top), _excess(piece_a.double() - piece_b - mean))
+        )
     return math.log1p(excess / mass)
 
 
@@ -71,12 +77,18 @@ def layer_divergences(layers: LayerTable, local: Tensor, reference: Tensor) -> n
 
 
 def layer_changes(layers: LayerTable, local: Tensor, reference: Tensor) -> np.ndarray:
-    """Mean squared change of a weight, ||a_j - b_j||^2 / d_j, of every layer of two flat models [D], float64 [K]."""
+    """Mean squared change of a weight, ||a_j - b_j||^2 / d_j, of every layer of two flat models
+    [D], float64 [K].
+    """
     return layers.squared_norms(local - reference).numpy() / layers.sizes
 
 
 def _flat(values: npt.ArrayLike | Tensor) -> Tensor:
-    tensor = values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values, dtype=np.float64))
+    tensor = (
+        values.detach()
+        if isinstance(values, Tensor)
+        else torch.as_tensor(np.asarray(values, dtype=np.float64))
+    )
     return tensor.reshape(-1).cpu()
 
 

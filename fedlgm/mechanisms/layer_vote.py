@@ -1,6 +1,8 @@
-"""A private choice of layers: the clients vote once, and the layers with the most votes get the budget.
+"""A private choice of layers: the clients vote once, and the layers with the most votes get the
+budget.
 
-Source: DP-SAPF (arXiv 2605.30312), in which clients vote over the layers that a LoRA adapter may adapt.
+Source: DP-SAPF (arXiv 2605.30312), in which clients vote over the layers that a LoRA adapter may
+adapt.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every
 
 @dataclass(frozen=True)
 class VotedLayers(Bounded):
-    """The first round releases all layers and a noisy vote; later rounds train and release only the winners.
+    """The first round releases all layers and a noisy vote; later rounds train and release only the
+    winners.
 
-    A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.planning.queries.LayerVote`). The
-    vote costs `share` of the first round's budget, and every round costs one release of the run's multiplier. If the
-    model has adapters, only they compete, and other layers, such as a new head, are released in every round. If the
-    first round is void, the next one has the vote.
+    A client votes for a quarter of the layers, those in which its update is longest
+    (`fedlgm.planning.queries.LayerVote`). The vote costs `share` of the first round's budget, and
+    every round costs one release of the run's multiplier. If the model has adapters, only they
+    compete, and other layers, such as a new head, are released in every round. If the first round
+    is void, the next one has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
@@ -39,8 +43,8 @@ class VotedLayers(Bounded):
         rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
 
     Raises:
-        ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are fewer candidates than
-            winners.
+        ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are
+            fewer candidates than winners.
 
     Example:
         >>> import torch
@@ -67,30 +71,42 @@ class VotedLayers(Bounded):
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote, which later plans find in the last plan."""
+        """The round's plan: a function of the released vote, which later plans find in the last
+        plan.
+        """
         guarantee = Guarantee("proven", _PROVEN)
         if transcript.plan is None or transcript.unanswered(LayerVote.name):
             self._candidates(layers)
-            queries, multiplier = beside_layers(LayerVote, layers, facts.noise_multiplier, self.share)
+            queries, multiplier = beside_layers(
+                LayerVote, layers, facts.noise_multiplier, self.share
+            )
             every = np.ones(len(layers), dtype=bool)
             clip, sigma = released_scales(self.rule, self.bound, layers, every, multiplier)
             return ReleasePlan(layers, clip, sigma, facts, guarantee, queries=queries)
         votes = transcript.answer(LayerVote.name)
         released = transcript.plan.released if votes is None else self._winners(layers, votes)
-        clip, sigma = released_scales(self.rule, self.bound, layers, released, facts.noise_multiplier)
+        clip, sigma = released_scales(
+            self.rule, self.bound, layers, released, facts.noise_multiplier
+        )
         return ReleasePlan(layers, clip, sigma, facts, guarantee, freezes=True)
 
     def _candidates(self, layers: LayerTable) -> np.ndarray:
         """Layers that compete, [K]."""
-        adapters = np.array([any(factor_of(slot.name) for slot in layer.slots) for layer in layers.layers])
+        adapters = np.array(
+            [any(factor_of(slot.name) for slot in layer.slots) for layer in layers.layers]
+        )
         found = adapters if adapters.any() else np.ones(len(layers), dtype=bool)
         if self.winners > found.sum():
-            raise ConfigError(f"{self.name}: winners = {self.winners} of only {found.sum()} layers that compete")
+            raise ConfigError(
+                f"{self.name}: winners = {self.winners} of only {found.sum()} layers that compete"
+            )
         return found
 
     def _winners(self, layers: LayerTable, votes: np.ndarray) -> np.ndarray:
         """Layers to release: those with the most votes, and those that do not compete, [K]."""
         candidates = self._candidates(layers)
         released = ~candidates
-        released[np.argsort(np.where(candidates, -votes, math.inf), kind="stable")[: self.winners]] = True
+        released[
+            np.argsort(np.where(candidates, -votes, math.inf), kind="stable")[: self.winners]
+        ] = True
         return released

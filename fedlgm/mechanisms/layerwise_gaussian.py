@@ -1,6 +1,8 @@
-"""The layer-wise Gaussian mechanism (LGM) with every noise allocation, and the flat Gaussian mechanism.
+"""The layer-wise Gaussian mechanism (LGM) with every noise allocation, and the flat Gaussian
+mechanism.
 
-Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations), Section 5.1 (EqClip,
+Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations),
+Section 5.1 (EqClip,
     MedClip).
 """
 
@@ -15,19 +17,35 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
-from fedlgm.mechanisms.mechanism import Bounded, Mechanism, UsesPrivateNorms, Variant, check_figures, one_per_layer
+from fedlgm.mechanisms.mechanism import (
+    Bounded,
+    Mechanism,
+    UsesPrivateNorms,
+    Variant,
+    check_figures,
+    one_per_layer,
+)
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
-from fedlgm.planning.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery, beside_layers
+from fedlgm.planning.queries import (
+    AuxiliaryQuery,
+    BelowBound,
+    BelowShare,
+    NoisyQuery,
+    beside_layers,
+)
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Claim, Guarantee
 
-_PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
+_PROVEN = (
+    "every contribution is bounded before noise of a public scale is added to the sum of all layers"
+)
 _MEDCLIP = (
-    "MedClip derives bounds and noise scales from the clients' private layer norms, and a noise scale can be read off "
+    "MedClip derives bounds and noise scales from the clients' private layer norms, and a noise "
+    "scale can be read off "
     "a large layer (docs/guarantees.md, section MedClip)"
 )
 _BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": BelowShare}
@@ -40,13 +58,16 @@ class LayerwiseGaussian(Bounded):
 
     Attributes:
         bound: total l2 bound S of one client's update.
-        clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
-        norms: source of the m_j of clip = "med": "public" (`public_norms`), "stale" (last released update, denoised),
-            "quantile" (noisy bits for the layers that stay within their bounds, paid from the budget) or "shares" (the
-            same bits for the layers' shares of the total norm, which do not depend on S).
+        clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional
+            to layer norms m_j).
+        norms: source of the m_j of clip = "med": "public" (`public_norms`), "stale" (last released
+            update, denoised), "quantile" (noisy bits for the layers that stay within their bounds,
+            paid from the budget) or "shares" (the same bits for the layers' shares of the total
+            norm, which do not depend on S).
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) if empty.
         floor: for "stale", the lowest share of S / sqrt(K) to which a layer's bound may fall.
-        quantile: for "quantile" and "shares", the share of clients that should stay below their bound.
+        quantile: for "quantile" and "shares", the share of clients that should stay below their
+            bound.
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
         quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
 
@@ -73,22 +94,30 @@ class LayerwiseGaussian(Bounded):
         check_fraction(self.name, floor=self.floor)
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
             raise ConfigError(
-                f"{self.name}: norms = 'stale' needs floor > 0, because a released layer may hold only noise"
+                f"{self.name}: norms = 'stale' needs floor > 0, because a released layer may hold "
+                "only noise"
             )
         check_figures(self.name, public_norms=self.public_norms)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""
         return ReleasePlan(
-            layers, facts=facts, guarantee=Guarantee("proven", _PROVEN), **self._release(layers, facts, transcript)
+            layers,
+            facts=facts,
+            guarantee=Guarantee("proven", _PROVEN),
+            **self._release(layers, facts, transcript),
         )
 
-    def _release(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> dict[str, Any]:
+    def _release(
+        self, layers: LayerTable, facts: RunFacts, transcript: Transcript
+    ) -> dict[str, Any]:
         """Bounds, noise and queries of the round."""
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.clip == "med" and self.norms in _BITS:
-            queries, multiplier = beside_layers(_BITS[self.norms], layers, multiplier, self.quantile_share)
+            queries, multiplier = beside_layers(
+                _BITS[self.norms], layers, multiplier, self.quantile_share
+            )
         clip = self._bounds(layers, transcript)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, multiplier)
         return {"clip": clip, "sigma": sigma, "queries": queries}
@@ -104,16 +133,23 @@ class LayerwiseGaussian(Bounded):
             below, plan = transcript.answer(_BITS[self.norms].name), transcript.plan
             if below is None or plan is None:
                 return clipping.eq_clip(self.bound, len(layers))
-            return clipping.next_quantile_bounds(plan.clip, below, self.bound, self.quantile, self.quantile_rate)
+            return clipping.next_quantile_bounds(
+                plan.clip, below, self.bound, self.quantile, self.quantile_rate
+            )
         if self.norms == "stale" and transcript.mean is not None and transcript.plan is not None:
-            return clipping.med_clip(self.bound, clipping.released_norms(transcript.mean, transcript.plan), self.floor)
-        public = one_per_layer(self.name, layers, public_norms=self.public_norms or np.sqrt(layers.sizes))
+            return clipping.med_clip(
+                self.bound, clipping.released_norms(transcript.mean, transcript.plan), self.floor
+            )
+        public = one_per_layer(
+            self.name, layers, public_norms=self.public_norms or np.sqrt(layers.sizes)
+        )
         return clipping.med_clip(self.bound, public, self.floor)
 
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed, with bounds and noise from the cohort's private layer norms. NOT PRIVATE; charged as such.
+    """MedClip as printed, with bounds and noise from the cohort's private layer norms. NOT PRIVATE;
+    charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -131,28 +167,44 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip != "med":
-            raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
+            raise ConfigError(
+                f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as "
+                "published"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for a cohort whose layers all have the same norm; rounds use the clients' real norms."""
+        """The rule's plan for a cohort whose layers all have the same norm; rounds use the clients'
+        real norms.
+        """
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
-    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+    def plan_from_private_norms(
+        self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
+    ) -> ReleasePlan:
         """Bounds from the cohort's norms [clients, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
-        return published(ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN)), _MEDCLIP)
+        return published(
+            ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN)), _MEDCLIP
+        )
 
-    def _from_private(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _from_private(
+        self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Bounds and noise, [K] each."""
         finite = norms[np.isfinite(norms).all(axis=1)]
-        clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
+        clip = clipping.med_clip_published(
+            self.bound, finite if len(finite) else np.ones((1, len(layers)))
+        )
         clip = np.maximum(clip, clipping.LEAST_CLIP)
-        return clip, spread(shares(self._allocation, clip, layers.sizes), clip, facts.noise_multiplier)
+        return clip, spread(
+            shares(self._allocation, clip, layers.sizes), clip, facts.noise_multiplier
+        )
 
 
 @dataclass(frozen=True)
 class FlatGaussian(Bounded):
-    """The standard Gaussian mechanism, in which the whole update is one layer, bounded by S and noised by S sigma_*.
+    """The standard Gaussian mechanism, in which the whole update is one layer, bounded by S and
+    noised by S sigma_*.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -173,7 +225,9 @@ class FlatGaussian(Bounded):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
         clip = np.array([self.bound])
-        return ReleasePlan(layers, clip, clip * facts.noise_multiplier, facts, Guarantee("proven", _PROVEN))
+        return ReleasePlan(
+            layers, clip, clip * facts.noise_multiplier, facts, Guarantee("proven", _PROVEN)
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +249,9 @@ class NoPrivacy(Mechanism):
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
         """Accept any participation, but no correlated noise, since there is no noise."""
         if facts.noise is not None:
-            raise ConfigError(f"{self.name}: this mechanism adds no noise that could be correlated over rounds")
+            raise ConfigError(
+                f"{self.name}: this mechanism adds no noise that could be correlated over rounds"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round; its guarantee is "none" by intent."""
@@ -205,7 +261,8 @@ class NoPrivacy(Mechanism):
 
 
 def published(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
-    """A plan that is charged as not private, with the event of `sound` as the claim of a method's authors.
+    """A plan that is charged as not private, with the event of `sound` as the claim of a method's
+    authors.
 
     Args:
         sound: the plan as if its bounds were public.
@@ -221,5 +278,11 @@ def published(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
     guarantee = Guarantee("none", reason, unit=sound.guarantee.unit)
     claim: Claim = {"event": privacy.events.encode(sound.event)}
     return UnprotectedPlan(
-        sound.layers, sound.clip, sound.sigma, sound.facts, guarantee, bounded_by=sound.bounded_by, claim=claim
+        sound.layers,
+        sound.clip,
+        sound.sigma,
+        sound.facts,
+        guarantee,
+        bounded_by=sound.bounded_by,
+        claim=claim,
     )

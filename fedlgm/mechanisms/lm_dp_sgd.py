@@ -2,12 +2,14 @@
 
     g_hat_il = w_l min(C, ||g_i||) g_il / ||g_il||,   sum_l w_l^2 = 1
 
-For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so an
-example also moves every other example's contribution, by up to C sqrt(B^2 + (B + 1)^2). `published` is therefore not
-private. The sound variants take the weights from public data, from past releases, or from a noisy, charged query.
-`fedlgm.mechanisms.risk_aware` plans with them; this module holds the formulas.
+For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch
+itself, so an example also moves every other example's contribution, by up to C sqrt(B^2 + (B +
+1)^2). `published` is therefore not private. The sound variants take the weights from public data,
+from past releases, or from a noisy, charged query. `fedlgm.mechanisms.risk_aware` plans with them;
+this module holds the formulas.
 
-Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the published form fails.
+Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the
+published form fails.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_we
 Root = Literal["least", "greatest"]
 """Which root of Appendix D.2's equation for the multiplier."""
 FLOOR = 0.05
-"""Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does not need it."""
+"""Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does
+not need it."""
 
 
 @named_arguments
@@ -42,17 +45,19 @@ def aggregate(
 ) -> list[Tensor]:
     """Sum over a batch of reweighted, clipped gradients; no noise is added.
 
-    If `weights` do not depend on the batch, adding or removing one example changes the concatenated sum by at most
-    `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the batch, as published. The change is
-    then bounded only by clip * sqrt(B^2 + (B + 1)^2), and noise of scale clip * sigma does not make it private.
+    If `weights` do not depend on the batch, adding or removing one example changes the concatenated
+    sum by at most `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the
+    batch, as published. The change is then bounded only by clip * sqrt(B^2 + (B + 1)^2), and noise
+    of scale clip * sigma does not make it private.
 
     Args:
         grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
         clip: C > 0.
-        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None weights all layers equally.
+        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None weights all layers
+            equally.
         emphasis: r >= 1, exponent of the error rates.
-        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. With given weights the error rates are not
-            used.
+        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. With given weights the
+            error rates are not used.
 
     Returns:
         One tensor [d_l] per layer. An example with NaN or Inf counts as zero.
@@ -65,7 +70,9 @@ def aggregate(
     (1.2, 1.6)
     """
     if not grads or any(g.dim() != 2 or len(g) != len(grads[0]) for g in grads):
-        raise ConfigError("grads must be one tensor [B, d] per layer, all with the same number of examples")
+        raise ConfigError(
+            "grads must be one tensor [B, d] per layer, all with the same number of examples"
+        )
     check_bounds([clip])
     rates = check_risk(error_rates, emphasis, len(grads))
     norms = torch.stack([torch.linalg.vector_norm(g.double(), dim=1) for g in grads], dim=1)
@@ -74,14 +81,21 @@ def aggregate(
     if weights is None:
         w = published_weights(norms[counted].cpu().numpy(), clip, rates, emphasis)
     else:
-        w = np.asarray(weights.detach().cpu() if isinstance(weights, Tensor) else weights, dtype=np.float64)
+        w = np.asarray(
+            weights.detach().cpu() if isinstance(weights, Tensor) else weights, dtype=np.float64
+        )
     if w.shape != (len(grads),):
         raise ConfigError(f"{w.size} layer weights for {len(grads)} layers")
     factors = Reweighted(float(clip), tuple(w.tolist())).factors(norms)
-    return [(torch.where(counted[:, None], g, 0.0) * factors[:, j : j + 1].to(g)).sum(0) for j, g in enumerate(grads)]
+    return [
+        (torch.where(counted[:, None], g, 0.0) * factors[:, j : j + 1].to(g)).sum(0)
+        for j, g in enumerate(grads)
+    ]
 
 
-def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int) -> np.ndarray:
+def check_risk(
+    error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int
+) -> np.ndarray:
     """The error rates as float64 [L]; ones if there are none.
 
     Args:
@@ -90,7 +104,8 @@ def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float
         layers: L.
 
     Raises:
-        ConfigError: a rate is outside [0, 0.5] (worse than a coin toss), r < 1, or the number of layers is wrong.
+        ConfigError: a rate is outside [0, 0.5] (worse than a coin toss), r < 1, or the number of
+            layers is wrong.
 
     Example:
         >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()
@@ -106,16 +121,23 @@ def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float
     if np.all(rates == 1.0):
         return rates  # no adversary: all layers count alike
     if not ((rates >= 0) & (rates <= 0.5)).all():
-        raise ConfigError(f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}")
+        raise ConfigError(
+            f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}"
+        )
     return rates
 
 
 def published_weights(
-    norms: np.ndarray, clip: float, error_rates: Sequence[float] | np.ndarray | None = None, emphasis: float = 1.0
+    norms: np.ndarray,
+    clip: float,
+    error_rates: Sequence[float] | np.ndarray | None = None,
+    emphasis: float = 1.0,
 ) -> np.ndarray:
-    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]. NOT PRIVATE.
+    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]. NOT
+    PRIVATE.
 
-    w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r; float64 [L] with sum_l w_l^2 = 1.
+    w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r; float64 [L] with sum_l w_l^2 =
+    1.
 
     Raises:
         ConfigError: error rates or r are out of range, or of another number of layers.
@@ -139,9 +161,11 @@ def risk_weights(
     emphasis: float = 1.0,
     floor: float = FLOOR,
 ) -> np.ndarray:
-    """Weights from public, released or noisy strengths of the layers, float64 [L] with sum_l w_l^2 = 1.
+    """Weights from public, released or noisy strengths of the layers, float64 [L] with sum_l w_l^2
+    = 1.
 
-    w_l is proportional to strength_l ER_l^r; no layer falls below floor / sqrt(L) before the last normalisation.
+    w_l is proportional to strength_l ER_l^r; no layer falls below floor / sqrt(L) before the last
+    normalisation.
 
     Args:
         strengths: size of each layer's gradients, [L]; negative ones (noise) count as 0.
@@ -164,23 +188,29 @@ def risk_weights(
 
 
 def bias_minimising_weights(
-    squares: Sequence[float] | np.ndarray, products: Sequence[float] | np.ndarray, root: Root = "least"
+    squares: Sequence[float] | np.ndarray,
+    products: Sequence[float] | np.ndarray,
+    root: Root = "least",
 ) -> np.ndarray:
-    """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights may be negative.
+    """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights
+    may be negative.
 
-    The solution has w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. This equation has several roots. The minimiser is
-    the one with lambda below min A. A bisection that starts above max A ends at the greatest root, where the objective
-    is largest.
+    The solution has w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. This equation has several
+    roots. The minimiser is the one with lambda below min A. A bisection that starts above max A
+    ends at the greatest root, where the objective is largest.
 
     Args:
         squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.
         products: B_l = <u_l, gradient of layer l>.
-        root: "least" for the minimiser, "greatest" for the maximiser, whose weights have the signs of -B.
+        root: "least" for the minimiser, "greatest" for the maximiser, whose weights have the signs
+            of -B.
 
-    Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which wrongly calls the multiplier unique.
+    Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which wrongly calls the multiplier
+        unique.
 
     Raises:
-        ConfigError: the lists differ in length or hold values that are not finite, or the root is unknown.
+        ConfigError: the lists differ in length or hold values that are not finite, or the root is
+            unknown.
 
     >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0]).round(5).tolist()
     [0.19839, 0.98012]
@@ -188,7 +218,12 @@ def bias_minimising_weights(
     [-0.8757, -0.48286]
     """
     a, b = np.asarray(squares, dtype=np.float64), np.asarray(products, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1 or not len(a) or not (np.isfinite(a).all() and np.isfinite(b).all()):
+    if (
+        a.shape != b.shape
+        or a.ndim != 1
+        or not len(a)
+        or not (np.isfinite(a).all() and np.isfinite(b).all())
+    ):
         raise ConfigError("A and B must be two equally long lists of finite numbers")
     if root == "greatest":  # the maximiser of g(w; A, B) is the minimiser of g(w; -A, -B)
         return bias_minimising_weights(-a, -b)
@@ -196,7 +231,9 @@ def bias_minimising_weights(
         raise ConfigError(f"unknown root {root!r}; known: least, greatest")
     size = float(np.linalg.norm(b))
     if size == 0:
-        return np.asarray(np.eye(len(a))[int(np.argmin(a))])  # any unit vector in the flattest direction
+        return np.asarray(
+            np.eye(len(a))[int(np.argmin(a))]
+        )  # any unit vector in the flattest direction
     least = float(a.min())
     flat = a == least
 
@@ -211,8 +248,13 @@ def bias_minimising_weights(
         if length <= 1:  # the multiplier is min A itself
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest
-    low, high = 0.0, size  # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
-    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats: the gap may be as small as they are
+    low, high = (
+        0.0,
+        size,
+    )  # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
+    while (
+        low < (middle := (low + high) / 2) < high
+    ):  # to neighbouring floats: the gap may be as small as they are
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))
 

@@ -30,9 +30,9 @@ Variant = Literal["sound", "published"]
 class Mechanism:
     """Base of all mechanisms. A mechanism decides the bounds and the noise of every round.
 
-    A subclass is a frozen dataclass whose fields are its options in a recipe. It implements `plan`, which must be pure:
-    it returns equal plans for equal arguments, and none of its arguments holds private data. The neighbouring relation
-    and the trust model are those of the run's facts.
+    A subclass is a frozen dataclass whose fields are its options in a recipe. It implements `plan`,
+    which must be pure: it returns equal plans for equal arguments, and none of its arguments holds
+    private data. The neighbouring relation and the trust model are those of the run's facts.
 
     Example:
         >>> import numpy as np
@@ -55,11 +55,13 @@ class Mechanism:
     """
 
     variant: ClassVar[Variant] = "sound"
-    """Variant: "sound", or "published" for a paper's text taken literally if that is not private."""
+    """Variant: "sound", or "published" for a paper's text taken literally if that is not
+    private."""
 
     unit: ClassVar[Unit] = "client"
-    """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer
-    bounds every example's gradient, as that of each class derived from `BoundsExamples` does)."""
+    """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or
+    "example" (the trainer bounds every example's gradient, as that of each class derived from
+    `BoundsExamples` does)."""
 
     name: str
 
@@ -73,21 +75,25 @@ class Mechanism:
     def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of a round such that the run's releases stay within its (epsilon, delta).
 
-        See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one by one.
+        See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one
+        by one.
 
         Args:
             facts: the run's facts, without a known `noise_multiplier`.
 
         Raises:
-            ConfigError: the mechanism does not support the facts; this is reported before anything runs.
+            ConfigError: the mechanism does not support the facts; this is reported before anything
+                runs.
             PrivacyError: no finite noise meets the budget.
         """
         return facts.process.calibrate()
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's multiplier, [rounds].
+        """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's
+        multiplier, [rounds].
 
-        Mechanisms whose plans use other multipliers override this; clients under local trust rely on it.
+        Mechanisms whose plans use other multipliers override this; clients under local trust rely
+        on it.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -105,20 +111,28 @@ class Mechanism:
         Raises:
             ConfigError: the message gives the reason.
         """
-        what = "noise correlated over rounds" if facts.noise is not None else f"{facts.sampling.scheme} sampling"
+        what = (
+            "noise correlated over rounds"
+            if facts.noise is not None
+            else f"{facts.sampling.scheme} sampling"
+        )
         if self.variant == "published":
-            raise ConfigError(f"{self.name}: the published variant is not private, and {what} does not make it private")
+            raise ConfigError(
+                f"{self.name}: the published variant is not private, and {what} does not make it "
+                "private"
+            )
         if not np.allclose(self.costs(layers, facts.rounds), 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
-                f"{self.name}: {what} is accounted for as one mechanism with the same noise multiplier in every round; "
+                f"{self.name}: {what} is accounted for as one mechanism with the same noise "
+                "multiplier in every round; "
                 "this mechanism's noise changes over the rounds"
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
-        Past releases may change the allocation of the noise, but not its total (`effective_multiplier`), because
-        composition is proven for costs that are fixed in advance.
+        Past releases may change the allocation of the noise, but not its total
+        (`effective_multiplier`), because composition is proven for costs that are fixed in advance.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -166,7 +180,8 @@ class BoundsExamples(ABC):
 
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """Scaling of the gradients of a step's examples, within the plan's bounds; pure, like the plan.
+        """Scaling of the gradients of a step's examples, within the plan's bounds; pure, like the
+        plan.
 
         A layer that the plan does not release gets the factor 0.
         """
@@ -184,13 +199,16 @@ class UsesPrivateNorms:
         (True, [0.25, 0.75], False)
     """
 
-    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+    def plan_from_private_norms(
+        self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
+    ) -> ReleasePlan:
         """The round's plan from raw layer norms [clients, K]; an `UnprotectedPlan`."""
         raise NotImplementedError
 
 
 class UsesPrivateSums(UsesPrivateNorms):
-    """A published variant whose plan depends on sums of the batch's gradients instead of norms. NOT PRIVATE.
+    """A published variant whose plan depends on sums of the batch's gradients instead of norms. NOT
+    PRIVATE.
 
     One party must hold all examples, because figures of partial batches cannot be combined.
 
@@ -243,7 +261,8 @@ class UsesPrivateUpdates:
             model: the global model [D] from which the client started.
 
         Returns:
-            The client's plan, an `UnprotectedPlan`, and figures by name, each [K], which are logged as diagnostics.
+            The client's plan, an `UnprotectedPlan`, and figures by name, each [K], which are logged
+            as diagnostics.
         """
         raise NotImplementedError
 
@@ -257,19 +276,27 @@ def require_mechanism(found: Any) -> Mechanism:
     if not isinstance(found, Mechanism) or not isinstance(getattr(found, "name", None), str):
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
         raise ConfigError(
-            f"a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
+            "a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made "
+            "with its name, as in "
             f"InverseSize('inverse-size'); got {what}{rule_hint(found)}"
         )
     return found
 
 
 def rule_hint(found: object) -> str:
-    """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
-    return "; fedlgm.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
+    """The end of a message about something that is no mechanism: where to register it, if it may be
+    a rule.
+    """
+    return (
+        "; fedlgm.allocation.register gives an allocation rule a name"
+        if inspect.isfunction(found)
+        else ""
+    )
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled one is a defect with a traceback.
+    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled one is a defect
+    with a traceback.
 
     Args:
         kind: the mechanism's class.
@@ -291,10 +318,14 @@ def check_figures(owner: str, **lists: Sequence[float]) -> None:
     """
     for name, values in lists.items():
         if any(not (math.isfinite(value) and value >= 0) for value in values):
-            raise ConfigError(f"{owner}: {name} must be finite and non-negative, got {tuple(values)}")
+            raise ConfigError(
+                f"{owner}: {name} must be finite and non-negative, got {tuple(values)}"
+            )
 
 
-def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np.ndarray) -> np.ndarray:
+def one_per_layer(
+    owner: str, layers: LayerTable, **option: Sequence[float] | np.ndarray
+) -> np.ndarray:
     """An option that lists a figure for each layer, float64 [K].
 
     Raises:
@@ -307,7 +338,8 @@ def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np
     ((name, values),) = option.items()
     if len(values) != len(layers):
         raise ConfigError(
-            f"{owner}: {name} has {len(values)} entries for {len(layers)} layers ({', '.join(layers.names)})"
+            f"{owner}: {name} has {len(values)} entries for {len(layers)} layers "
+            f"({', '.join(layers.names)})"
         )
     return np.asarray(values, dtype=np.float64)
 
@@ -315,7 +347,8 @@ def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np
 def released_scales(
     rule: str, bound: float, layers: LayerTable, released: np.ndarray, multiplier: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S / sqrt(n).
+    """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S
+    / sqrt(n).
 
     Args:
         rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.

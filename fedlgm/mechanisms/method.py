@@ -14,7 +14,13 @@ from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled, named_arguments
-from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
+from fedlgm.mechanisms.mechanism import (
+    BoundsExamples,
+    Mechanism,
+    UsesPrivateNorms,
+    UsesPrivateUpdates,
+    code_of,
+)
 from fedlgm.noise.draws import check_scale
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -31,7 +37,8 @@ _AGREE = 1e-4  # relative, between a noise multiplier that is given and that of 
 @named_arguments
 @dataclass(frozen=True)
 class Method:
-    """A mechanism on the layers of one model, with the facts of one run: it plans the release of every round.
+    """A mechanism on the layers of one model, with the facts of one run: it plans the release of
+    every round.
 
     Attributes:
         mechanism: source of each round's plan.
@@ -65,13 +72,16 @@ class Method:
         Args:
             module: the model, which may be on the meta device.
             mechanism: the mechanism.
-            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier`
+                stays.
             group_by: see `LayerTable.from_module`.
 
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate`.
         """
-        return cls.calibrated(mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts)
+        return cls.calibrated(
+            mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts
+        )
 
     @classmethod
     def calibrated(
@@ -86,11 +96,13 @@ class Method:
         Args:
             mechanism: the mechanism.
             layers: `mechanism.table(...)` of the model's layers.
-            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier`
+                stays.
             by: function that returns the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
-            ConfigError: the facts have a budget and a `noise_multiplier` that does not meet it exactly.
+            ConfigError: the facts have a budget and a `noise_multiplier` that does not meet it
+                exactly.
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
         with code_of(type(mechanism), mechanism.name):
@@ -98,11 +110,19 @@ class Method:
             if facts.noise_multiplier and facts.epsilon is None:
                 return cls(mechanism, layers, facts)
             unset = facts.with_multiplier(0.0)
-            to = unset.with_multiplier(mechanism.calibrate(unset)) if by is None else by(mechanism, unset)
-        if facts.noise_multiplier and not math.isclose(facts.noise_multiplier, to.noise_multiplier, rel_tol=_AGREE):
+            to = (
+                unset.with_multiplier(mechanism.calibrate(unset))
+                if by is None
+                else by(mechanism, unset)
+            )
+        if facts.noise_multiplier and not math.isclose(
+            facts.noise_multiplier, to.noise_multiplier, rel_tol=_AGREE
+        ):
             raise ConfigError(
-                f"noise_multiplier = {facts.noise_multiplier:g} and epsilon = {facts.epsilon:g} are both given, but "
-                f"this epsilon needs {to.noise_multiplier:.6g}: leave out epsilon, or set noise_multiplier to 0"
+                f"noise_multiplier = {facts.noise_multiplier:g} and epsilon = {facts.epsilon:g} "
+                "are both given, but "
+                f"this epsilon needs {to.noise_multiplier:.6g}: leave out epsilon, or set "
+                "noise_multiplier to 0"
             )
         return cls(mechanism, layers, to)
 
@@ -113,40 +133,52 @@ class Method:
             ConfigError: the cohorts are drawn by another sampling.
         """
         facts, own = self.facts, self.facts.sampling
-        if sampling == own or isinstance(self.mechanism, BoundsExamples):  # whose cost rests on the draws of examples
+        if sampling == own or isinstance(
+            self.mechanism, BoundsExamples
+        ):  # whose cost rests on the draws of examples
             return
         # Of noise in shares, the readers' epsilon rests on the cohorts.
         if facts.accounted_rate < 1 or facts.shares is not None or own.separation is not None:
-            apart = f" with {own.separation} rounds between a client's participations" if own.separation else ""
+            apart = (
+                f" with {own.separation} rounds between a client's participations"
+                if own.separation
+                else ""
+            )
             raise ConfigError(
-                f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants at rate "
+                f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants "
+                "at rate "
                 f"{own.rate:g}{apart}: its sampler must draw by facts.sampling"
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure. The plan states its position in the run if its cost and noise depend on it.
+        """The next round's release; pure. The plan states its position in the run if its cost and
+        noise depend on it.
 
         Raises:
             ConfigError: a user's mechanism fails, or does not return a plan.
-            PrivacyError: the plan's facts or layers are not the run's; a mechanism that plans from private data calls a
-                plan protected; the plan's cost differs from the mechanism's `costs`; or no noise of its scales can be
-                drawn.
+            PrivacyError: the plan's facts or layers are not the run's; a mechanism that plans from
+                private data calls a plan protected; the plan's cost differs from the mechanism's
+                `costs`; or no noise of its scales can be drawn.
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(made, transcript.plan, position=self.facts.process.position(transcript.rounds))
+        plan = self._checked(
+            made, transcript.plan, position=self.facts.process.position(transcript.rounds)
+        )
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan
 
     def require_rounds(self, ledger: Ledger, past: Transcript, *, sampled: bool = True) -> None:
-        """Refuse a ledger that holds other rounds than those of `past` (see `fedlgm.privacy.reuse`).
+        """Refuse a ledger that holds other rounds than those of `past` (see
+        `fedlgm.privacy.reuse`).
 
         Args:
             ledger: the ledger that the run would charge.
             past: the rounds that the run has done.
-            sampled: whether rounds that the ledger already holds would be released again with new draws.
+            sampled: whether rounds that the ledger already holds would be released again with new
+                draws.
 
         Raises:
             LedgerError: the ledger holds other rounds.
@@ -160,18 +192,24 @@ class Method:
             costs = self._costs[past.rounds : past.rounds + left]
             events = facts.process.events(plan, facts.noise_multiplier / np.sqrt(costs), sampled)
         require_rounds(
-            ledger, past.rounds, events, epsilon=facts.epsilon, delta=facts.delta, accountant=facts.accountant
+            ledger,
+            past.rounds,
+            events,
+            epsilon=facts.epsilon,
+            delta=facts.delta,
+            accountant=facts.accountant,
         )
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
-        """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).
+        """The round's plan of a published variant that uses private layer norms
+        (`UsesPrivateNorms`).
 
         Args:
             norms: private figures in the mechanism's format.
 
         Raises:
-            PrivacyError: the mechanism calls a plan from private data protected, or the plan's facts or layers are not
-                the run's.
+            PrivacyError: the mechanism calls a plan from private data protected, or the plan's
+                facts or layers are not the run's.
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
@@ -181,31 +219,42 @@ class Method:
         return plan
 
     def _checked(self, plan: object, last: ReleasePlan | None = None, **more: Any) -> ReleasePlan:
-        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries.
+        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that
+        it carries.
 
         Returns:
-            The plan with the fields `more`; `last` if it is equal and the mechanism one of this package's: what is
-            computed of a plan is then computed once, and not in every round.
+            The plan with the fields `more`; `last` if it is equal and the mechanism one of this
+            package's: what is computed of a plan is then computed once, and not in every round.
         """
         name = self.mechanism.name
-        if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
-            raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
+        if type(plan) not in (
+            ReleasePlan,
+            UnprotectedPlan,
+        ):  # a class derived from them could state another event
+            raise ConfigError(
+                f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}"
+            )
         assert isinstance(plan, ReleasePlan)
         if plan.facts != self.facts:
             fields = [f.name for f in dataclasses.fields(RunFacts)]
             other = [f for f in fields if getattr(plan.facts, f) != getattr(self.facts, f)]
             raise PrivacyError(
-                f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its cost follows from "
+                f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its "
+                "cost follows from "
                 "them: pass `facts` on unchanged"
             )
         plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
-            raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
+            raise PrivacyError(
+                f"{name}: the plan's layers are not the run's: pass `layers` on unchanged"
+            )
         if last is not None and is_bundled(self.mechanism) and plan.equals(last, **more):
             return last
         for part in plan.parts:  # before a round is charged for noise that cannot be drawn
             check_scale(part.sigma)
-        return replace(plan, **more)  # rebuilt from its fields: what a plan computes of them cannot be set
+        return replace(
+            plan, **more
+        )  # rebuilt from its fields: what a plan computes of them cannot be set
 
     @cached_property
     def _costs(self) -> np.ndarray:
@@ -213,29 +262,38 @@ class Method:
         return self.mechanism.costs(self.layers, self.facts.rounds)
 
     def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:
-        """Refuse a plan that costs more or less than was fixed before the run: only fixed costs compose."""
+        """Refuse a plan that costs more or less than was fixed before the run: only fixed costs
+        compose.
+        """
         done, last = transcript.rounds, transcript.plan
         if not plan.protected or done >= self.facts.rounds:
             return
         if last is not None and last.protected and last.family != plan.family:
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, but the round before had "
-                f"{last.family} noise: fix the kind of noise before the run, because costs that depend on past "
+                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, but the round "
+                "before had "
+                f"{last.family} noise: fix the kind of noise before the run, because costs that "
+                "depend on past "
                 "releases do not compose"
             )
-        own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
+        own = (
+            plan.effective_multiplier if plan.size else self.facts.noise_multiplier
+        )  # as the plan's event has it
         cost = (self.facts.noise_multiplier / own) ** 2
         fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, but "
-                f"its costs() say {fixed:.6g}: override costs() if the costs are fixed before the run; past releases "
+                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's "
+                "multiplier, but "
+                f"its costs() say {fixed:.6g}: override costs() if the costs are fixed before the "
+                "run; past releases "
                 "may change how noise is spread, but not how much noise there is"
             )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:
         if plan.protected:
             raise PrivacyError(
-                f"{self.mechanism.name}: its plans depend on private data (UsesPrivateNorms, UsesPrivateUpdates), so "
+                f"{self.mechanism.name}: its plans depend on private data (UsesPrivateNorms, "
+                "UsesPrivateUpdates), so "
                 "noise does not make them private: they must be of the type UnprotectedPlan"
             )

@@ -15,28 +15,42 @@ NOT_OPTIONS = frozenset({"name"})
 
 def names(kind: type) -> tuple[str, ...]:
     """Option names of a mechanism's class: its dataclass fields without `name`."""
-    return tuple(field.name for field in dataclasses.fields(kind) if field.name not in NOT_OPTIONS and field.init)
+    return tuple(
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name not in NOT_OPTIONS and field.init
+    )
 
 
 def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, each of the type that the class declares.
 
     Raises:
-        ConfigError: an option is unknown or a value has another type; the message names option and type.
+        ConfigError: an option is unknown or a value has another type; the message names option and
+            type.
     """
     known = names(kind)
     unknown = sorted(set(values) - set(known))
     if unknown:
         wrong = ", ".join(map(repr, unknown))
-        raise ConfigError(f"mechanism {owner!r} has no option {wrong}; {alternatives(unknown[0], known)}")
+        raise ConfigError(
+            f"mechanism {owner!r} has no option {wrong}; {alternatives(unknown[0], known)}"
+        )
     hints = get_type_hints(kind)
     for option, value in values.items():
         problem = _problem(value, hints[option])
         if problem:
             choices = get_origin(hints[option]) is Literal
-            prefix = f"{owner}: unknown {option} {value!r}; known: " if choices else f"{owner}: {option} must be "
+            prefix = (
+                f"{owner}: unknown {option} {value!r}; known: "
+                if choices
+                else f"{owner}: {option} must be "
+            )
             raise ConfigError(prefix + problem + ("" if choices else f", got {value!r}"))
-    return {option: tuple(value) if isinstance(value, list) else value for option, value in values.items()}
+    return {
+        option: tuple(value) if isinstance(value, list) else value
+        for option, value in values.items()
+    }
 
 
 def _problem(value: Any, hint: Any) -> str | None:
@@ -60,7 +74,9 @@ def _problem(value: Any, hint: Any) -> str | None:
     if hint is type(None):
         return None if value is None else "left out"
     if origin in (Sequence, tuple, list):
-        items = isinstance(value, (list, tuple)) and all(_problem(item, arguments[0]) is None for item in value)
+        items = isinstance(value, (list, tuple)) and all(
+            _problem(item, arguments[0]) is None for item in value
+        )
         what = {float: "numbers", int: "whole numbers", str: "strings"}.get(arguments[0], "values")
         return None if items else f"a list of {what}"
     return None  # an object that only Python code can pass

@@ -1,8 +1,9 @@
 """Sensitivity profiles: the largest change of each coordinate of a query between neighbours.
 
-A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D' (i.n.i.d. noise paper,
-Definition 4). The code that computes the profile decides whether neighbours differ by a replacement or by an addition
-or removal. It must be public: a function of the configuration, never of the private data.
+A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D'
+(i.n.i.d. noise paper, Definition 4). The code that computes the profile decides whether neighbours
+differ by a replacement or by an addition or removal. It must be public: a function of the
+configuration, never of the private data.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A sensitivity profile as runs of equal coordinates, so that a layer of any size needs one number.
+    """A sensitivity profile as runs of equal coordinates, so that a layer of any size needs one
+    number.
 
     Attributes:
         values: sensitivity of each run's coordinates, finite and >= 0, shape [runs].
         counts: number of coordinates of each run, >= 1, shape [runs].
 
     Raises:
-        ConfigError: the shapes differ, there is no coordinate, a value is negative or not finite, or a count is below
-            one.
+        ConfigError: the shapes differ, there is no coordinate, a value is negative or not finite,
+            or a count is below one.
     """
 
     values: Array
@@ -39,18 +41,29 @@ class Profile:
         values = _vector(self.values)
         raw = np.asarray(self.counts)
         if raw.shape != values.shape:
-            raise ConfigError(f"a profile needs one count per run: {values.size} values, counts of shape {raw.shape}")
-        if not (np.issubdtype(raw.dtype, np.number) and np.all(np.isfinite(raw)) and np.all(raw == np.floor(raw))):
+            raise ConfigError(
+                f"a profile needs one count per run: {values.size} values, counts of shape "
+                f"{raw.shape}"
+            )
+        if not (
+            np.issubdtype(raw.dtype, np.number)
+            and np.all(np.isfinite(raw))
+            and np.all(raw == np.floor(raw))
+        ):
             raise ConfigError(f"counts of a profile must be whole numbers, got {raw.tolist()}")
         if np.any(raw < 1):
             raise ConfigError(f"counts of a profile must be >= 1, got {raw.tolist()}")
         if not np.all(np.isfinite(values)) or np.any(values < 0):
-            raise ConfigError("sensitivities must be finite and >= 0; give 0 for a coordinate that never changes")
+            raise ConfigError(
+                "sensitivities must be finite and >= 0; give 0 for a coordinate that never changes"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "counts", raw.astype(np.int64))
 
     def norm(self, order: float) -> float:
-        """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by decoupled coordinates."""
+        """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by
+        decoupled coordinates.
+        """
         peak = float(self.values.max())
         if peak == 0 or np.isinf(order):
             return peak
@@ -75,5 +88,7 @@ def _vector(numbers: npt.ArrayLike) -> Array:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sensitivities must be a vector of numbers: {error}") from None
     if vector.ndim != 1 or vector.size == 0:
-        raise ConfigError(f"sensitivities must be a vector with at least one entry, got shape {vector.shape}")
+        raise ConfigError(
+            f"sensitivities must be a vector with at least one entry, got shape {vector.shape}"
+        )
     return vector

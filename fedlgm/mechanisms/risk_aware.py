@@ -1,15 +1,18 @@
-"""LM-DP-SGD as a mechanism: each layer's share of an example's gradient follows the layer's membership risk.
+"""LM-DP-SGD as a mechanism: each layer's share of an example's gradient follows the layer's
+membership risk.
 
-For weights that do not depend on the batch, a step is one Gaussian release with bounds s_l = C w_l and the same noise
-C sigma_* in every layer. The weights have these sources:
+For weights that do not depend on the batch, a step is one Gaussian release with bounds s_l = C w_l
+and the same noise C sigma_* in every layer. The weights have these sources:
 
-    weights = "public"       error rates of public adversaries times the layers' strength in public gradients
-    weights = "stale"        error rates times the layers' strength in the last release, with the noise subtracted: free
-    weights = "privatised"   error rates times a noisy query of the batch before, part of the release: 1 % of the budget
-    variant = "published"    Algorithm 1: strengths of the batch itself; or the batch's weights of least bias (Appendix
+    weights = "public"       error rates of public adversaries times the layers' strength in public
+    gradients weights = "stale"        error rates times the layers' strength in the last release,
+    with the noise subtracted: free weights = "privatised"   error rates times a noisy query of the
+    batch before, part of the release: 1 % of the budget variant = "published"    Algorithm 1:
+    strengths of the batch itself; or the batch's weights of least bias (Appendix
                              D.2). Not private, and charged so
 
-Source: LM-DP-SGD paper, Section 4.2, Algorithm 1 and Appendix D.2; docs/guarantees.md, section LM-DP-SGD.
+Source: LM-DP-SGD paper, Section 4.2, Algorithm 1 and Appendix D.2; docs/guarantees.md, section
+LM-DP-SGD.
 """
 
 from __future__ import annotations
@@ -33,7 +36,14 @@ from fedlgm.mechanisms.lm_dp_sgd import (
     published_weights,
     risk_weights,
 )
-from fedlgm.mechanisms.mechanism import Bounded, BoundsExamples, UsesPrivateSums, Variant, check_figures, one_per_layer
+from fedlgm.mechanisms.mechanism import (
+    Bounded,
+    BoundsExamples,
+    UsesPrivateSums,
+    Variant,
+    check_figures,
+    one_per_layer,
+)
 from fedlgm.planning import clipping
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts
@@ -44,12 +54,15 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
 _PROVEN = (
-    "every example's layers are scaled to shares of its clipped length that do not depend on the batch, before noise "
+    "every example's layers are scaled to shares of its clipped length that do not depend on the "
+    "batch, before noise "
     "of a public scale is added to the sum"
 )
 _PUBLISHED = (
-    "the layer weights are computed from the private batch, so that one example changes every other example's "
-    "contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C (docs/guarantees.md, section LM-DP-SGD)"
+    "the layer weights are computed from the private batch, so that one example changes every "
+    "other example's "
+    "contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C (docs/guarantees.md, "
+    "section LM-DP-SGD)"
 )
 _JUST_BELOW = 1 - 2.0**-40
 """Factor on weights, so that rounding does not make their squares add up to more than 1."""
@@ -61,8 +74,8 @@ class _Reweighting(Bounded, BoundsExamples):
 
     Attributes:
         bound: l2 bound C of one example's contribution.
-        error_rates: ER_l in [0, 0.5] of each layer's membership adversary on public data (`fedlgm risk`), in the order
-            of the layers; if empty, all layers have equal weight.
+        error_rates: ER_l in [0, 0.5] of each layer's membership adversary on public data
+            (`fedlgm risk`), in the order of the layers; if empty, all layers have equal weight.
         emphasis: r >= 1, exponent of the error rates.
     """
 
@@ -86,11 +99,16 @@ class _Reweighting(Bounded, BoundsExamples):
         queries: tuple[NoisyQuery, ...] = (),
     ) -> ReleasePlan:
         """The plan of weights that do not depend on the batch."""
-        clip, sigma = self.bound * weights * _JUST_BELOW, np.full(len(layers), self.bound * multiplier)
+        clip, sigma = (
+            self.bound * weights * _JUST_BELOW,
+            np.full(len(layers), self.bound * multiplier),
+        )
         return example_plan(layers, facts, _PROVEN, clip=clip, sigma=sigma, queries=queries)
 
     def _rates(self, layers: LayerTable) -> np.ndarray:
-        rates = one_per_layer(self.name, layers, error_rates=self.error_rates or np.ones(len(layers)))
+        rates = one_per_layer(
+            self.name, layers, error_rates=self.error_rates or np.ones(len(layers))
+        )
         return check_risk(rates, self.emphasis, len(layers))
 
 
@@ -98,15 +116,17 @@ class _Reweighting(Bounded, BoundsExamples):
 class LMDPSGD(_Reweighting):
     """Layer-wise MIA-risk-aware DP-SGD with weights that no example of the batch can change.
 
-    (epsilon, delta) holds for adding or removing one example. The weights of a step are proportional to strength_l
-    ER_l^r with squares summing to 1.
+    (epsilon, delta) holds for adding or removing one example. The weights of a step are
+    proportional to strength_l ER_l^r with squares summing to 1.
 
     Attributes:
         bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
-        weights: source of the strengths: "public" (the option `strengths`), "stale" (the last released mean gradient:
-            norm of each layer's mean direction, with the noise subtracted) or "privatised" (noisy mean of (||g_il|| /
+        weights: source of the strengths: "public" (the option `strengths`), "stale" (the last
+            released mean gradient: norm of each layer's mean direction, with the noise subtracted)
+                or "privatised" (noisy mean of (||g_il|| /
             ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
-        strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are equal.
+        strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are
+            equal.
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
         share: part of the budget that the query of "privatised" takes.
 
@@ -131,13 +151,16 @@ class LMDPSGD(_Reweighting):
         check_fraction(self.name, floor=self.floor)
         if self.weights != "public" and self.floor == 0:
             raise ConfigError(
-                f"{self.name}: weights = {self.weights!r} needs floor > 0, because noise may hide a whole layer"
+                f"{self.name}: weights = {self.weights!r} needs floor > 0, because noise may hide "
+                "a whole layer"
             )
         check_figures(self.name, strengths=self.strengths)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's release; see `Mechanism.plan`."""
-        weights = risk_weights(self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor)
+        weights = risk_weights(
+            self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor
+        )
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.weights == "privatised":
@@ -160,14 +183,16 @@ class LMDPSGD(_Reweighting):
 class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     """LM-DP-SGD as printed, with weights from the batch's gradients. NOT PRIVATE; charged as such.
 
-    Sums are divided by the public q N. The paper divides by the batch's size, which would leak more.
+    Sums are divided by the public q N. The paper divides by the batch's size, which would leak
+    more.
 
     Attributes:
         bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
-        weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for the weights of
-            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for the equation's greatest
-            root, which the text does not exclude. That root has the largest bias, and all of its weights have the wrong
-            sign, so their magnitudes are used. "bias" and "bias-greatest-root" do not use the error rates.
+        weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for
+            the weights of least bias (Appendix D.2; negative ones count as 0), or
+            "bias-greatest-root" for the equation's greatest root, which the text does not exclude.
+            That root has the largest bias, and all of its weights have the wrong sign, so their
+            magnitudes are used. "bias" and "bias-greatest-root" do not use the error rates.
 
     Example:
         >>> from fedlgm import Sampling
@@ -186,16 +211,22 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         check_known("weights", self.weights, ("risk", "bias", "bias-greatest-root"), self.name)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate by Theorem 5.1. For clients' own noisy steps the server has no batch from which to plan."""
+        """Calibrate by Theorem 5.1. For clients' own noisy steps the server has no batch from which
+        to plan.
+        """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The rule's plan for examples with equal layers; steps plan from the real norms."""
-        return self.plan_from_private_norms(layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers))))
+        return self.plan_from_private_norms(
+            layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers)))
+        )
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """See `UsesPrivateSums`: the clipped directions C_i g_il / ||g_il||, and the gradients; nothing for "risk"."""
+        """See `UsesPrivateSums`: the clipped directions C_i g_il / ||g_il||, and the gradients;
+        nothing for "risk".
+        """
         if self.weights == "risk":
             return ()
         return Reweighted(self.bound, (layers**-0.5 * _JUST_BELOW,) * layers), FlatClip(math.inf)
@@ -208,8 +239,12 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         products = [float(u @ g) * length for u, g in zip(directions, gradients, strict=True)]
         return np.array([squares, products])
 
-    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
-        """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public (Theorem 5.1)."""
+    def plan_from_private_norms(
+        self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
+    ) -> ReleasePlan:
+        """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public
+        (Theorem 5.1).
+        """
         sound = self._sound(layers, facts, self._weights(layers, norms), facts.noise_multiplier)
         return published(sound, _PUBLISHED)
 
@@ -219,7 +254,8 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             return published_weights(finite, self.bound, self._rates(layers), self.emphasis)
         if norms.shape != (2, len(layers)):
             raise ConfigError(
-                f"{self.name}: weights = {self.weights!r} needs all examples in one place: federation.clients = 1"
+                f"{self.name}: weights = {self.weights!r} needs all examples in one place: "
+                "federation.clients = 1"
             )
         if not np.isfinite(norms).all():
             return np.full(len(layers), len(layers) ** -0.5)

@@ -15,20 +15,23 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class VotedFilling(FlatGaussian):
-    """Flat bound S and equal noise. A noisy vote of the first round decides how clients cut updates above S.
+    """Flat bound S and equal noise. A noisy vote of the first round decides how clients cut updates
+    above S.
 
-    Each client of the first round cuts its update in both ways and votes for the cut that lowers the loss on its own
-    data more (`fedlgm.planning.queries.CutVote`). If more than half of the released vote is for `fedlgm.planning.filling`, all
-    later rounds are those of `water-filling`, else those of `gaussian`. Both have the same noise and charge, and the
-    choice depends only on a released value. The first round is that of `gaussian`, with slightly more noise: the vote
-    takes `share` of its budget. If the first round is void, the next one has the vote.
+    Each client of the first round cuts its update in both ways and votes for the cut that lowers
+    the loss on its own data more (`fedlgm.planning.queries.CutVote`). If more than half of the
+    released vote is for `fedlgm.planning.filling`, all later rounds are those of `water-filling`,
+    else those of `gaussian`. Both have the same noise and charge, and the choice depends only on a
+    released value. The first round is that of `gaussian`, with slightly more noise: the vote takes
+    `share` of its budget. If the first round is void, the next one has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update.
         share: share of the first round's budget for the vote, in (0, 1).
 
     Raises:
-        ConfigError: an option is outside its range; in `plan`, the unit is a user with several clients.
+        ConfigError: an option is outside its range; in `plan`, the unit is a user with several
+            clients.
 
     Example:
         >>> import torch
@@ -49,15 +52,25 @@ class VotedFilling(FlatGaussian):
         check_share(self.name, share=self.share)
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse noise that is correlated over rounds, which needs as many numbers in every round."""
+        """Refuse noise that is correlated over rounds, which needs as many numbers in every
+        round.
+        """
         super().check_run(layers, facts)
         if facts.noise is not None:
-            raise ConfigError(f"{self.name}: only the first round has a vote, but correlated noise needs equal rounds")
+            raise ConfigError(
+                f"{self.name}: only the first round has a vote, but correlated noise needs equal "
+                "rounds"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote, which later plans find in the last plan."""
+        """The round's plan: a function of the released vote, which later plans find in the last
+        plan.
+        """
         if facts.sampling.of is not None:
-            raise ConfigError(f"{self.name}: a user's clients may disagree, so they have no vote: use water-filling")
+            raise ConfigError(
+                f"{self.name}: a user's clients may disagree, so they have no vote: use "
+                "water-filling"
+            )
         flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
         if len(parts) == 1:
             return flat

@@ -1,7 +1,9 @@
-"""Noise drawn on the CPU; `fedlgm.aggregation.kernels` draws it on any device, and `fedlgm.noise.release` chooses.
+"""Noise drawn on the CPU; `fedlgm.aggregation.kernels` draws it on any device, and
+`fedlgm.noise.release` chooses.
 
-`draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates. Every draw
-takes a named stream of `fedlgm.noise.keys`; no function reads a global generator.
+`draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model
+updates. Every draw takes a named stream of `fedlgm.noise.keys`; no function reads a global
+generator.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from fedlgm.extension.loader import named_arguments
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
-"""Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
+"""Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton
+(GPUs)."""
 LEAST_SCALE = 2.0**-100
 """Smallest noise scale above 0; its inverse is the largest."""
 GRID_BITS = 10
@@ -28,12 +31,16 @@ GRID_BITS = 10
 
 
 def draw(
-    family: Family, scale: npt.ArrayLike, rng: np.random.Generator, size: tuple[int, ...] | None = None
+    family: Family,
+    scale: npt.ArrayLike,
+    rng: np.random.Generator,
+    size: tuple[int, ...] | None = None,
 ) -> np.ndarray:
     """Independent zero-mean noise in float64.
 
     Args:
-        family: "gaussian" (`scale` is the standard deviation) or "laplace" (`scale` is the parameter b, std sqrt(2) b).
+        family: "gaussian" (`scale` is the standard deviation) or "laplace" (`scale` is the
+            parameter b, std sqrt(2) b).
         scale: non-negative scales, broadcast against `size`; a zero scale gives exactly zero.
         rng: stream to draw from.
         size: shape of the result; by default that of `scale`.
@@ -56,13 +63,15 @@ def add_noise_(
 ) -> Tensor:
     """Add independent noise to each part of a flat vector, in place.
 
-    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the low bits of a
-    floating-point sum would otherwise reveal the summand (see docs/decisions.md, section Floating point).
+    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the
+    low bits of a floating-point sum would otherwise reveal the summand (see docs/decisions.md,
+    section Floating point).
 
     Args:
-        total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of sizes], each of
-            which becomes what it would alone.
-        parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0 adds nothing.
+        total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of
+            sizes], each of which becomes what it would alone.
+        parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0
+            adds nothing.
         streams: one generator for each part, of one vector after another.
         family: "gaussian" or "laplace".
 
@@ -72,18 +81,23 @@ def add_noise_(
     rows = total if total.ndim == 2 else total[None]
     count, coordinates = rows.shape
     if coordinates != sum(size for size, _ in parts) or count * len(parts) != len(streams):
-        raise ConfigError(f"{coordinates} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
+        raise ConfigError(
+            f"{coordinates} coordinates, {len(parts)} parts and {len(streams)} streams do not fit"
+        )
     buffer, start = torch.empty(count, min(_CHUNK, coordinates), dtype=torch.float32), 0
     for place, (size, scale) in enumerate(parts):
         if scale > 0:
-            for piece, noise in _drawn(rows[:, start : start + size], family, streams[place :: len(parts)], buffer):
+            for piece, noise in _drawn(
+                rows[:, start : start + size], family, streams[place :: len(parts)], buffer
+            ):
                 add_scaled_(piece, noise, scale)
         start += size
     return total
 
 
 def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tensor:
-    """Independent standard normal noise for each part of a flat vector, not rounded, float64 [sum of sizes].
+    """Independent standard normal noise for each part of a flat vector, not rounded, float64 [sum
+    of sizes].
 
     Args:
         sizes: coordinates of each part.
@@ -98,22 +112,27 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a noise scale at which noise or its grid would vanish (PrivacyError), as the kernels do."""
+    """Refuse a noise scale at which noise or its grid would vanish (PrivacyError), as the kernels
+    do.
+    """
     if scale != 0 and not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:
         raise PrivacyError(f"a noise scale must be 0 or lie in [2^-100, 2^100], got {scale:g}")
 
 
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
-    """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the scale.
+    """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the
+    scale.
 
-    See `add_noise_`. Rows are added one by one, because PyTorch may round the last numbers of a vector, for which there
-    are no full registers, in another way than the others.
+    See `add_noise_`. Rows are added one by one, because PyTorch may round the last numbers of a
+    vector, for which there are no full registers, in another way than the others.
     """
     check_scale(scale)
     if scale > 0:
         step = grid_step(scale)
         wide = noise.to(piece)
-        for row, own in [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True):
+        for row, own in (
+            [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True)
+        ):
             row.add_(own, alpha=scale)
         piece.mul_(1 / step).round_().mul_(step)
 
@@ -140,12 +159,14 @@ def _drawn(
 
 
 def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> None:
-    """Unit noise of each row's stream in single precision, with the tail redrawn in double precision.
+    """Unit noise of each row's stream in single precision, with the tail redrawn in double
+    precision.
 
-    Single-precision uniforms end a normal at 5.77 standard deviations and an exponential at 16.6, and are coarse
-    shortly before. One client's change moves many coordinates, so in a large model that edge alone would cost more than
-    a usual delta. A value beyond `_TAIL` is therefore replaced by a draw from the exact conditional law: about one
-    value in two or three thousand, at hardly any cost.
+    Single-precision uniforms end a normal at 5.77 standard deviations and an exponential at 16.6,
+    and are coarse shortly before. One client's change moves many coordinates, so in a large model
+    that edge alone would cost more than a usual delta. A value beyond `_TAIL` is therefore replaced
+    by a draw from the exact conditional law: about one value in two or three thousand, at hardly
+    any cost.
     """
     if family == "gaussian":
         for row, stream in zip(out.unbind(), streams, strict=True):
@@ -154,9 +175,15 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
         at, column = np.divmod(_beyond(values, _TAIL_NORMAL), out.shape[1])
         if len(at):
             counts = np.bincount(at, minlength=len(streams)).tolist()
-            drawn = [_positive_uniform(count, own) for count, own in zip(counts, streams, strict=True) if count]
+            drawn = [
+                _positive_uniform(count, own)
+                for count, own in zip(counts, streams, strict=True)
+                if count
+            ]
             uniform = torch.from_numpy(np.concatenate(drawn) * _TAIL_PROBABILITY)
-            values[at, column] = np.copysign(torch.special.ndtri(uniform).numpy(), values[at, column])
+            values[at, column] = np.copysign(
+                torch.special.ndtri(uniform).numpy(), values[at, column]
+            )
         return
     for row, stream in zip(out.unbind(), streams, strict=True):
         row.exponential_(generator=stream)
@@ -173,7 +200,9 @@ _TAIL_EXPONENTIAL = 8.0
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
-    """Flat indices of values beyond `limit` in magnitude (NumPy searches three times as fast as torch here)."""
+    """Flat indices of values beyond `limit` in magnitude (NumPy searches three times as fast as
+    torch here).
+    """
     return np.flatnonzero(np.abs(values) > limit)
 
 

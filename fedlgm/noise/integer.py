@@ -1,10 +1,12 @@
 """Contributions as integers, for sums under secure aggregation.
 
-Each layer is divided by its noise scale and multiplied by a common factor, so that all coordinates need the same noise
-under every allocation rule. `IntegerGrid.units` is the l2 bound of a contribution in grid units. Integers are added
-modulo 2^32, so the order of addition does not matter and masks cancel exactly.
+Each layer is divided by its noise scale and multiplied by a common factor, so that all coordinates
+need the same noise under every allocation rule. `IntegerGrid.units` is the l2 bound of a
+contribution in grid units. Integers are added modulo 2^32, so the order of addition does not matter
+and masks cancel exactly.
 
-Source: Kairouz, Liu and Steinke 2021; the norm of the integers is checked here instead of bounded by a formula.
+Source: Kairouz, Liu and Steinke 2021; the norm of the integers is checked here instead of bounded
+by a formula.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ WRAP = 1e-9
 
 _FINEST = 2**24
 _LEAST_UNITS = 4
-"""Grid units in a bound, over the root of the number of coordinates. Rounding to a coarser grid shortens a contribution
-by more than a hundredth, and takes minutes for a long contribution but no time for a short one."""
+"""Grid units in a bound, over the root of the number of coordinates. Rounding to a coarser grid
+shortens a contribution by more than a hundredth, and takes minutes for a long contribution but no
+time for a short one."""
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
 _ROUNDING = 1 + 1e-9
@@ -88,23 +91,33 @@ class IntegerGrid:
         law = shares.law
         if units * multiplier < law.least_deviation * math.sqrt(honest):
             raise ConfigError(
-                f"each of {honest} honest nodes would add noise of {units * multiplier / math.sqrt(honest):.2g} grid "
-                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} bits: "
-                f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
+                f"each of {honest} honest nodes would add noise of "
+                f"{units * multiplier / math.sqrt(honest):.2g} grid "
+                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not "
+                f"fit into {BITS} bits: "
+                f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or "
+                "federation.clients"
             )
         if units < _LEAST_UNITS * math.sqrt(plan.size):
             raise ConfigError(
-                f"a bound of {units} grid units is too coarse for {plan.size} numbers, because a sum with a noise "
+                f"a bound of {units} grid units is too coarse for {plan.size} numbers, because a "
+                "sum with a noise "
                 f"multiplier of {multiplier:.3g} must fit into {BITS} bits: raise privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
         variance = law.variance((units * multiplier) ** 2, honest)
-        return cls(asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts)
+        return cls(
+            asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts
+        )
 
     @property
     def wrap_probability(self) -> float:
-        """Largest probability that a coordinate of a sum of all nodes leaves a word's range, for any contributions."""
-        return wrap_probability(BITS, math.sqrt(self.asked * self.variance), self.size, reach=self.asked * self.units)
+        """Largest probability that a coordinate of a sum of all nodes leaves a word's range, for
+        any contributions.
+        """
+        return wrap_probability(
+            BITS, math.sqrt(self.asked * self.variance), self.size, reach=self.asked * self.units
+        )
 
     @property
     def bits_needed(self) -> int:
@@ -113,10 +126,14 @@ class IntegerGrid:
 
     @property
     def noise_over_central(self) -> float:
-        """Noise of a sum of all nodes over that of a trusted server at the same epsilon: sqrt(n / (t - m))."""
+        """Noise of a sum of all nodes over that of a trusted server at the same epsilon: sqrt(n /
+        (t - m)).
+        """
         return math.sqrt(self.asked / (self.threshold - self.colluders))
 
-    def share(self, contribution: np.ndarray, rounding: np.random.Generator, noise: np.random.Generator) -> np.ndarray:
+    def share(
+        self, contribution: np.ndarray, rounding: np.random.Generator, noise: np.random.Generator
+    ) -> np.ndarray:
         """One node's contribution in grid units with the node's noise.
 
         Args:
@@ -130,10 +147,14 @@ class IntegerGrid:
         Raises:
             PrivacyError: the contribution exceeds the plan's bounds.
         """
-        return self.rounded(contribution, rounding) + self.noise.draw(self.variance, self.size, noise)
+        return self.rounded(contribution, rounding) + self.noise.draw(
+            self.variance, self.size, noise
+        )
 
     def rounded(self, contribution: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A bounded contribution in grid units, rounded at random to an l2 norm of at most `units`; int64 [size]."""
+        """A bounded contribution in grid units, rounded at random to an l2 norm of at most `units`;
+        int64 [size].
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.where(contribution == 0, 0.0, contribution / self._scales())
         return round_within(values, self.units, rng)
@@ -157,10 +178,11 @@ class IntegerGrid:
 
 
 def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np.ndarray:
-    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers; otherwise without bias.
+    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers; otherwise
+    without bias.
 
-    A draw that violates this bound is drawn again; after 20 failures the values shrink by 2^-8. Values on a grid much
-    finer than bound / sqrt(d) pass at once.
+    A draw that violates this bound is drawn again; after 20 failures the values shrink by 2^-8.
+    Values on a grid much finer than bound / sqrt(d) pass at once.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -178,7 +200,9 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
         True
     """
     if not np.linalg.norm(values) <= bound * _ROUNDING:
-        raise PrivacyError("a contribution exceeds the bounds of its plan, so it cannot be rounded to integers")
+        raise PrivacyError(
+            "a contribution exceeds the bounds of its plan, so it cannot be rounded to integers"
+        )
     while True:
         for _ in range(_ATTEMPTS):
             rounded = np.floor(values + rng.random(len(values))).astype(np.int64)
@@ -188,7 +212,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
 
 
 def words(values: np.ndarray) -> np.ndarray:
-    """Whole numbers, int64 or float64, modulo 2^32 as uint32; words are added by NumPy's wrapping addition.
+    """Whole numbers, int64 or float64, modulo 2^32 as uint32; words are added by NumPy's wrapping
+    addition.
 
     Example:
         >>> words(np.array([-1, 2**32 + 5])).tolist()
@@ -208,7 +233,8 @@ def centred(total: np.ndarray) -> np.ndarray:
 
 
 def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float = 0.0) -> float:
-    """Probability that noise moves any of several coordinates of a sum outside [-2^(bits-1), 2^(bits-1)).
+    """Probability that noise moves any of several coordinates of a sum outside [-2^(bits-1),
+    2^(bits-1)).
 
     Args:
         bits: bits of a word.
@@ -241,5 +267,7 @@ def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> i
 
 
 def _deviations(coordinates: int) -> float:
-    """Number of standard deviations that noise exceeds in any coordinate with probability at most `WRAP`."""
+    """Number of standard deviations that noise exceeds in any coordinate with probability at most
+    `WRAP`.
+    """
     return -float(scipy.special.ndtri(WRAP / (2 * max(1, coordinates))))

@@ -1,7 +1,7 @@
 """Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
 
-The values of a stream depend only on its name, not on the number of workers, the order of calls or the launcher.
-`numpy.random.SeedSequence` hashes names, so two different names never share a stream.
+The values of a stream depend only on its name, not on the number of workers, the order of calls or
+the launcher. `numpy.random.SeedSequence` hashes names, so two different names never share a stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream, as a part of its name. Runs store the values: never renumber, only append.
+    """Purpose of a stream, as a part of its name. Runs store the values: never renumber, only
+    append.
 
     Example:
         >>> keys = KeyRing.from_seed(7)
@@ -94,15 +95,20 @@ class KeyRing:
         Raises:
             ConfigError: a path entry is outside this range.
         """
-        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
+        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every
+        # number into words.
         try:
-            named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
+            named = self.root.to_bytes(16, "little") + struct.pack(
+                f"<{1 + len(path)}I", purpose, *path
+            )
         except struct.error as error:
             raise ConfigError(f"path entries must lie in [0, 2**32), got {path}") from error
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
-        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""
+        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape
+        [count]).
+        """
         return _state(self.sequence(purpose, *path), count)
 
     def numpy_generator(self, purpose: Purpose, *path: int) -> np.random.Generator:
@@ -112,8 +118,9 @@ class KeyRing:
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
 
-        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so forty thousand layer streams
-        would share a stream with probability 0.17. The state is therefore written directly.
+        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so forty
+        thousand layer streams would share a stream with probability 0.17. The state is therefore
+        written directly.
         """
         generator = torch.Generator()
         generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))
@@ -121,7 +128,9 @@ class KeyRing:
 
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
-    """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in Python's numbers."""
+    """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in
+    Python's numbers.
+    """
     before, after = _hashed(count)
     words = sequence.pool ^ before
     words *= after
@@ -131,9 +140,13 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32 [count / 4, 4]."""
+    """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32
+    [count / 4, 4].
+    """
     full = -(-count // 4) * 4
-    powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(full, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
+    powers = np.cumprod(
+        np.concatenate([[0x8B51F9DD], np.full(full, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32
+    )
     powers.setflags(write=False)
     return powers[:-1].reshape(-1, 4), powers[1:].reshape(-1, 4)
 
@@ -148,7 +161,9 @@ def _fresh_state() -> np.ndarray:
 
 
 def mt19937_state(words: np.ndarray) -> torch.Tensor:
-    """Torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne Twister state."""
+    """Torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne
+    Twister state.
+    """
     state = _fresh_state().copy()
     state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)[:] = words
     return torch.from_numpy(state)

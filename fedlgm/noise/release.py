@@ -21,7 +21,15 @@ from fedlgm.noise.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 
-__all__ = ["SERVER", "Noising", "ReleaseObserver", "fingerprint", "local_release", "local_releases", "release"]
+__all__ = [
+    "SERVER",
+    "Noising",
+    "ReleaseObserver",
+    "fingerprint",
+    "local_release",
+    "local_releases",
+    "release",
+]
 
 _PRECISE = (torch.float32, torch.float64)
 
@@ -40,7 +48,9 @@ class ReleaseObserver(Protocol):
     """
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
-        """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in place."""
+        """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in
+        place.
+        """
         ...
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
@@ -52,16 +62,18 @@ class ReleaseObserver(Protocol):
 class Noising:
     """The noise of one release. It has a name for the ledger before it is added to the sum.
 
-    A secret ring is never used directly. The noise is drawn from a key that follows from the ring, the sum, the plan
-    and, if noise is correlated over rounds, the run's earlier noise:
+    A secret ring is never used directly. The noise is drawn from a key that follows from the ring,
+    the sum, the plan and, if noise is correlated over rounds, the run's earlier noise:
 
-    * A round that is repeated with other contributions gets different noise. With the same noise, the difference of the
-      two releases would be the exact difference of the contributions.
-    * The same sum at two noise scales gets different noise. With the same draws, the two releases would reveal both
-      the sum and the noise.
-    * The same sum under the same plan gets the same noise, so a repeated release reveals nothing new.
+    * A round that is repeated with other contributions gets different noise. With the same noise,
+      the difference of the two releases would be the exact difference of the contributions.
+    * The same sum at two noise scales gets different noise. With the same draws, the two releases
+      would reveal both the sum and the noise.
+    * The same sum under the same plan gets the same noise, so a repeated release reveals nothing
+      new.
 
-    The ring of a public seed is used directly, because anyone who knows the seed can draw its noise anyway.
+    The ring of a public seed is used directly, because anyone who knows the seed can draw its noise
+    anyway.
 
     Attributes:
         total: the sum, [plan.size]; unchanged until `add_`.
@@ -105,13 +117,18 @@ class Noising:
 
         Raises:
             ConfigError: the sum has another type than float32 or float64.
-            PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise is added in shares.
+            PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise
+                is added in shares.
             RunError: the earlier noise of the run is not known.
         """
         if not plan.facts.noised_by.alone:
-            raise PrivacyError("the plan's noise is added in shares, each by a node: use local_release")
+            raise PrivacyError(
+                "the plan's noise is added in shares, each by a node: use local_release"
+            )
         if total.dtype not in _PRECISE:
-            raise ConfigError(f"a sum must be float32 or float64, got {total.dtype}, which cannot hold its noise")
+            raise ConfigError(
+                f"a sum must be float32 or float64, got {total.dtype}, which cannot hold its noise"
+            )
         source = noise_source(plan, run_noise)
         keys = source.following(keys, round)
         return cls(total, plan, _bound(keys, total, plan), round, party, backend, source)
@@ -122,8 +139,12 @@ class Noising:
         return fingerprint(self.ring, self.round, self.party, self.backend)
 
     def add_(self) -> Tensor:
-        """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE; errors as for `release`."""
-        return self.source.add_(self.total, self.plan, self.ring, self.round, self.party, self.backend)
+        """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE; errors as
+        for `release`.
+        """
+        return self.source.add_(
+            self.total, self.plan, self.ring, self.round, self.party, self.backend
+        )
 
 
 @named_arguments
@@ -136,20 +157,24 @@ def release(
     backend: NoiseBackend = "cpu",
     run_noise: RunNoise | None = None,
 ) -> Tensor:
-    """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
+    """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE
+    calling this.
 
     The result is private under the relation `plan.facts.relation`, at the cost `plan.event`.
 
     Args:
-        total: sum of bounded contributions (central trust) or one client's contribution (local trust), [plan.size]
-            float64 (or float32, if the sum is exact in float32). `BoundedSum` makes such a sum.
+        total: sum of bounded contributions (central trust) or one client's contribution (local
+            trust), [plan.size] float64 (or float32, if the sum is exact in float32). `BoundedSum`
+            makes such a sum.
         plan: the round's plan.
-        keys: key ring of the party that adds the noise. If the ring is secret, the noise also depends on the sum and
-            the plan (see `Noising`), so two different sums never share noise.
+        keys: key ring of the party that adds the noise. If the ring is secret, the noise also
+            depends on the sum and the plan (see `Noising`), so two different sums never share
+            noise.
         round: round number, from 1.
         party: `SERVER`, or the client's number under local trust.
-        backend: the generator: "cpu" (Mersenne Twister streams; `total` must be on the CPU), or the kernels' Philox in
-            "torch" or "triton" on the device of `total`. The distribution is the same, but the bits differ.
+        backend: the generator: "cpu" (Mersenne Twister streams; `total` must be on the CPU), or the
+            kernels' Philox in "torch" or "triton" on the device of `total`. The distribution is the
+            same, but the bits differ.
         run_noise: the noise of the run so far, if the plan's noise is correlated over rounds.
 
     Returns:
@@ -157,8 +182,8 @@ def release(
 
     Raises:
         ConfigError: the backend does not run on the device of `total`, or `total` has another type.
-        PrivacyError: a noise scale is outside [2^-100, 2^100], or noise is correlated over rounds and `run_noise` is
-            missing or does not fit.
+        PrivacyError: a noise scale is outside [2^-100, 2^100], or noise is correlated over rounds
+            and `run_noise` is missing or does not fit.
         RunError: the earlier noise of the run cannot be drawn again.
 
     Example:
@@ -183,24 +208,27 @@ def local_release(
 ) -> tuple[Tensor, str]:
     """One client's release under local trust: its bounded update plus the client's own noise.
 
-    The noise depends on the bounded contribution. If the client's data have changed, the same request gets new noise,
-    a new name and a new charge. Otherwise it gets the same bits.
+    The noise depends on the bounded contribution. If the client's data have changed, the same
+    request gets new noise, a new name and a new charge. Otherwise it gets the same bits.
 
     Args:
         updates: [1, D]; None for a client without data, which releases only noise.
         plan: bounds and noise for this client.
-        keys: the client's secret ring, derived from everything that determines the release except the data.
+        keys: the client's secret ring, derived from everything that determines the release except
+            the data.
         round: round number, from 1.
         client: the client's number.
         backend: see `release`.
         device: device on which updates are bounded.
 
     Returns:
-        The client's noisy contribution [plan.size], and the name of its noise for the client's record of releases.
+        The client's noisy contribution [plan.size], and the name of its noise for the client's
+        record of releases.
 
     Raises:
         ConfigError: the backend does not run on the device of the sum.
-        PrivacyError: the kernels cannot represent a noise scale, or the plan cannot bound the updates.
+        PrivacyError: the kernels cannot represent a noise scale, or the plan cannot bound the
+            updates.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -228,10 +256,12 @@ def local_releases(
 ) -> tuple[Tensor, list[str]]:
     """Releases of several clients, each as `local_release` makes it.
 
-    On the CPU the steps of small releases cost half as much if each is done for several clients in a row.
+    On the CPU the steps of small releases cost half as much if each is done for several clients in
+    a row.
 
     Args:
-        updates: one row for each client, [b, D]; None for clients without data, which release only noise.
+        updates: one row for each client, [b, D]; None for clients without data, which release only
+            noise.
         plan: see `local_release`.
         keys: the clients' ring; a client's noise also depends on its number and its contribution.
         round: see `local_release`.
@@ -252,11 +282,17 @@ def local_releases(
     else:
         for total, ring, client in zip(totals.unbind(), rings, clients, strict=True):
             source.add_(total, plan, ring, round, client, backend)
-    return totals, [fingerprint(ring, round, client, backend) for ring, client in zip(rings, clients, strict=True)]
+    return totals, [
+        fingerprint(ring, round, client, backend)
+        for ring, client in zip(rings, clients, strict=True)
+    ]
 
 
-def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:
-    """Public name of a release's noise key, for the ledger; equal names mean equal noise. Arguments as for `release`.
+def fingerprint(
+    keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu"
+) -> str:
+    """Public name of a release's noise key, for the ledger; equal names mean equal noise. Arguments
+    as for `release`.
 
     Example:
         >>> keys = KeyRing.from_seed(1)
@@ -272,5 +308,6 @@ def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
     if not keys.secret:
         return keys
     values = np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data
-    # A plan's text leaves out where one layer ends and the next begins, and each layer has a stream of noise.
+    # A plan's text leaves out where one layer ends and the next begins, and each layer has a stream
+    # of noise.
     return keys.derive(values, plan.to_json().encode(), plan.layers.sizes.tobytes())

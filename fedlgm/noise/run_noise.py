@@ -1,8 +1,9 @@
 """The draw of a release's noise: independent, or correlated with the noise of all rounds so far.
 
-Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. The rings
-of the rounds so far are therefore the whole state, and a resumed run draws the same bits as an uninterrupted one.
-Rings and releases together reveal the sums, so the rings must stay as secret as the sums.
+Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of
+round r. The rings of the rounds so far are therefore the whole state, and a resumed run draws the
+same bits as an uninterrupted one. Rings and releases together reveal the sums, so the rings must
+stay as secret as the sums.
 """
 
 from __future__ import annotations
@@ -35,12 +36,21 @@ class NoiseSource(Protocol):
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The ring of a round's noise, derived from the run's ring and the earlier noise that it depends on."""
+        """The ring of a round's noise, derived from the run's ring and the earlier noise that it
+        depends on.
+        """
 
     def add_(
-        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        ring: KeyRing,
+        round: int,
+        party: int,
+        backend: NoiseBackend,
     ) -> Tensor:
-        """Add a release's noise to its sum, in place; the arguments are those of `fedlgm.noise.release.Noising`.
+        """Add a release's noise to its sum, in place; the arguments are those of
+        `fedlgm.noise.release.Noising`.
 
         Raises:
             ConfigError, PrivacyError, RunError: as for `fedlgm.noise.release.release`.
@@ -61,7 +71,13 @@ class Independent:
         return keys
 
     def add_(
-        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        ring: KeyRing,
+        round: int,
+        party: int,
+        backend: NoiseBackend,
     ) -> Tensor:
         """See `NoiseSource.add_`."""
         if plan.facts.noise is not None:
@@ -74,12 +90,21 @@ class Independent:
         stream = kernels.SERVER_STREAM if party == SERVER else _stream(party)
         scale = kernel_scale([part.sigma for part in plan.parts]).to(total.device)
         key = kernels.noise_key(ring, round)
-        return kernels.add_noise_(total, part_offsets(plan), scale, plan.family, key, stream, backend=backend)
+        return kernels.add_noise_(
+            total, part_offsets(plan), scale, plan.family, key, stream, backend=backend
+        )
 
     def add_rows_(
-        self, totals: Tensor, plan: ReleasePlan, rings: Sequence[KeyRing], round: int, parties: Sequence[int]
+        self,
+        totals: Tensor,
+        plan: ReleasePlan,
+        rings: Sequence[KeyRing],
+        round: int,
+        parties: Sequence[int],
     ) -> None:
-        """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in place."""
+        """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in
+        place.
+        """
         if plan.facts.noise is not None:
             raise PrivacyError("correlated noise is made by Noising.of")
         check_cpu(totals)
@@ -103,7 +128,10 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
     if plan.facts.noise is None:
         return plan.facts.noised_by.source() or INDEPENDENT
     if run_noise is None:
-        raise PrivacyError("this round's noise follows from that of earlier rounds: pass the run's noise (run_noise)")
+        raise PrivacyError(
+            "this round's noise follows from that of earlier rounds: pass the run's noise "
+            "(run_noise)"
+        )
     return run_noise
 
 
@@ -112,10 +140,11 @@ Draw = Callable[[KeyRing, int], Tensor]
 
 
 class NoiseRings:
-    """The secret ring of each round's noise, in memory. A run that must survive its process keeps the rings in a file.
+    """The secret ring of each round's noise, in memory. A run that must survive its process keeps
+    the rings in a file.
 
-    If a round is released again with other noise, its ring is replaced, because later noise depends on the last
-    release.
+    If a round is released again with other noise, its ring is replaced, because later noise depends
+    on the last release.
 
     Example:
         >>> rings = NoiseRings()
@@ -140,13 +169,15 @@ class NoiseRings:
         missing = [round for round in range(1, rounds + 1) if round not in self._rings]
         if missing:
             raise RunError(
-                f"the noise of round {missing[0]} cannot be drawn again, and the noise of later rounds depends on it: "
+                f"the noise of round {missing[0]} cannot be drawn again, and the noise of later "
+                "rounds depends on it: "
                 "restore the run's private files from a backup, or start a new run"
             )
         return [self._rings[round] for round in range(1, rounds + 1)]
 
     def digest(self, rounds: int) -> str:
-        """Hash of the rings of the rounds 1 to `rounds`, in hexadecimal, which reveals nothing about them.
+        """Hash of the rings of the rounds 1 to `rounds`, in hexadecimal, which reveals nothing
+        about them.
 
         Raises:
             RunError: a ring is unknown.
@@ -158,7 +189,8 @@ class NoiseRings:
 
 
 class RunNoise:
-    """Draws a run's correlated noise round by round; starting at a later round, it draws the earlier noise again.
+    """Draws a run's correlated noise round by round; starting at a later round, it draws the
+    earlier noise again.
 
     Args:
         rings: store of the secret rings; the ring of a public seed is the same in every round.
@@ -181,20 +213,30 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. A secret ring leads to a different one for every different past.
+        """The run's ring for a round's noise. A secret ring leads to a different one for every
+        different past.
 
-        The same sum after different earlier releases is a different release. With the same z, the difference of the
-        two would reveal the difference of the earlier sums without noise.
+        The same sum after different earlier releases is a different release. With the same z, the
+        difference of the two would reveal the difference of the earlier sums without noise.
 
         Raises:
             RunError: the ring of an earlier round is not known.
         """
-        return keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
+        return (
+            keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
+        )
 
     def next(
-        self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw, device: torch.device | str = "cpu"
+        self,
+        noise: Correlation,
+        size: int,
+        round: int,
+        ring: KeyRing,
+        draw: Draw,
+        device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is kept first.
+        """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is kept
+        first.
 
         Args:
             noise: C of the run.
@@ -209,10 +251,14 @@ class RunNoise:
             RunError: the ring of an earlier round is not known.
         """
         if not 1 <= round <= noise.rounds:
-            raise PrivacyError(f"the noise was correlated over {noise.rounds} rounds: there is none for round {round}")
+            raise PrivacyError(
+                f"the noise was correlated over {noise.rounds} rounds: there is none for round "
+                f"{round}"
+            )
         if self._stream is not None and self._stream[:2] != (noise, size):
             raise PrivacyError(
-                "correlated noise needs the same C and the same number of values in every round of a run"
+                "correlated noise needs the same C and the same number of values in every round of "
+                "a run"
             )
         if self._stream is None or not 0 <= self._done < round:
             from fedlgm.noise.correlation import CorrelatedStream
@@ -249,37 +295,58 @@ class RunNoise:
             self._done = -1  # what was made after it followed from another ring
 
     def add_(
-        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        ring: KeyRing,
+        round: int,
+        party: int,
+        backend: NoiseBackend,
     ) -> Tensor:
         """Add sigma_j w_t to every part; see `NoiseSource.add_`.
 
-        z is drawn in every round for all layers and queries, released or not, because a layer's noise continues while
-        the layer is not released.
+        z is drawn in every round for all layers and queries, released or not, because a layer's
+        noise continues while the layer is not released.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
-            raise PrivacyError(f"this plan is not that of round {round}: make plans with Method.plan")
+            raise PrivacyError(
+                f"this plan is not that of round {round}: make plans with Method.plan"
+            )
         if plan.size == 0:
             self.skip(round, ring)
             return total
         if backend == "cpu":
             check_cpu(total)
-        sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.size for noisy in plan.queries)]
+        sizes = [
+            *(int(size) for size in plan.layers.sizes),
+            *(noisy.size for noisy in plan.queries),
+        ]
         ends = np.cumsum([0, *sizes])
 
         def drawn(ring: KeyRing, number: int) -> Tensor:
             if backend == "cpu":
                 return unit_noise(
-                    sizes, [ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j) for j in range(len(sizes))]
+                    sizes,
+                    [
+                        ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j)
+                        for j in range(len(sizes))
+                    ],
                 )
-            values = torch.zeros(sum(sizes), dtype=kernels.widest(total.device), device=total.device)
+            values = torch.zeros(
+                sum(sizes), dtype=kernels.widest(total.device), device=total.device
+            )
             scale = torch.ones(len(sizes), dtype=torch.float32, device=total.device)
             key = kernels.noise_key(ring, number)
             offsets, stream = torch.from_numpy(ends), kernels.SERVER_STREAM
-            kernels.add_noise_(values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend)
+            kernels.add_noise_(
+                values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend
+            )
             return values.to(where)
 
-        where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
+        where = (
+            torch.device("cpu") if total.device.type == "mps" else total.device
+        )  # Metal has no double precision
         w = self.next(noise, sum(sizes), round, ring, drawn, where)
         pieces = total.split([part.size for part in plan.parts])
         for place, part, piece in zip(plan.streams, plan.parts, pieces, strict=True):
@@ -291,7 +358,8 @@ def check_cpu(tensor: Tensor) -> None:
     """Refuse to draw on the CPU for a tensor elsewhere (ConfigError)."""
     if tensor.device.type != "cpu":
         raise ConfigError(
-            f"noise backend 'cpu' draws only for tensors on the CPU, but these are on {tensor.device}: use 'torch' or "
+            "noise backend 'cpu' draws only for tensors on the CPU, but these are on "
+            f"{tensor.device}: use 'torch' or "
             "'triton'"
         )
 
@@ -306,6 +374,8 @@ def kernel_scale(sigma: list[float]) -> Tensor:
     """Noise scales as float32, never below the plan's scales."""
     exact = np.array(sigma)
     if (exact[exact > 0] < LEAST_SCALE).any() or (exact > 1 / LEAST_SCALE).any():
-        raise PrivacyError(f"the kernels draw noise of scale 0 or in [2^-100, 2^100], got {exact.tolist()}")
+        raise PrivacyError(
+            f"the kernels draw noise of scale 0 or in [2^-100, 2^100], got {exact.tolist()}"
+        )
     scale = exact.astype(np.float32)
     return torch.from_numpy(np.where(scale < exact, np.nextafter(scale, np.float32(np.inf)), scale))

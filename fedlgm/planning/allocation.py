@@ -1,8 +1,9 @@
 """Allocation rules, which spread one noise budget over the layers: one formula with many names.
 
-Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2. In the solution layer j
-has the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules
-differ only in the weights (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
+Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2. In the
+solution layer j has the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j =
+sigma_* s_j / sqrt(p_j). The rules differ only in the weights (SNR-consistent allocation paper,
+Sections 4.2 and 4.3, Table 1, Appendix B).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fedlgm.extension.loader import named, named_arguments, users_code
 from fedlgm.extension.registration import enter, registers
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive sum."""
+"""(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive
+sum."""
 
 # Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
 _SHARES: dict[str, Rule] = {
@@ -27,11 +29,14 @@ _SHARES: dict[str, Rule] = {
     "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
     "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
     "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
-    "max-snr-sum": lambda s, d: np.eye(len(d))[int(np.argmin(d))],  # linear objective: a vertex of the simplex
+    "max-snr-sum": lambda s, d: np.eye(len(d))[
+        int(np.argmin(d))
+    ],  # linear objective: a vertex of the simplex
 }
 
 MECHANISMS: dict[str, Any] = {}
-"""The mechanisms that are not rules, by name; `fedlgm.mechanisms` fills it, and a rule must have another name."""
+"""The mechanisms that are not rules, by name; `fedlgm.mechanisms` fills it, and a rule must have
+another name."""
 
 
 def names() -> tuple[str, ...]:
@@ -47,10 +52,11 @@ def names() -> tuple[str, ...]:
 @named_arguments
 @registers
 def register(name: str, rule: Rule) -> None:
-    """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
+    """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of
+    the bundled rules.
 
-    The workers of a study or of an engine get the rule from this process. In a recipe that others run, name it as
-    "package.module:function" instead.
+    The workers of a study or of an engine get the rule from this process. In a recipe that others
+    run, name it as "package.module:function" instead.
 
     Args:
         name: a new name.
@@ -68,13 +74,18 @@ def register(name: str, rule: Rule) -> None:
         0.5
     """
     if not callable(rule):
-        raise ConfigError(f"allocation {name!r}: a rule must be a function (bounds, sizes) -> shares, got {rule!r}")
+        raise ConfigError(
+            f"allocation {name!r}: a rule must be a function (bounds, sizes) -> shares, got "
+            f"{rule!r}"
+        )
     enter({**MECHANISMS}, name, rule, "mechanism")
     enter(_SHARES, name, rule, "allocation")
 
 
 @named_arguments
-def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray) -> np.ndarray:
+def shares(
+    strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray
+) -> np.ndarray:
     """Budget share p_j of each layer, float64 [K], summing to 1.
 
     Args:
@@ -83,7 +94,8 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         dims: layer sizes d_j >= 1.
 
     Raises:
-        ConfigError: the strategy is unknown, bounds and sizes do not fit, or a rule does not return shares.
+        ConfigError: the strategy is unknown, bounds and sizes do not fit, or a rule does not return
+            shares.
 
     >>> shares("dimension-adjusted", [1.0, 1.0], [1, 3]).tolist()
     [0.25, 0.75]
@@ -97,9 +109,15 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
     with users_code(f"allocation {strategy!r}", rule):
         raw = np.asarray(rule(s.copy(), d.copy()), dtype=np.float64)
-    if raw.shape != s.shape or not np.isfinite(raw).all() or (raw < 0).any() or not 0 < raw.sum() < np.inf:
+    if (
+        raw.shape != s.shape
+        or not np.isfinite(raw).all()
+        or (raw < 0).any()
+        or not 0 < raw.sum() < np.inf
+    ):
         raise ConfigError(
-            f"allocation {strategy!r}: a rule must return one finite share of at least 0 per layer, and not only "
+            f"allocation {strategy!r}: a rule must return one finite share of at least 0 per "
+            "layer, and not only "
             "zeros, got "
             f"{raw.tolist()} for {len(s)} layers"
         )
@@ -107,22 +125,25 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
 
 
 @named_arguments
-def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float) -> np.ndarray:
+def allocate(
+    strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float
+) -> np.ndarray:
     """Noise standard deviation sigma_j of each layer of the SUM of contributions.
 
-    If `sum of contributions + N(0, sigma_j^2 I)` is released layer by layer, the release costs exactly one Gaussian
-    mechanism with noise multiplier `noise_multiplier` under add-or-remove-one: sum_j s_j^2 / sigma_j^2 = 1 /
-    noise_multiplier^2.
+    If `sum of contributions + N(0, sigma_j^2 I)` is released layer by layer, the release costs
+    exactly one Gaussian mechanism with noise multiplier `noise_multiplier` under add-or-remove-one:
+    sum_j s_j^2 / sigma_j^2 = 1 / noise_multiplier^2.
 
     Args:
         strategy: one of `names()`.
-        clip: l2 bounds s_j > 0 of one unit's contribution to each layer, in the units of the update.
+        clip: l2 bounds s_j > 0 of one unit's contribution to each layer, in the units of the
+            update.
         dims: layer sizes d_j >= 1.
         noise_multiplier: sigma_* > 0 of the whole release.
 
     Returns:
-        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps only the smallest
-        layer, the first one if several are smallest).
+        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps
+        only the smallest layer, the first one if several are smallest).
 
     Raises:
         ConfigError: the strategy is unknown, or the arguments do not fit.
@@ -137,8 +158,11 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
 
 
 @named_arguments
-def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """Noise standard deviations sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j, float64 [K].
+def spread(
+    share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float
+) -> np.ndarray:
+    """Noise standard deviations sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j,
+    float64 [K].
 
     Args:
         share: p_j >= 0, [K]. They must sum to 1 for the release to have multiplier sigma_*.
@@ -146,7 +170,8 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
         noise_multiplier: sigma_* of the whole release.
 
     Returns:
-        sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be released.
+        sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be
+        released.
 
     >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
     [1.1547, 2.0]
@@ -158,16 +183,20 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
 
 
 @named_arguments
-def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray) -> float:
-    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that equals this release.
+def effective_multiplier(
+    clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray
+) -> float:
+    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that
+    equals this release.
 
-    Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of this multiplier. The
-    equality also holds in RDP, PLD and GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0
-    gives 0: no privacy.
+    Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of
+    this multiplier. The equality also holds in RDP, PLD and GDP accounting and under Poisson
+    sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
 
     Args:
         clip: l2 bounds s_j >= 0 of one unit's contribution to each layer, [K].
-        sigma: noise standard deviations sigma_j >= 0 of the sum, [K]; `inf` for layers that are not released.
+        sigma: noise standard deviations sigma_j >= 0 of the sum, [K]; `inf` for layers that are not
+            released.
 
     >>> effective_multiplier([3.0, 4.0], [5.0, 5.0])
     1.0
@@ -199,5 +228,6 @@ def _check_lengths(least: int, **vectors: np.ndarray) -> None:
     (first, one), (second, other) = vectors.items()
     if one.ndim != 1 or one.shape != other.shape or one.size < least:
         raise ConfigError(
-            f"{first} and {second} must be two equally long lists, got shapes {one.shape} and {other.shape}"
+            f"{first} and {second} must be two equally long lists, got shapes {one.shape} and "
+            f"{other.shape}"
         )

@@ -1,7 +1,7 @@
 """The rule by which a run's rounds are charged: one by one, or as parts of one mechanism.
 
-`fedlgm.noise.run_noise` determines separately how noise is drawn. For example, independent noise under cyclic sampling is
-drawn round by round, and charged as one mechanism.
+`fedlgm.noise.run_noise` determines separately how noise is drawn. For example, independent noise
+under cyclic sampling is drawn round by round, and charged as one mechanism.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SECRET = {
 }
 """The secret on which amplification by sampling rests, if a unit is not a whole participant."""
 _PARTICIPATION = {
-    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
+    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's "
+    "round stays secret",
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
 """Participation in a run that is one mechanism, by whether secret draws amplify it."""
@@ -60,13 +61,19 @@ class Process:
         return None
 
     def needs(self, unit: Unit) -> str:
-        """Further conditions of the guarantee, in addition to bounds and noise; empty if there are none."""
+        """Further conditions of the guarantee, in addition to bounds and noise; empty if there are
+        none.
+        """
         if self.facts.accounted_rate == 1:
             return ""
-        return _SECRET.get("step" if self.facts.steps else unit, "who takes part in a round stays secret")
+        return _SECRET.get(
+            "step" if self.facts.steps else unit, "who takes part in a round stays secret"
+        )
 
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
-        """Refuse a mechanism whose rounds cannot be charged this way (see `Mechanism.check_run`)."""
+        """Refuse a mechanism whose rounds cannot be charged this way (see
+        `Mechanism.check_run`).
+        """
         facts = self.facts
         facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
 
@@ -74,7 +81,9 @@ class Process:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged. Only an empty round without charged rounds before it (`before()`) is free."""
+        """Whether a round is charged. Only an empty round without charged rounds before it
+        (`before()`) is free.
+        """
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
@@ -96,7 +105,10 @@ class Process:
 
         def within(multiplier: float) -> bool:
             least = multiplier / SENSITIVITY_FACTOR[relation]
-            events = [(facts.noised_by.event(least * level, rate), count) for level, count in releases.items()]
+            events = [
+                (facts.noised_by.event(least * level, rate), count)
+                for level, count in releases.items()
+            ]
             return privacy.composed_epsilon(events, delta, accountant) <= epsilon
 
         return facts.noised_by.calibrated(gaussian, within)
@@ -112,7 +124,8 @@ class Process:
     def events(
         self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
     ) -> list[tuple[dp_event.DpEvent, int]]:
-        """Events of rounds like `plan` with these effective multipliers, and the number of rounds of each event.
+        """Events of rounds like `plan` with these effective multipliers, and the number of rounds
+        of each event.
 
         Args:
             plan: plan of one of the rounds.
@@ -121,7 +134,9 @@ class Process:
         """
         rate = self.facts.accounted_rate if sampled else 1.0
         levels, counts = np.unique(multipliers, return_counts=True)
-        return [(self._at(plan, float(m), rate), int(n)) for m, n in zip(levels, counts, strict=True)]
+        return [
+            (self._at(plan, float(m), rate), int(n)) for m, n in zip(levels, counts, strict=True)
+        ]
 
     def _multiplier(self, plan: ReleasePlan) -> float:
         return plan.effective_multiplier if plan.size > 0 else self.facts.noise_multiplier
@@ -131,11 +146,14 @@ class Process:
         if plan.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.events.laplace_event(loss, rate, self.facts.relation)
-        return privacy.events.repeated(self.facts.noised_by.event(multiplier, rate), self.facts.noisy_steps)
+        return privacy.events.repeated(
+            self.facts.noised_by.event(multiplier, rate), self.facts.noisy_steps
+        )
 
 
 class OneMechanism(Process):
-    """A run that is one mechanism (`fedlgm.privacy.whole_run`): each round is charged the increase of the run's cost.
+    """A run that is one mechanism (`fedlgm.privacy.whole_run`): each round is charged the increase
+    of the run's cost.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -151,7 +169,9 @@ class OneMechanism(Process):
 
     def needs(self, unit: Unit) -> str:
         """The restriction of participation."""
-        return _PARTICIPATION[self.facts.accounted_rate < 1].format(b=self.facts.sampling.separation)
+        return _PARTICIPATION[self.facts.accounted_rate < 1].format(
+            b=self.facts.sampling.separation
+        )
 
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
         """See `Mechanism.check_run`."""
@@ -161,12 +181,15 @@ class OneMechanism(Process):
         """Require Gaussian noise of at least the calibrated level."""
         if plan.family != "gaussian":
             raise PrivacyError(
-                f"noise of a whole run is accounted for as Gaussian, but the plan has {plan.family} noise"
+                "noise of a whole run is accounted for as Gaussian, but the plan has "
+                f"{plan.family} noise"
             )
         if plan.effective_multiplier < self.facts.least_multiplier:
             raise PrivacyError(
-                "a run is one mechanism only if no round has less noise than was planned for the run: this plan has "
-                f"a multiplier of {plan.effective_multiplier:g}, and the run {self.facts.noise_multiplier:g}"
+                "a run is one mechanism only if no round has less noise than was planned for the "
+                "run: this plan has "
+                f"a multiplier of {plan.effective_multiplier:g}, and the run "
+                f"{self.facts.noise_multiplier:g}"
             )
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:

@@ -1,7 +1,7 @@
 """Rules for the bounds s_j of a plan, from constants or from released updates.
 
-All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then has
-sensitivity S under add-or-remove-one for every rule.
+All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then
+has sensitivity S under add-or-remove-one for every rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
-"""Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only to 5e-15."""
+"""Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only
+to 5e-15."""
 
 
 @named_arguments
@@ -52,13 +53,15 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
-    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum. Not private.
+    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum.
+    Not private.
 
     Args:
         bound: S.
         private_norms: unclipped layer norms of every sampled client, [clients, K].
 
-    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between S / sqrt(K) and S.
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between
+        S / sqrt(K) and S.
 
     Example:
         >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
@@ -66,15 +69,18 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
     """
     medians = np.median(private_norms, axis=0)
     total = float(medians.sum())
-    return np.asarray(bound * medians / total) if total > 0 else eq_clip(bound, private_norms.shape[1])
+    return (
+        np.asarray(bound * medians / total) if total > 0 else eq_clip(bound, private_norms.shape[1])
+    )
 
 
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Layer norms of a released mean update after subtracting the expected energy of the noise, float64 [K].
+    """Layer norms of a released mean update after subtracting the expected energy of the noise,
+    float64 [K].
 
     m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
-    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing of a release, so
-    they cost nothing.
+    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing
+    of a release, so they cost nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
@@ -92,7 +98,8 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Share of each layer's energy in a released mean that is not noise, float64 [K]; 0 where nothing was released.
+    """Share of each layer's energy in a released mean that is not noise, float64 [K]; 0 where
+    nothing was released.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
@@ -111,7 +118,9 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
-    """Squared norm of each layer of a released mean, and the noise's expected part of it; 0 if not released."""
+    """Squared norm of each layer of a released mean, and the noise's expected part of it; 0 if not
+    released.
+    """
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.
     draws = plan.facts.noised_by.noises_in_sum(plan.denominator)
@@ -122,11 +131,15 @@ def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.nd
     return energy, noise
 
 
-def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
-    """Adaptive per-layer bounds for the next round from released shares of unclipped clients, float64 [K].
+def next_quantile_bounds(
+    clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float
+) -> np.ndarray:
+    """Adaptive per-layer bounds for the next round from released shares of unclipped clients,
+    float64 [K].
 
-    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than `target` of the clients stay
-    below their bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
+    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than `target` of
+    the clients stay below their bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per
+    layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.
@@ -145,16 +158,18 @@ def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, targ
 
 
 class Scaling(Protocol):
-    """Factors of the layers' gradients of examples, for mechanisms that bound examples (`mechanisms.BoundsExamples`).
+    """Factors of the layers' gradients of examples, for mechanisms that bound examples
+    (`mechanisms.BoundsExamples`).
 
-    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds (see
-    `one_by_one`).
+    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its
+    bounds (see `one_by_one`).
 
     Attributes:
-        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
-            added during the backward pass; all others wait for its end.
+        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such
+            gradients are scaled and added during the backward pass; all others wait for its end.
 
-    A scaling that bounds another norm than l2 has an attribute `norm` (see `fedlgm.training.example_level.norms`).
+    A scaling that bounds another norm than l2 has an attribute `norm` (see
+    `fedlgm.training.example_level.norms`).
 
     Example:
         >>> from fedlgm.training.example_level import PerLayerClip
@@ -171,7 +186,9 @@ class Scaling(Protocol):
         ...
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with `per_layer`."""
+        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with
+        `per_layer`.
+        """
         ...
 
     def bounds(self, layers: int) -> np.ndarray:

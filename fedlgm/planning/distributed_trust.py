@@ -1,7 +1,7 @@
 """Noise in shares: each node adds a part of it, and the server sees only the noised sum.
 
-The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is complete; a simulation adds
-plain integers, which gives the same sum.
+The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is
+complete; a simulation adds plain integers, which gives the same sum.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TOLERANCE = 1 + 1e-6
 def least_threshold(nodes: int, colluders: int) -> int:
     """Smallest number of answers that two halves of a round's nodes cannot both reach.
 
-    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an honest node is in both
-    sets, and it answers for only one: 2 t > n + m.
+    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an
+    honest node is in both sets, and it answers for only one: 2 t > n + m.
 
     Example:
         >>> least_threshold(10, 1), least_threshold(30, 3)
@@ -54,7 +54,8 @@ def least_threshold(nodes: int, colluders: int) -> int:
 @sealed
 @dataclass(frozen=True)
 class Shares:
-    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong to the server.
+    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong
+    to the server.
 
     Example:
         >>> Shares(20, 3).honest
@@ -66,7 +67,8 @@ class Shares:
         noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
-        ConfigError: a number is outside its range, there are no more answers than colluders, or the law is unknown.
+        ConfigError: a number is outside its range, there are no more answers than colluders, or the
+            law is unknown.
     """
 
     threshold: int
@@ -78,7 +80,8 @@ class Shares:
         check_count("colluders", self.colluders, least=0)
         if self.threshold <= self.colluders:
             raise ConfigError(
-                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest node whose noise "
+                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest "
+                "node whose noise "
                 "counts: raise the threshold, or count on fewer colluders"
             )
         integer_noise.get(self.noise)
@@ -101,7 +104,8 @@ class Shares:
         return self.threshold - self.colluders
 
     def check(self, asked: int) -> None:
-        """Refuse a threshold that two halves of a round's nodes could both reach, or that they cannot reach at all.
+        """Refuse a threshold that two halves of a round's nodes could both reach, or that they
+        cannot reach at all.
 
         Raises:
             ConfigError: the threshold is below `least_threshold` or above n.
@@ -109,17 +113,22 @@ class Shares:
         t, m = self.threshold, self.colluders
         least = least_threshold(asked, m)
         if t > asked:
-            raise ConfigError(f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the threshold")
+            raise ConfigError(
+                f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the "
+                "threshold"
+            )
         if t < least:
             raise ConfigError(
-                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open two sums of one "
+                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open "
+                "two sums of one "
                 f"round: the threshold must be at least {least}"
             )
 
 
 @dataclass(frozen=True)
 class NoisedInShares(NoisedByClients):
-    """The nodes add the noise together. A single message is not private; a sum of `Shares.threshold` or more is.
+    """The nodes add the noise together. A single message is not private; a sum of
+    `Shares.threshold` or more is.
 
     Attributes:
         shares: the run's threshold and colluders; None for the trust model alone.
@@ -135,7 +144,10 @@ class NoisedInShares(NoisedByClients):
     numbers = ("<u4",)
     uncorrelated = "the server sees every round's sum with the shares of that round"
     observed_rounds = "every round's noised sum"
-    answers = ("conditional", "at most max_colluders of the policy's peers share their noise with the server")
+    answers = (
+        "conditional",
+        "at most max_colluders of the policy's peers share their noise with the server",
+    )
 
     shares: Shares | None = None
 
@@ -143,7 +155,8 @@ class NoisedInShares(NoisedByClients):
         """The same with the run's shares."""
         if shares is None:
             raise ConfigError(
-                "trust 'distributed' needs shares: the [distributed] section with its threshold and colluders"
+                "trust 'distributed' needs shares: the [distributed] section with its threshold "
+                "and colluders"
             )
         return NoisedInShares(shares)
 
@@ -156,20 +169,25 @@ class NoisedInShares(NoisedByClients):
         return math.inf
 
     def check_facts(self, facts: RunFacts) -> None:
-        """Require a public number of nodes in every round, whole clients, and an accountant with a bound."""
+        """Require a public number of nodes in every round, whole clients, and an accountant with a
+        bound.
+        """
         sampling = facts.sampling
         if facts.steps is not None:
             raise ConfigError(
-                "trust 'distributed' protects whole clients, whose rounds are one sum each: example-level steps would "
+                "trust 'distributed' protects whole clients, whose rounds are one sum each: "
+                "example-level steps would "
                 "each be a sum; use privacy.unit = 'client'"
             )
         if sampling.scheme != "fixed" and sampling.rate < 1:
             raise ConfigError(
-                "trust 'distributed' needs a public number of nodes in every round: use sampling 'fixed', or rate 1"
+                "trust 'distributed' needs a public number of nodes in every round: use sampling "
+                "'fixed', or rate 1"
             )
         if facts.accountant != "rdp":
             raise ConfigError(
-                f"privacy.accountant = {facts.accountant!r}: the cost of integer noise in shares is proven as a Renyi "
+                f"privacy.accountant = {facts.accountant!r}: the cost of integer noise in shares "
+                "is proven as a Renyi "
                 "divergence; set privacy.accountant = 'rdp'"
             )
         self._shares.check(round(sampling.expected))
@@ -180,14 +198,18 @@ class NoisedInShares(NoisedByClients):
 
         if not plan.protected:
             raise ConfigError(
-                "trust 'distributed' needs a private plan: encryption hides single updates, not their sum"
+                "trust 'distributed' needs a private plan: encryption hides single updates, not "
+                "their sum"
             )
         if plan.family != "gaussian":
             raise ConfigError(
-                f"trust 'distributed' adds integer noise at a Gaussian's cost, but the plan has {plan.family} noise"
+                "trust 'distributed' adds integer noise at a Gaussian's cost, but the plan has "
+                f"{plan.family} noise"
             )
         if plan.bounded_by != "aggregator":
-            raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
+            raise ConfigError(
+                "trust 'distributed' rounds bounded clients: this plan's trainer bounds other units"
+            )
         if plan.size:
             IntegerGrid.of(plan)
 
@@ -206,10 +228,13 @@ class NoisedInShares(NoisedByClients):
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Require one multiplier for all rounds, because only the facts state the second epsilon."""
+        """Require one multiplier for all rounds, because only the facts state the second
+        epsilon.
+        """
         if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
-                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise "
+                "multiplier in every "
                 "round; this mechanism's noise changes over the rounds"
             )
 
@@ -218,7 +243,9 @@ class NoisedInShares(NoisedByClients):
         return self._shares.law.event(multiplier)
 
     def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative accuracy 1e-6."""
+        """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative
+        accuracy 1e-6.
+        """
         if within(gaussian):
             return gaussian
         low, high = gaussian, 2 * gaussian
@@ -232,12 +259,16 @@ class NoisedInShares(NoisedByClients):
         return IntegerShares()
 
     def opened(self, total: BoundedSum) -> Tensor:
-        """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the round is void."""
+        """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the
+        round is void.
+        """
         if total.count < self._shares.threshold:
             return torch.zeros_like(total.total)
         return _opened(total.total, total.plan)
 
-    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
+    def observed(
+        self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
+    ) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
 
@@ -259,13 +290,30 @@ class NoisedInShares(NoisedByClients):
         return _opened(total, plan)
 
     def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
-        """The server, which knows who takes part and its colluders' noise, and readers, who know neither."""
-        shares, event = self._shares, self.event(facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation], 1.0)
+        """The server, which knows who takes part and its colluders' noise, and readers, who know
+        neither.
+        """
+        shares, event = (
+            self._shares,
+            self.event(facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation], 1.0),
+        )
         server = privacy.composed_epsilon([(event, facts.releases)], facts.budget()[1], "rdp")
         readers, rate = self.readers_epsilon(facts, facts.rounds), facts.sampling.rate
         return (
-            Adversary("the server", shares.honest, 1.0, server, partial(self._with_noise_of, shares.honest)),
-            Adversary("readers", shares.threshold, rate, readers, partial(self._with_noise_of, shares.threshold)),
+            Adversary(
+                "the server",
+                shares.honest,
+                1.0,
+                server,
+                partial(self._with_noise_of, shares.honest),
+            ),
+            Adversary(
+                "readers",
+                shares.threshold,
+                rate,
+                readers,
+                partial(self._with_noise_of, shares.threshold),
+            ),
         )
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
@@ -287,19 +335,23 @@ class NoisedInShares(NoisedByClients):
     def readers_epsilon(self, facts: RunFacts, rounds: int) -> float:
         """Epsilon after some rounds against readers of released models who are not nodes.
 
-        Such readers do not see who took part. The releases hold the noise of all nodes that answered, at least the
-        threshold.
+        Such readers do not see who took part. The releases hold the noise of all nodes that
+        answered, at least the threshold.
         """
         return _readers_epsilon(replace(facts, training=type(facts.training)()), rounds)
 
     def against(self, facts: RunFacts) -> str:
-        """Adversaries of both epsilons, with the second epsilon, so that it is stated with the first everywhere."""
+        """Adversaries of both epsilons, with the second epsilon, so that it is stated with the
+        first everywhere.
+        """
         said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
             return said
         said += f"; for readers of the released models: epsilon {self.readers_epsilon(facts, facts.rounds):.4g}"
         if facts.sampling.rate < 1:
-            said += ", if sampled releases compose under replace-one as one of them is proven to cost"
+            said += (
+                ", if sampled releases compose under replace-one as one of them is proven to cost"
+            )
         return said
 
     @property
@@ -312,7 +364,9 @@ def _opened(total: Tensor, plan: ReleasePlan) -> Tensor:
     """A complete sum in the model's units."""
     from fedlgm.noise.integer import IntegerGrid, words
 
-    return torch.from_numpy(IntegerGrid.of(plan).opened(words(total.numpy()))) if plan.size else total
+    return (
+        torch.from_numpy(IntegerGrid.of(plan).opened(words(total.numpy()))) if plan.size else total
+    )
 
 
 @lru_cache(maxsize=256)
@@ -327,25 +381,42 @@ def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
     releases, rate = min(rounds, facts.releases), facts.sampling.rate
     event = shares.law.event(multiplier / SENSITIVITY_FACTOR[facts.relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
-    if rate == 1 or releases < rounds:  # draws of clients at their cap are not independent of earlier ones
+    if (
+        rate == 1 or releases < rounds
+    ):  # draws of clients at their cap are not independent of earlier ones
         return every
-    if isinstance(event, WholeOrdersDpEvent):  # amplification is known of noise with the Gaussian's divergences
+    if isinstance(
+        event, WholeOrdersDpEvent
+    ):  # amplification is known of noise with the Gaussian's divergences
         return every
     sampled = accounting.epsilon(
-        multiplier, delta, steps=rounds, sampling_rate=rate, relation=facts.relation, accountant="rdp"
+        multiplier,
+        delta,
+        steps=rounds,
+        sampling_rate=rate,
+        relation=facts.relation,
+        accountant="rdp",
     )
     return min(every, sampled)
 
 
 class IntegerShares:
-    """Draws a client's share: the bounded contribution becomes whole numbers with noise, kept in float64."""
+    """Draws a client's share: the bounded contribution becomes whole numbers with noise, kept in
+    float64.
+    """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
         """The keys."""
         return keys
 
     def add_(
-        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        ring: KeyRing,
+        round: int,
+        party: int,
+        backend: NoiseBackend,
     ) -> Tensor:
         """See `NoiseSource.add_`; drawn on the CPU by every backend.
 
@@ -355,10 +426,15 @@ class IntegerShares:
         from fedlgm.noise.integer import IntegerGrid
 
         if total.dtype != torch.float64:
-            raise ConfigError("trust 'distributed' needs sums in double precision: set training.device = 'cpu'")
+            raise ConfigError(
+                "trust 'distributed' needs sums in double precision: set training.device = 'cpu'"
+            )
         if plan.size == 0:
             return total
-        streams = [ring.numpy_generator(purpose, round, party + 1) for purpose in (Purpose.ROUNDING, Purpose.NOISE)]
+        streams = [
+            ring.numpy_generator(purpose, round, party + 1)
+            for purpose in (Purpose.ROUNDING, Purpose.NOISE)
+        ]
         share = IntegerGrid.of(plan).share(total.cpu().numpy(), *streams)
         return total.copy_(torch.from_numpy(share))
 

@@ -32,25 +32,29 @@ _KEPT = 2e-8
 class Sampling:
     """Rule that chooses the participants of a round.
 
-    With "poisson" and "fixed" every client may take part in any round. With the other schemes a client is invited again
-    `separation` = b rounds after its last invitation at the earliest, whether or not it answered:
+    With "poisson" and "fixed" every client may take part in any round. With the other schemes a
+    client is invited again `separation` = b rounds after its last invitation at the earliest,
+    whether or not it answered:
 
-    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round t all clients of
-      group t mod b take part (rounds from 0).
-    * "min-separation": `rate * population` of the clients that were not invited in the last b - 1 rounds.
-    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with probability b `rate`.
+    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round
+      t all clients of group t mod b take part (rounds from 0).
+    * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
+      rounds.
+    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
+      probability b `rate`.
 
     Example:
         >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
         0.4
 
     Attributes:
-        scheme: "poisson" (each client independently with probability `rate`), "fixed" (`rate * population` clients
-            without replacement), or one of the schemes above.
+        scheme: "poisson" (each client independently with probability `rate`), "fixed"
+            (`rate * population` clients without replacement), or one of the schemes above.
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
         separation: b for the schemes with a separation; None for the others.
-        of: "user" if the participants are users with several clients each; None if they are clients or examples.
+        of: "user" if the participants are users with several clients each; None if they are clients
+            or examples.
 
     Raises:
         ConfigError: a number is outside its range, or the population cannot keep the separation.
@@ -68,13 +72,19 @@ class Sampling:
             check_known("unit of several clients", self.of, SharedUnit)
         check_count("the population", self.population)
         check_rate(rate=self.rate)
-        if self.scheme in ("fixed", "min-separation") and abs(self.expected - round(self.expected)) > _ROUNDING:
+        if (
+            self.scheme in ("fixed", "min-separation")
+            and abs(self.expected - round(self.expected)) > _ROUNDING
+        ):
             # A rounded cohort would be sampled at another rate than the one that is accounted for.
-            raise ConfigError(f"a fixed cohort must be a whole number of clients, got {self.expected:g}")
+            raise ConfigError(
+                f"a fixed cohort must be a whole number of clients, got {self.expected:g}"
+            )
         if self.scheme in ("poisson", "fixed"):
             if self.separation is not None:
                 raise ConfigError(
-                    f"{self.scheme} sampling keeps no rounds between participations: use 'min-separation'"
+                    f"{self.scheme} sampling keeps no rounds between participations: use "
+                    "'min-separation'"
                 )
         else:
             self._check_separation()
@@ -82,20 +92,27 @@ class Sampling:
     def _check_separation(self) -> None:
         b, cohort = self.separation, self.expected
         if not (isinstance(b, numbers.Integral) and b >= 1):
-            raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
+            raise ConfigError(
+                f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}"
+            )
         if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
             raise ConfigError(
-                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is {self.rate:g}"
+                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is "
+                f"{self.rate:g}"
             )
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
-                f"{round(cohort)} clients per round, none of them again within {b} rounds, need a population of at "
-                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the separation"
+                f"{round(cohort)} clients per round, none of them again within {b} rounds, need a "
+                "population of at "
+                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the "
+                "separation"
             )
         if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
             raise ConfigError(
-                f"with {b} groups a client takes part in its group's rounds with probability {b} x {self.rate:g} = "
-                f"{b * self.rate:g}, which is more than 1: take at most {int(1 / self.rate + _ROUNDING)} groups or a "
+                f"with {b} groups a client takes part in its group's rounds with probability {b} x "
+                f"{self.rate:g} = "
+                f"{b * self.rate:g}, which is more than 1: take at most "
+                f"{int(1 / self.rate + _ROUNDING)} groups or a "
                 "lower rate"
             )
 
@@ -106,13 +123,18 @@ class Sampling:
 
     @property
     def within_group(self) -> float:
-        """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1 in "cyclic".
+        """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1
+        in "cyclic".
 
         For a scheme without groups this is q.
         """
         if self.scheme == "cyclic":
             return 1.0
-        return min(1.0, (self.separation or 1) * self.rate) if self.scheme == "grouped-poisson" else self.rate
+        return (
+            min(1.0, (self.separation or 1) * self.rate)
+            if self.scheme == "grouped-poisson"
+            else self.rate
+        )
 
     @property
     def amplifies(self) -> bool:
@@ -135,12 +157,14 @@ class LocalTraining:
         momentum: for "sgd".
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
-        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does not clip.
-        weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before every step: with
-            "adam" this is AdamW. None does not decay.
+        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does
+            not clip.
+        weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before
+            every step: with "adam" this is AdamW. None does not decay.
 
     Raises:
-        ConfigError: the optimizer is unknown, momentum is given for "adam", or lr times the decay is not in (0, 1).
+        ConfigError: the optimizer is unknown, momentum is given for "adam", or lr times the decay
+            is not in (0, 1).
 
     Example:
         >>> LocalTraining(epochs=2, batch_size=32).steps(100)
@@ -159,16 +183,23 @@ class LocalTraining:
         if self.optimizer not in ("sgd", "adam"):
             raise ConfigError(f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam")
         if self.optimizer == "adam" and self.momentum:
-            raise ConfigError("training.momentum is an option of optimizer 'sgd'; 'adam' has its own")
+            raise ConfigError(
+                "training.momentum is an option of optimizer 'sgd'; 'adam' has its own"
+            )
         if self.weight_decay is not None and not 0 < self.lr * self.weight_decay < 1:
             raise ConfigError(
-                "training.weight_decay: every step multiplies the weights by 1 - lr * weight_decay, which must lie "
+                "training.weight_decay: every step multiplies the weights by 1 - lr * "
+                "weight_decay, which must lie "
                 f"between 0 and 1, got lr {self.lr:g} and weight_decay {self.weight_decay:g}"
             )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; without a decay that is not set, as before there was one."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("weight_decay", None)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if (name, value) != ("weight_decay", None)
+        }
 
     def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of it
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
@@ -181,9 +212,11 @@ class LocalTraining:
 @sealed
 @dataclass(frozen=True)
 class LocalSteps:
-    """Example-level steps of a client in a round. The client adds noise to each, and each is a separate release.
+    """Example-level steps of a client in a round. The client adds noise to each, and each is a
+    separate release.
 
-    All three are public constants of the run, the same for every client and independent of its number of examples.
+    All three are public constants of the run, the same for every client and independent of its
+    number of examples.
 
     Example:
         >>> steps = LocalSteps(5, 0.1, 32.0)
@@ -193,7 +226,8 @@ class LocalSteps:
 
     Attributes:
         count: steps k of a round.
-        rate: probability q in (0, 1] with which each of the client's examples enters a step's batch.
+        rate: probability q in (0, 1] with which each of the client's examples enters a step's
+            batch.
         batch: divisor B of a step's noisy sum; never the realised size of the batch.
 
     Raises:
@@ -206,7 +240,9 @@ class LocalSteps:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.count, numbers.Integral) and self.count >= 1):
-            raise ConfigError(f"the number of local steps must be a whole number of at least 1, got {self.count}")
+            raise ConfigError(
+                f"the number of local steps must be a whole number of at least 1, got {self.count}"
+            )
         check_rate(rate=self.rate)
         check_positive(batch=self.batch)
 
@@ -215,7 +251,8 @@ class LocalSteps:
 @named_arguments
 @dataclass(frozen=True)
 class RunFacts:
-    """Public facts of a run, known before it starts. Plans, accounting and guarantees follow from them.
+    """Public facts of a run, known before it starts. Plans, accounting and guarantees follow from
+    them.
 
     Example:
         >>> facts = RunFacts(1.5, Sampling("poisson", 100, 0.1), rounds=20)
@@ -223,24 +260,28 @@ class RunFacts:
         (10.0, 20)
 
     Attributes:
-        noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2 bound. Adding or
-            removing a unit moves the sum by one bound, replacing it by two, so replace-one needs twice the sigma_* for
-            the same cost. 0 before calibration and for runs without privacy.
-        sampling: rule that chooses the participants of a round: clients, or examples if a round is one step on sampled
-            examples (example level under central trust).
+        noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2
+            bound. Adding or removing a unit moves the sum by one bound, replacing it by two, so
+            replace-one needs twice the sigma_* for the same cost. 0 before calibration and for runs
+            without privacy.
+        sampling: rule that chooses the participants of a round: clients, or examples if a round is
+            one step on sampled examples (example level under central trust).
         relation: neighbouring relation: "add-remove", "replace-one" or "zero-out".
         trust: trust model, which says who adds the noise: "central", "local" or "distributed".
         rounds: number T of rounds.
         epsilon: budget of the whole run; None if plans are made without a budget.
         delta: delta of this budget.
         accountant: "pld" or "rdp".
-        max_participations: largest number of releases that may contain one client's data; None sets no limit.
+        max_participations: largest number of releases that may contain one client's data; None sets
+            no limit.
         training: settings of the client's local training.
-        steps: private steps that each client makes in a round (example level under local trust); otherwise None.
-        noise: correlation of the noise over the rounds; None means independent noise in every round.
+        steps: private steps that each client makes in a round (example level under local trust);
+            otherwise None.
+        noise: correlation of the noise over the rounds; None means independent noise in every
+            round.
         shares: the clients whose noise counts under distributed trust; otherwise None.
-        assumes: what the guarantee assumes of a user's model or code and the library cannot prove, as the end of a
-            sentence ("conditional on ..."); empty if all is proven.
+        assumes: what the guarantee assumes of a user's model or code and the library cannot prove,
+            as the end of a sentence ("conditional on ..."); empty if all is proven.
 
     Raises:
         ConfigError: the facts contradict each other.
@@ -256,7 +297,9 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
-    steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
+    steps: LocalSteps | None = field(
+        default=None, repr=False
+    )  # ledgers are named by the text of their facts
     noise: Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
     assumes: str = field(default="", repr=False)
@@ -274,7 +317,9 @@ class RunFacts:
         check_known("accountant", self.accountant, Accountant)
         sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
         capped, steps = self.max_participations is not None, bool(self.steps)
-        run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, steps, capped)
+        run = Settings(
+            sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, steps, capped
+        )
         run_rules.check(run, {})
         self.noised_by.check_facts(self)
         if self.noise is not None:
@@ -287,12 +332,15 @@ class RunFacts:
         if not isinstance(noise, Correlation):
             raise ConfigError(f"noise must be a fedlgm.correlation.Correlation, got {noise!r}")
         if noise.rounds != self.rounds:
-            raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, but the run has {self.rounds}")
+            raise ConfigError(
+                f"the noise is correlated over {noise.rounds} rounds, but the run has {self.rounds}"
+            )
         noise.check_noise()
         if sampling.amplifies and (noise.bands is None or noise.bands > (sampling.separation or 1)):
             kind = "a buffered strategy" if noise.bands is None else f"{noise.bands} bands"
             raise ConfigError(
-                f"amplification by grouped sampling needs no more bands than groups: {kind} with {sampling.separation} "
+                f"amplification by grouped sampling needs no more bands than groups: {kind} with "
+                f"{sampling.separation} "
                 "groups is not proven"
             )
 
@@ -303,8 +351,12 @@ class RunFacts:
 
     @property
     def process(self) -> Process:
-        """Rule by which rounds are charged: one by one if noise is independent and no schedule restricts clients."""
-        return (Process if self.noise is None and self.sampling.separation is None else OneMechanism)(self)
+        """Rule by which rounds are charged: one by one if noise is independent and no schedule
+        restricts clients.
+        """
+        return (
+            Process if self.noise is None and self.sampling.separation is None else OneMechanism
+        )(self)
 
     @property
     def run(self) -> WholeRun | None:
@@ -319,18 +371,24 @@ class RunFacts:
 
     @property
     def accounted_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the rate of local steps.
+        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the
+        rate of local steps.
 
-        The recipient of a client's noisy update knows that the client takes part, but not which of its examples do.
-        For schemes with a separation the rate is the probability of the draw within a group, or 1 without such a draw.
+        The recipient of a client's noisy update knows that the client takes part, but not which of
+        its examples do. For schemes with a separation the rate is the probability of the draw
+        within a group, or 1 without such a draw.
         """
-        return self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
+        return (
+            self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
+        )
 
     @property
     def least_multiplier(self) -> float:
-        """Smallest effective multiplier of a round, at which all rounds of a run that is one mechanism are charged.
+        """Smallest effective multiplier of a round, at which all rounds of a run that is one
+        mechanism are charged.
 
-        It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded down.
+        It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded
+        down.
         """
         return floor_digits(self.noise_multiplier * (1 - _KEPT), 9)
 
@@ -341,7 +399,9 @@ class RunFacts:
 
     @property
     def noisy_sums(self) -> int:
-        """Largest number of noisy sums that can contain one unit's data: releases times local steps."""
+        """Largest number of noisy sums that can contain one unit's data: releases times local
+        steps.
+        """
         return self.releases * self.noisy_steps
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
@@ -349,7 +409,8 @@ class RunFacts:
         return replace(self, noise_multiplier=noise_multiplier)
 
     def assuming(self, *conditions: str) -> RunFacts:
-        """The same facts, whose guarantee also assumes these conditions; empty ones and repetitions add nothing.
+        """The same facts, whose guarantee also assumes these conditions; empty ones and repetitions
+        add nothing.
 
         Example:
             >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -366,13 +427,18 @@ class RunFacts:
             ConfigError: these facts have no budget.
         """
         if self.epsilon is None or self.delta is None:
-            raise ConfigError("a noise multiplier is calibrated to a budget: these facts have no epsilon and delta")
+            raise ConfigError(
+                "a noise multiplier is calibrated to a budget: these facts have no epsilon and "
+                "delta"
+            )
         return self.epsilon, self.delta
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         record = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps", "shares", "assumes")
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("noise", "steps", "shares", "assumes")
         }
         record |= {"sampling": self.sampling.to_dict(), "training": self.training.to_dict()}
         # Clients' noise is keyed by the plan's text: that of runs without any stays as it was.
@@ -397,5 +463,11 @@ class RunFacts:
             steps = LocalSteps(**steps)
         if shares is not None:
             shares = Shares(**shares)
-        given = {"sampling": sampling, "training": training, "noise": noise, "steps": steps, "shares": shares}
+        given = {
+            "sampling": sampling,
+            "training": training,
+            "noise": noise,
+            "steps": steps,
+            "shares": shares,
+        }
         return cls(**{**raw, **given})

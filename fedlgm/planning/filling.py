@@ -1,12 +1,15 @@
-"""One common cap on the norms of a client's layers, as high as the bound of the whole update permits.
+"""One common cap on the norms of a client's layers, as high as the bound of the whole update
+permits.
 
-An update is a client's own, so any function of it may replace it before the plan bounds it: sensitivity, noise and
-charge depend on the bound alone. Water-filling chooses which part of a large update the bound keeps. Flat clipping
-scales all layers by one factor, so a layer with a large norm leaves little of the bound to the others. Water-filling
-cuts only the layers above a common level c, with sum_j min(||g_j||, c)^2 = S^2:
+An update is a client's own, so any function of it may replace it before the plan bounds it:
+sensitivity, noise and charge depend on the bound alone. Water-filling chooses which part of a large
+update the bound keeps. Flat clipping scales all layers by one factor, so a layer with a large norm
+leaves little of the bound to the others. Water-filling cuts only the layers above a common level c,
+with sum_j min(||g_j||, c)^2 = S^2:
 
 * an update within S is not changed;
-* if all layers have at least the norm S / sqrt(K), each is cut to S / sqrt(K), as by per-layer clipping;
+* if all layers have at least the norm S / sqrt(K), each is cut to S / sqrt(K), as by per-layer
+  clipping;
 * in between, small layers are not cut, and large layers share the rest of the bound.
 """
 
@@ -21,7 +24,8 @@ from fedlgm.planning.layers import LayerTable
 
 
 def level(squares: Tensor, bound: float) -> Tensor:
-    """The level c with sum_j min(||g_j||^2, c^2) = S^2, [b]; infinite for updates within S or without a finite norm.
+    """The level c with sum_j min(||g_j||^2, c^2) = S^2, [b]; infinite for updates within S or
+    without a finite norm.
 
     Args:
         squares: squared l2 norms of the layers, [b, K].
@@ -36,7 +40,8 @@ def level(squares: Tensor, bound: float) -> Tensor:
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
     found = (bound**2 - within) / sharing
-    # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers above it.
+    # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers
+    # above it.
     found = torch.where(found <= ordered, found, 0.0).amax(dim=1).sqrt()
     total = squares.sum(dim=1)
     return torch.where((total > bound**2) & total.isfinite(), found, torch.inf)

@@ -1,6 +1,7 @@
 """The model's layers in order, and one flat float32 vector that holds all of them.
 
-All private code works on the flat vector and a `LayerTable`; no other code knows the order of a `state_dict`.
+All private code works on the flat vector and a `LayerTable`; no other code knows the order of a
+`state_dict`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import named_arguments, users_code
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
-_FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")  # as `peft` and `fedlgm.training.models.adapters` name them
+_FACTOR = re.compile(
+    r"\.lora_([AB])(\.[^.]+)*$"
+)  # as `peft` and `fedlgm.training.models.adapters` name them
 SAFETY = 1 - 2.0**-16
-"""Share of a bound to which layers are cut, so that rounding in a norm and a product carries none above its bound."""
+"""Share of a bound to which layers are cut, so that rounding in a norm and a product carries none
+above its bound."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,14 @@ class Layer:
 @named_arguments
 @dataclass(frozen=True)
 class LayerTable:
-    """The layers of a model and their places in one flat float32 vector [D] of all trained parameters.
+    """The layers of a model and their places in one flat float32 vector [D] of all trained
+    parameters.
 
     Make a table with `LayerTable.from_module(model)`.
 
     Attributes:
-        layers: the K layers in order; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j = `sizes[j]`
-            coordinates.
+        layers: the K layers in order; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j
+            = `sizes[j]` coordinates.
 
     Raises:
         ConfigError: layers or their tensors overlap, or leave gaps.
@@ -87,41 +92,55 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        # A mechanism's own table could otherwise put one layer's numbers under the noise of another.
+        # A mechanism's own table could otherwise put one layer's numbers under the noise of
+        # another.
         end = 0
         for layer in self.layers:
             start = end
             for slot in layer.slots:
                 if slot.offset != end or slot.size != math.prod(slot.shape):
-                    raise ConfigError(f"layer table: {slot.name!r} does not lie where the tensors before it end")
+                    raise ConfigError(
+                        f"layer table: {slot.name!r} does not lie where the tensors before it end"
+                    )
                 end += slot.size
             if (layer.offset, layer.size) != (start, end - start):
-                raise ConfigError(f"layer table: layer {layer.name!r} does not consist of its own tensors")
+                raise ConfigError(
+                    f"layer table: layer {layer.name!r} does not consist of its own tensors"
+                )
 
     @classmethod
     @named_arguments
-    def from_module(cls, module: nn.Module, group_by: str | Callable[[str], str] = "module") -> LayerTable:
+    def from_module(
+        cls, module: nn.Module, group_by: str | Callable[[str], str] = "module"
+    ) -> LayerTable:
         """Table of the trainable parameters of `module`.
 
-        Frozen parameters and buffers (running statistics, counters) are omitted: they are never trained, aggregated or
-        uploaded. A tensor shared by several modules appears once, under its first name.
+        Frozen parameters and buffers (running statistics, counters) are omitted: they are never
+        trained, aggregated or uploaded. A tensor shared by several modules appears once, under its
+        first name.
 
         Args:
             module: the model, which may be on the meta device.
-            group_by: "module" puts the tensors of one module (weight and bias) into one layer, "tensor" makes every
-                tensor a layer, "all" makes one layer of the whole model. For adapters (LoRA), "adapter" makes a layer
-                of each adapted matrix, "factor" of each of its factors, "kind" three layers: all A, all B, and the
-                rest. A function maps a parameter's name to its layer's name. If `module` itself holds several tensors,
+            group_by: "module" puts the tensors of one module (weight and bias) into one layer,
+                "tensor" makes every tensor a layer, "all" makes one layer of the whole model. For
+                adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" of each of
+                its factors, "kind" three layers: all A, all B, and the rest. A function maps a
+                    parameter's name to its layer's name. If `module` itself holds several tensors,
                 they are the layer "model".
 
         Raises:
-            ConfigError: the object is not a model, the grouping is unknown, or there is no trainable parameter.
+            ConfigError: the object is not a model, the grouping is unknown, or there is no
+                trainable parameter.
 
         >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
         [15, 8]
         """
         if not isinstance(module, nn.Module):
-            what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+            what = (
+                f"the class {module.__name__}"
+                if isinstance(module, type)
+                else type(module).__name__
+            )
             raise ConfigError(f"a model must be an nn.Module, got {what}")
         group = _grouping(group_by)
         grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}
@@ -131,7 +150,9 @@ class LayerTable:
                     layer = group(name)
                 grouped.setdefault(layer, []).append((name, parameter))
         if not grouped:
-            raise ConfigError(f"{type(module).__name__} has no trainable parameters: there is no layer to release")
+            raise ConfigError(
+                f"{type(module).__name__} has no trainable parameters: there is no layer to release"
+            )
         layers, offset = [], 0
         for layer_name, members in grouped.items():
             start, slots = offset, []
@@ -180,7 +201,9 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def merged(self) -> LayerTable:
-        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these layers' sizes."""
+        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these
+        layers' sizes.
+        """
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
         parts = tuple(size for layer in self.layers for size in layer.parts or (layer.size,))
         return LayerTable((Layer("all", slots, 0, self.size, parts),))
@@ -195,14 +218,21 @@ class LayerTable:
         return flat.split(self._lengths, dim=-1)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is copied."""
+        """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is
+        copied.
+        """
         lead = flat.shape[:-1]
-        return {s.name: flat[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots()}
+        return {
+            s.name: flat[..., s.offset : s.offset + s.size].view((*lead, *s.shape))
+            for s in self.slots()
+        }
 
     def flatten(self, module: nn.Module) -> Tensor:
         """Copy of the module's parameters as one float32 vector [D]."""
         parameters = dict(module.named_parameters())
-        return torch.cat([parameters[s.name].detach().reshape(-1).to(torch.float32) for s in self.slots()])
+        return torch.cat(
+            [parameters[s.name].detach().reshape(-1).to(torch.float32) for s in self.slots()]
+        )
 
     @torch.no_grad()
     def load_(self, module: nn.Module, flat: Tensor) -> None:
@@ -210,11 +240,14 @@ class LayerTable:
         self._check(flat)
         parameters = dict(module.named_parameters())
         for slot in self.slots():
-            parameters[slot.name].copy_(flat[slot.offset : slot.offset + slot.size].view(slot.shape))
+            parameters[slot.name].copy_(
+                flat[slot.offset : slot.offset + slot.size].view(slot.shape)
+            )
 
     @torch.no_grad()
     def bind_(self, module: nn.Module) -> Tensor:
-        """Move the module's float32 parameters into one new flat vector [D], which they share from now on.
+        """Move the module's float32 parameters into one new flat vector [D], which they share from
+        now on.
 
         Afterwards writing the returned vector writes the module, and reading it needs no copy.
 
@@ -224,14 +257,19 @@ class LayerTable:
         parameters = dict(module.named_parameters())
         for slot in self.slots():
             if parameters[slot.name].dtype != torch.float32:
-                raise ConfigError(f"cannot bind {slot.name} of {parameters[slot.name].dtype}: only float32 is shared")
+                raise ConfigError(
+                    f"cannot bind {slot.name} of {parameters[slot.name].dtype}: only float32 is "
+                    "shared"
+                )
         flat = self.flatten(module)
         for name, view in self.unflatten(flat).items():
             parameters[name].data = view
         return flat
 
     def squared_norms(self, flat: Tensor) -> Tensor:
-        """Squared l2 norm of each layer, float64 [K] for `flat` [D]; NaN or Inf where the layer holds one."""
+        """Squared l2 norm of each layer, float64 [K] for `flat` [D]; NaN or Inf where the layer
+        holds one.
+        """
         self._check(flat)
         return torch.stack([_squared_norm(layer) for layer in self.split(flat)])
 
@@ -245,11 +283,18 @@ class LayerTable:
             raise ConfigError(f"norms must be l1 or l2, got p = {p}")
         if p == 2:
             return self.squared_norms(flat).sqrt()
-        return torch.stack([_chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64) for layer in self.split(flat)])
+        return torch.stack(
+            [
+                _chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64)
+                for layer in self.split(flat)
+            ]
+        )
 
     def _check(self, flat: Tensor) -> None:
         if flat.shape != (self.size,):
-            raise ConfigError(f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}")
+            raise ConfigError(
+                f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}"
+            )
 
 
 def factor_of(name: str) -> str | None:
@@ -264,7 +309,8 @@ def factor_of(name: str) -> str | None:
 
 
 def adapted_layer(name: str) -> str:
-    """Name of the layer to which a parameter's adapter belongs, or of the parameter's module if there is no adapter.
+    """Name of the layer to which a parameter's adapter belongs, or of the parameter's module if
+    there is no adapter.
 
     Example:
         >>> adapted_layer("h.0.attn.lora_A.default.weight"), adapted_layer("head.weight")
@@ -275,7 +321,9 @@ def adapted_layer(name: str) -> str:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """The array, made read-only: a mechanism that sorted the sizes would move noise to other layers' coordinates."""
+    """The array, made read-only: a mechanism that sorted the sizes would move noise to other
+    layers' coordinates.
+    """
     array.setflags(write=False)
     return array
 
@@ -292,12 +340,17 @@ def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
         "kind": lambda name: factor_of(name) or "other",
     }
     if group_by not in rules:
-        raise ConfigError(f"unknown layer grouping {group_by!r}; known: {', '.join(rules)}, or a function of the name")
+        raise ConfigError(
+            f"unknown layer grouping {group_by!r}; known: {', '.join(rules)}, or a function of the "
+            "name"
+        )
     return rules[group_by]
 
 
 def _chunks(vector: Tensor) -> Tensor:
-    """Rows of at most `_CHUNK` elements, so that float32 sums stay accurate in layers of any size."""
+    """Rows of at most `_CHUNK` elements, so that float32 sums stay accurate in layers of any
+    size.
+    """
     vector = vector.to(torch.float32)
     whole = vector.numel() - vector.numel() % _CHUNK
     if whole == 0 or whole == vector.numel():
@@ -310,5 +363,11 @@ def _squared_norm(vector: Tensor) -> Tensor:
     whole = vector.numel() - vector.numel() % _CHUNK
     total = torch.linalg.vector_norm(vector[whole:] if whole else vector).double().square()
     if whole:
-        total = total + torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1).double().square().sum()
+        total = (
+            total
+            + torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1)
+            .double()
+            .square()
+            .sum()
+        )
     return total

@@ -18,12 +18,18 @@ from fedlgm.training.inputs import Inputs
 
 
 def prefer_channels_last_(module: nn.Module) -> list[RemovableHandle]:
-    """Make a model's convolutions return channels-last activations, in place. Removing the handles ends this.
+    """Make a model's convolutions return channels-last activations, in place. Removing the handles
+    ends this.
 
-    torch's max-pooling is vectorised only in this layout; models without max-pooling are slower in it. Weights keep
-    their layout, so they can stay views of a flat vector, and the model's results are equal up to rounding.
+    torch's max-pooling is vectorised only in this layout; models without max-pooling are slower in
+    it. Weights keep their layout, so they can stay views of a flat vector, and the model's results
+    are equal up to rounding.
     """
-    return [child.register_forward_hook(_channels_last) for child in module.modules() if isinstance(child, nn.Conv2d)]
+    return [
+        child.register_forward_hook(_channels_last)
+        for child in module.modules()
+        if isinstance(child, nn.Conv2d)
+    ]
 
 
 def on_cpu(module: nn.Module) -> bool:
@@ -46,7 +52,9 @@ _SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 
 
 def _pooled(module: nn.Module, like: Inputs) -> bool:
-    """`pools_maxima`, found once for a model and a kind of inputs: a run evaluates the same model again and again."""
+    """`pools_maxima`, found once for a model and a kind of inputs: a run evaluates the same model
+    again and again.
+    """
     kind = inputs.each(lambda part: (part.shape[1:], part.dtype), like)
     if _SEEN.get(module, (None, False))[0] != kind:
         _SEEN[module] = kind, pools_maxima(module, like)
@@ -58,7 +66,8 @@ def pools_maxima(module: nn.Module, like: Inputs) -> bool:
 
     Args:
         module: the model.
-        like: inputs [n, ...], of which only the shape matters, so the answer is the same for every client and worker.
+        like: inputs [n, ...], of which only the shape matters, so the answer is the same for every
+            client and worker.
 
     Example:
         >>> conv = nn.Conv2d(1, 2, 3)
@@ -78,7 +87,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[no-untyped-call,misc]
 
     pooled = False
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.pooled |= func.__name__.startswith("max_pool2d")
         return func(*args, **(kwargs or {}))
 

@@ -1,11 +1,13 @@
 """One round's release with its bounds, noise and cost, in one frozen object.
 
-    plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
-    total = sum of bounded contributions                  # fedlgm.aggregation bounds them by plan.clip
-    ledger.charge(plan.event, ...)                        # before anything noisy leaves the process
-    noisy = release(total, plan, keys, round)             # fedlgm.noise.release
+    plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past
+    released outputs only total = sum of bounded contributions                  # fedlgm.aggregation
+    bounds them by plan.clip ledger.charge(plan.event, ...)                        # before anything
+    noisy leaves the process noisy = release(total, plan, keys, round)             #
+    fedlgm.noise.release
 
-The plan owns both the noise that is added and the event that is accounted for, so the two cannot differ.
+The plan owns both the noise that is added and the event that is accounted for, so the two cannot
+differ.
 """
 
 from __future__ import annotations
@@ -65,30 +67,37 @@ class Part(NamedTuple):
 class ReleasePlan:
     """One round's release: its bounds, its noise and its cost.
 
-    A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to the sum, `release`
-    adds noise of scale `sigma`, and the ledger is charged with `event`, which follows from these fields. The
-    neighbouring relation is `facts.relation`: a unit that is added or removed moves layer j of the sum by at most
-    `clip[j]`, and a replaced one by twice as much. K is the number of layers.
+    A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to
+    the sum, `release` adds noise of scale `sigma`, and the ledger is charged with `event`, which
+    follows from these fields. The neighbouring relation is `facts.relation`: a unit that is added
+    or removed moves layer j of the sum by at most `clip[j]`, and a replaced one by twice as much. K
+    is the number of layers.
 
     Attributes:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
-        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not released. Under central
-            trust this is the noise of the SUM, under local trust the noise that each client adds.
+        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not
+            released. Under central trust this is the noise of the SUM, under local trust the noise
+            that each client adds.
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: whether each layer is released, bool [K]; clients do not upload the others. Default: the layers with
-            finite noise.
+        released: whether each layer is released, bool [K]; clients do not upload the others.
+            Default: the layers with finite noise.
         queries: auxiliary queries of the same release.
-        bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's update. "trainer":
-            the trainer bounds each unit, such as an example, before it adds them up. The sum refuses a mismatch.
-        claim: the charge that the method's authors would state for the round, if it differs from `event`.
-        position: number of earlier rounds, in runs whose rounds are not charged one by one; see `Method.plan`.
-        notes: public figures that explain the plan, by name, each [K]; they are logged, and clients do not get them.
-        freezes: whether clients leave layers that are not released untrained. The proof does not depend on it.
-        fills: sizes of the parts of an update that `fedlgm.planning.filling` levels before the bound of the only layer
-            applies; empty for none. The proof does not depend on them.
+        bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's
+            update. "trainer": the trainer bounds each unit, such as an example, before it adds them
+                up. The sum refuses a mismatch.
+        claim: the charge that the method's authors would state for the round, if it differs from
+            `event`.
+        position: number of earlier rounds, in runs whose rounds are not charged one by one; see
+            `Method.plan`.
+        notes: public figures that explain the plan, by name, each [K]; they are logged, and clients
+            do not get them.
+        freezes: whether clients leave layers that are not released untrained. The proof does not
+            depend on it.
+        fills: sizes of the parts of an update that `fedlgm.planning.filling` levels before the
+            bound of the only layer applies; empty for none. The proof does not depend on them.
 
     Raises:
         ConfigError: a number is outside its range, or has another shape.
@@ -122,27 +131,39 @@ class ReleasePlan:
     """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
-        # Copies: a view of an array or tensor that changes later would be bounded by other numbers than are charged.
+        # Copies: a view of an array or tensor that changes later would be bounded by other numbers
+        # than are charged.
         clip, sigma = np.array(self.clip, dtype=np.float64), np.array(self.sigma, dtype=np.float64)
-        released = np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
+        released = (
+            np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
+        )
         object.__setattr__(self, "queries", tuple(self.queries))
         for name, array in (("clip", clip), ("sigma", sigma), ("released", released)):
             if array.shape != (len(self.layers),):
                 raise ConfigError(
-                    f"{name} must have one entry for each of {len(self.layers)} layers, got {array.shape}"
+                    f"{name} must have one entry for each of {len(self.layers)} layers, got "
+                    f"{array.shape}"
                 )
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
-            raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
+            raise ConfigError(
+                f"bounds and noise must be non-negative numbers, got {clip.tolist()}, "
+                f"{sigma.tolist()}"
+            )
         check_known("noise family", self.family, Family)
         check_known("bounded_by", self.bounded_by, BoundedBy)
         if self.queries and self.family != "gaussian":
-            raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
+            raise ConfigError(
+                "an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have "
+                "one"
+            )
         for noisy in self.queries:
             queries.require_registered(noisy.query, self.layers.sizes)
         if self.position is not None and type(self.position) is not int:
-            raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
+            raise ConfigError(
+                f"the position of a round must be a whole number, got {self.position!r}"
+            )
         if self.fills:
             self._check_fills()
         if np.isinf(sigma[released]).any():
@@ -153,9 +174,16 @@ class ReleasePlan:
 
     def _check_fills(self) -> None:
         if len(self.layers) != 1 or self.bounded_by != "aggregator" or self.family != "gaussian":
-            raise ConfigError("water-filling levels a client's raw update under one l2 bound of the whole update")
-        if any(type(size) is not int or size < 1 for size in self.fills) or sum(self.fills) != self.layers.size:
-            raise ConfigError(f"the sizes of levelled parts must sum to {self.layers.size}, got {self.fills}")
+            raise ConfigError(
+                "water-filling levels a client's raw update under one l2 bound of the whole update"
+            )
+        if (
+            any(type(size) is not int or size < 1 for size in self.fills)
+            or sum(self.fills) != self.layers.size
+        ):
+            raise ConfigError(
+                f"the sizes of levelled parts must sum to {self.layers.size}, got {self.fills}"
+            )
 
     def _check_protection(self) -> None:
         self.guarantee.require(protected=True)
@@ -164,13 +192,16 @@ class ReleasePlan:
         facts = self.facts
         if facts.steps is not None and self.bounded_by != "trainer":
             raise PrivacyError(
-                "local steps sample a client's examples, which amplifies nothing if whole updates are bounded: such "
+                "local steps sample a client's examples, which amplifies nothing if whole updates "
+                "are bounded: such "
                 "a plan needs bounded_by = 'trainer'"
             )
         if facts.sampling.of is not None and self.bounded_by == "trainer":
             raise PrivacyError(
-                f"the sampling draws {facts.sampling.of}s with all of their data, but a trainer bounds single "
-                f"examples: bound whole updates, or leave of = {facts.sampling.of!r} out of the sampling to protect "
+                f"the sampling draws {facts.sampling.of}s with all of their data, but a trainer "
+                "bounds single "
+                f"examples: bound whole updates, or leave of = {facts.sampling.of!r} out of the "
+                "sampling to protect "
                 "examples"
             )
         facts.process.check(self)
@@ -189,13 +220,19 @@ class ReleasePlan:
     def parts(self) -> tuple[Part, ...]:
         """Everything released: layers, then auxiliary queries."""
         names, sizes = self.layers.names, self.layers.sizes
-        rows = [Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
+        rows = [
+            Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j]))
+            for j in self.indices
+        ]
         return (*rows, *(Part(q.query.name, q.size, q.bound, q.sigma) for q in self.queries))
 
     @cached_property
     def streams(self) -> tuple[int, ...]:
         """Numbers of the parts' noise streams: the layers', then one for each query."""
-        return (*(int(j) for j in self.indices), *(len(self.layers) + i for i in range(len(self.queries))))
+        return (
+            *(int(j) for j in self.indices),
+            *(len(self.layers) + i for i in range(len(self.queries))),
+        )
 
     @cached_property
     def size(self) -> int:
@@ -209,9 +246,13 @@ class ReleasePlan:
 
     @cached_property
     def columns(self) -> tuple[slice, ...]:
-        """Columns of a whole update [D], with the answers to the queries behind it, that are released; in order."""
+        """Columns of a whole update [D], with the answers to the queries behind it, that are
+        released; in order.
+        """
         ends, found = [*self.layers.offsets.tolist(), None], []
-        for released, run in itertools.groupby(range(len(ends) - 1), key=[*self.released, True].__getitem__):
+        for released, run in itertools.groupby(
+            range(len(ends) - 1), key=[*self.released, True].__getitem__
+        ):
             parts = list(run)  # adjacent ones share a slice
             if released:
                 found.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
@@ -229,12 +270,16 @@ class ReleasePlan:
 
     @cached_property
     def effective_multiplier(self) -> float:
-        """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j / b_j).
+        """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j /
+        b_j).
 
-        It is rounded down to nine digits, so that rounds which differ only by rounding errors share one accounting
-        event.
+        It is rounded down to nine digits, so that rounds which differ only by rounding errors share
+        one accounting event.
         """
-        clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
+        clip, sigma = (
+            np.array([p.clip for p in self.parts]),
+            np.array([p.sigma for p in self.parts]),
+        )
         if self.family == "gaussian":
             return floor_digits(effective_multiplier(clip, sigma), 9)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -243,13 +288,14 @@ class ReleasePlan:
 
     @cached_property
     def event(self) -> dp_event.DpEvent:
-        """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
+        """The accounting event of one round (central trust) or of one participation (local trust),
+        all its steps.
 
-        A plan that releases nothing is charged as a whole release. Its absence follows from earlier releases, and
-        composition is proven only if the number of releases does not depend on them.
+        A plan that releases nothing is charged as a whole release. Its absence follows from earlier
+        releases, and composition is proven only if the number of releases does not depend on them.
 
-        If rounds are not charged one by one, the event is the amount that this round adds to the cost of the run so
-        far (see `privacy.whole_run`).
+        If rounds are not charged one by one, the event is the amount that this round adds to the
+        cost of the run so far (see `privacy.whole_run`).
 
         Raises:
             PrivacyError: such a plan does not state its position.
@@ -258,10 +304,12 @@ class ReleasePlan:
 
     @property
     def repeated_event(self) -> dp_event.DpEvent:
-        """The accounting event of a repeated release of the same round, with new noise but the same participants.
+        """The accounting event of a repeated release of the same round, with new noise but the same
+        participants.
 
-        Participants are drawn once for a round. Two releases of one draw are not two sampled mechanisms: the first
-        release reveals information about the draw, so the second one is not amplified.
+        Participants are drawn once for a round. Two releases of one draw are not two sampled
+        mechanisms: the first release reveals information about the draw, so the second one is not
+        amplified.
         """
         return self.facts.process.repeated_event(self)
 
@@ -274,12 +322,14 @@ class ReleasePlan:
         """
         if self.position is None:
             raise PrivacyError(
-                "the cost of a round depends on its place in the run, which this plan does not state: make plans "
+                "the cost of a round depends on its place in the run, which this plan does not "
+                "state: make plans "
                 "with Method.plan"
             )
         if not 0 <= self.position < self.facts.rounds:
             raise PrivacyError(
-                f"the run was made for {self.facts.rounds} rounds: there is no round {self.position + 1}"
+                f"the run was made for {self.facts.rounds} rounds: there is no round "
+                f"{self.position + 1}"
             )
         return self.position
 
@@ -290,7 +340,8 @@ class ReleasePlan:
 
     @property
     def shares(self) -> np.ndarray:
-        """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
+        """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares
+        sum to 1.
 
         All shares are 0 for a release without noise or without values.
         """
@@ -304,25 +355,32 @@ class ReleasePlan:
 
     @property
     def snr(self) -> np.ndarray:
-        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 where not released."""
+        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 where not
+        released.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0)
+            return np.where(
+                self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0
+            )
 
     @property
     def round_sigma(self) -> np.ndarray:
-        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
+        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is
+        correlated.
 
-        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The scale of w_t is
-        larger.
+        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
+        scale of w_t is larger.
         """
         run = None if self.facts.noise is None else self.facts.run
         return self.sigma if run is None else self.sigma * run.noise_std[self.place]
 
     @property
     def upload_sigma(self) -> np.ndarray:
-        """Noise scale of one noising party's contribution to the sum, [K]: of the round, or of all its local steps.
+        """Noise scale of one noising party's contribution to the sum, [K]: of the round, or of all
+        its local steps.
 
-        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
+        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) /
+        B sigma.
         """
         steps = self.facts.steps
         if steps is None:
@@ -331,10 +389,12 @@ class ReleasePlan:
 
     @cached_property
     def party_noise_norms(self) -> np.ndarray:
-        """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
+        """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0
+        where not released.
 
-        The party is the server under central trust and each client under local trust. For local steps the figure is
-        the total noise of a round's steps in the client's update, for SGD without momentum.
+        The party is the server under central trust and each client under local trust. For local
+        steps the figure is the total noise of a round's steps in the client's update, for SGD
+        without momentum.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
@@ -344,7 +404,8 @@ class ReleasePlan:
 
     @property
     def noise_norms(self) -> np.ndarray:
-        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not released.
+        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not
+        released.
 
         Under local trust the expected number of clients add noise.
         """
@@ -352,12 +413,18 @@ class ReleasePlan:
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
 
     def expand(self, mean: Tensor) -> Tensor:
-        """Flat updates [..., D] from released vectors [..., size]; 0 for layers that are not released."""
+        """Flat updates [..., D] from released vectors [..., size]; 0 for layers that are not
+        released.
+        """
         if self.complete:
             return mean[..., : self.layers.size]
-        update = torch.zeros(*mean.shape[:-1], self.layers.size, dtype=mean.dtype, device=mean.device)
+        update = torch.zeros(
+            *mean.shape[:-1], self.layers.size, dtype=mean.dtype, device=mean.device
+        )
         views = self.layers.split(update)
-        for j, part in zip(self.indices, mean.split([part.size for part in self.parts], dim=-1), strict=False):
+        for j, part in zip(
+            self.indices, mean.split([part.size for part in self.parts], dim=-1), strict=False
+        ):
             views[j].copy_(part)
         return update
 
@@ -368,18 +435,26 @@ class ReleasePlan:
 
     @cached_property
     def trained(self) -> Tensor | None:
-        """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""
+        """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they
+        train all.
+        """
         if not self.freezes or self.complete:
             return None
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
 
     def equals(self, other: ReleasePlan, **more: Any) -> bool:
-        """Whether another plan has the same type and the same fields, except for the fields `more` of this one."""
+        """Whether another plan has the same type and the same fields, except for the fields `more`
+        of this one.
+        """
         mine = {name: getattr(self, name) for name in _FIELDS} | more
-        return type(self) is type(other) and all(_equal(mine[name], getattr(other, name)) for name in _FIELDS)
+        return type(self) is type(other) and all(
+            _equal(mine[name], getattr(other, name)) for name in _FIELDS
+        )
 
     def to_json(self) -> str:
-        """The information with which a client bounds (and, under local trust, noises) its contribution."""
+        """The information with which a client bounds (and, under local trust, noises) its
+        contribution.
+        """
         return self._text
 
     @cached_property
@@ -391,7 +466,8 @@ class ReleasePlan:
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
         """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
 
-        Most rounds of a run send the same text. Equal texts return the same plan object, because plans do not change.
+        Most rounds of a run send the same text. Equal texts return the same plan object, because
+        plans do not change.
 
         Raises:
             ConfigError, PrivacyError: the text is not a plan, or the plan is inconsistent.
@@ -404,7 +480,9 @@ _FIELDS = tuple(field.name for field in fields(ReleasePlan))
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            _equal(value, other[key]) for key, value in one.items()
+        )
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
@@ -413,7 +491,8 @@ def _equal(one: Any, other: Any) -> bool:
 class UnprotectedPlan(ReleasePlan):
     """A release that is not private, by an unsound published rule or without any protection.
 
-    For any noise its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give the reason.
+    For any noise its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give the
+    reason.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))

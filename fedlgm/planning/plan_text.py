@@ -1,6 +1,7 @@
 """The text of a plan, which travels to clients and lies in checkpoints.
 
-Clients' noise is keyed by it, so the order of its keys and the absence of what a plan does not have are fixed.
+Clients' noise is keyed by it, so the order of its keys and the absence of what a plan does not have
+are fixed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def text_of(plan: ReleasePlan) -> str:
     )
 
 
-def read(layers: LayerTable, text: str, protected: type[ReleasePlan], unprotected: type[ReleasePlan]) -> ReleasePlan:
+def read(
+    layers: LayerTable, text: str, protected: type[ReleasePlan], unprotected: type[ReleasePlan]
+) -> ReleasePlan:
     """The plan with this text.
 
     Args:
@@ -67,7 +70,10 @@ def read(layers: LayerTable, text: str, protected: type[ReleasePlan], unprotecte
             guarantee=Guarantee(**raw["guarantee"]),
             family=raw["family"],
             released=np.array(raw["released"], dtype=bool),
-            queries=tuple(NoisyQuery(queries.named(name, layers.sizes), float(s)) for name, s in raw["queries"]),
+            queries=tuple(
+                NoisyQuery(queries.named(name, layers.sizes), float(s))
+                for name, s in raw["queries"]
+            ),
             bounded_by=raw["bounded_by"],
             claim=raw["claim"],
             position=raw.get("position"),

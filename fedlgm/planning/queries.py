@@ -1,9 +1,10 @@
 """Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
 
-A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the encoding of this
-contribution and the decoding of a released mean. A plan adds only the noise, so it cannot state a bound that the query
-does not keep. Contributions are also clipped to the bound before they are added to a sum. The unit is that of the
-layers' bounds: a client or, if the trainer bounds examples, an example.
+A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
+encoding of this contribution and the decoding of a released mean. A plan adds only the noise, so it
+cannot state a bound that the query does not keep. Contributions are also clipped to the bound
+before they are added to a sum. The unit is that of the layers' bounds: a client or, if the trainer
+bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
-        of_data: whether clients answer it from their data; `encode` then holds the answer of those that abstain.
+        of_data: whether clients answer it from their data; `encode` then holds the answer of those
+            that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -55,7 +57,8 @@ class AuxiliaryQuery(ABC):
     def __init_subclass__(cls) -> None:
         if "contribution" in vars(cls):
             raise ConfigError(
-                f"query {cls.__name__}: contribution bounds what encode returns, row by row: override encode instead"
+                f"query {cls.__name__}: contribution bounds what encode returns, row by row: "
+                "override encode instead"
             )
 
     @property
@@ -70,7 +73,9 @@ class AuxiliaryQuery(ABC):
 
     @abstractmethod
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """Contributions of b clients, [b, size], from their layer norms before clipping [b, K] and the bounds [K]."""
+        """Contributions of b clients, [b, size], from their layer norms before clipping [b, K] and
+        the bounds [K].
+        """
 
     @abstractmethod
     def decode(self, mean: Tensor) -> np.ndarray:
@@ -87,7 +92,8 @@ class AuxiliaryQuery(ABC):
 class NoisyQuery:
     """An auxiliary query with the noise of its release, as a plan holds it.
 
-    The query's size and bound are read once and kept, because a user's query could change them after the charge.
+    The query's size and bound are read once and kept, because a user's query could change them
+    after the charge.
 
     Attributes:
         query: the released query.
@@ -116,14 +122,17 @@ class NoisyQuery:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
     def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
-        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
+        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
+        count as zero.
 
-        A user's query encodes one row at a time, so that no row can change the answers of the others.
+        A user's query encodes one row at a time, so that no row can change the answers of the
+        others.
 
         Args:
             norms: see `AuxiliaryQuery.encode`.
             clip: see `AuxiliaryQuery.encode`.
-            given: the clients' own answers [b, size] instead of `encode`, see `fedlgm.aggregation.contributions.AnsweredUpdates`.
+            given: the clients' own answers [b, size] instead of `encode`, see
+                `fedlgm.aggregation.contributions.AnsweredUpdates`.
 
         Raises:
             ConfigError: answers have another shape.
@@ -135,13 +144,19 @@ class NoisyQuery:
             values = self._encoded(self.query, norms, clip)
         else:
             what = f"query {self.query.name!r}"
-            values = rows_apart(self.query, lambda query, row: self._encoded(query, row, clip.clone()), norms, what)
+            values = rows_apart(
+                self.query, lambda query, row: self._encoded(query, row, clip.clone()), norms, what
+            )
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        wide = (values / largest).to(torch.float32 if values.device.type == "mps" else torch.float64)
+        wide = (values / largest).to(
+            torch.float32 if values.device.type == "mps" else torch.float64
+        )
         length = torch.linalg.vector_norm(wide, dim=1, keepdim=True) * largest
-        cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
+        cut = torch.where(
+            length > self.bound, SAFETY * self.bound / length, torch.ones_like(length)
+        )
         return (values * cut).float()
 
     def _encoded(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
@@ -149,14 +164,18 @@ class NoisyQuery:
 
     def _shaped(self, values: Tensor, norms: Tensor) -> Tensor:
         if values.shape != (len(norms), self.size):
-            raise ConfigError(f"query {self.query.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+            raise ConfigError(
+                f"query {self.query.name!r} encodes {tuple(values.shape)} for {len(norms)} x "
+                f"{self.size}"
+            )
         return values
 
 
 def beside_layers(
     kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
 ) -> tuple[tuple[NoisyQuery], float]:
-    """A query that takes a share of a release's budget, and the remaining noise multiplier for the layers.
+    """A query that takes a share of a release's budget, and the remaining noise multiplier for the
+    layers.
 
     Args:
         kind: the query.
@@ -170,7 +189,9 @@ def beside_layers(
         0.25
     """
     query = kind(tuple(layers.sizes.tolist()))
-    return (NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),), multiplier / math.sqrt(1 - share)
+    return (
+        NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),
+    ), multiplier / math.sqrt(1 - share)
 
 
 class _LayerBits(AuxiliaryQuery):
@@ -209,7 +230,8 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Bits for the layers whose share of a client's norm is at most their bound's share of all bounds.
+    """Bits for the layers whose share of a client's norm is at most their bound's share of all
+    bounds.
 
     Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 
@@ -222,12 +244,15 @@ class BelowShare(_LayerBits):
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
         """See `AuxiliaryQuery.encode`."""
-        return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(norms.dtype) - 0.5
+        return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(
+            norms.dtype
+        ) - 0.5
 
 
 @dataclass(frozen=True)
 class LayerVote(AuxiliaryQuery):
-    """A client's vote for the quarter of the layers in which its update is longest: k ones, k = K / 4 rounded up.
+    """A client's vote for the quarter of the layers in which its update is longest: k ones, k = K /
+    4 rounded up.
 
     Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
 
@@ -250,7 +275,9 @@ class LayerVote(AuxiliaryQuery):
         return math.sqrt(self.votes)
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`. Equal norms are taken in the layers' order, and a row of zeros has no vote."""
+        """See `AuxiliaryQuery.encode`. Equal norms are taken in the layers' order, and a row of
+        zeros has no vote.
+        """
         order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
         cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
         return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast
@@ -264,8 +291,9 @@ class LayerVote(AuxiliaryQuery):
 class LayerStrength(AuxiliaryQuery):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l, a vector of norm 1 or 0.
 
-    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
-    for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
+    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a
+    batch, is unbounded for clipped gradients. This query equals it for all other gradients, and its
+    bound needs no clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
@@ -290,10 +318,12 @@ class LayerStrength(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class CutVote(AuxiliaryQuery):
-    """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat clipping.
+    """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat
+    clipping.
 
-    Norms do not tell which cut lowers the client's loss more, so clients compare losses (`clients.cut_vote.CutVotes`).
-    A client that cannot evaluate its loss, or whose update both cuts leave equal, abstains with 0.
+    Norms do not tell which cut lowers the client's loss more, so clients compare losses
+    (`clients.cut_vote.CutVotes`). A client that cannot evaluate its loss, or whose update both cuts
+    leave equal, abstains with 0.
 
     Example:
         >>> query = CutVote((5,))
@@ -321,7 +351,9 @@ class CutVote(AuxiliaryQuery):
         return norms.new_zeros(len(norms), 1)
 
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Noisy share of clients that prefer water-filling, float64 [1]; those that abstain count as half."""
+        """Noisy share of clients that prefer water-filling, float64 [1]; those that abstain count
+        as half.
+        """
         return np.asarray(mean.double().numpy() + 0.5)
 
 
@@ -333,7 +365,9 @@ def layer_directions(norms: Tensor) -> Tensor:
     """
     largest = norms.amax(dim=1, keepdim=True)
     known = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
-    part = torch.where(known, norms / torch.where(known, largest, 1.0), 0.0)  # squares of tiny numbers vanish
+    part = torch.where(
+        known, norms / torch.where(known, largest, 1.0), 0.0
+    )  # squares of tiny numbers vanish
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
     return part / length.clamp(min=1.0)  # the largest part is 1
 
@@ -363,11 +397,13 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     """Refuse a query that clients, who make it from its name, would confuse with another one.
 
     Raises:
-        PrivacyError: the name belongs to another query, or sizes or options differ from those of the registered one.
+        PrivacyError: the name belongs to another query, or sizes or options differ from those of
+            the registered one.
     """
     if query.name in _KINDS and named(query.name, sizes) != query:
         raise PrivacyError(
-            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give "
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound "
+            "may differ: give "
             "it a separate name, register its class, and derive it only from the layers' sizes"
         )
 
@@ -384,7 +420,8 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     """
     if name not in _KINDS:
         raise ConfigError(
-            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query from its name, so "
+            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query "
+            "from its name, so "
             "register your own in the module that defines it: fedlgm.queries.register(ITS_CLASS)"
         )
     return _KINDS[name](tuple(int(size) for size in sizes))

@@ -1,4 +1,5 @@
-"""Combinations of settings that a run refuses, stated once. Facts name the argument, recipes the key.
+"""Combinations of settings that a run refuses, stated once. Facts name the argument, recipes the
+key.
 
 >>> from fedlgm.planning.trust import NOISED_BY
 >>> run = Settings("fixed", 0.5, "add-remove", NOISED_BY["central"])
@@ -54,8 +55,9 @@ class Rule(NamedTuple):
 
     Attributes:
         broken: function that says whether settings have the combination.
-        right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings' names, {who} for
-            the trust, {clients} for the trusts under which the clients add the noise.
+        right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings'
+            names, {who} for the trust, {clients} for the trusts under which the clients add the
+            noise.
     """
 
     broken: Callable[[Settings], bool]
@@ -69,15 +71,19 @@ RULES = (
     ),
     Rule(
         lambda run: bool(run.noise) and run.scheme in TURNS,
-        "{noise} needs to know how many rounds lie between a client's participations: set {sampling} to 'cyclic' "
-        "(fixed groups take turns), 'min-separation' (a fixed cohort, nobody again too soon) or 'grouped-poisson' "
+        "{noise} needs to know how many rounds lie between a client's participations: set "
+        "{sampling} to 'cyclic' "
+        "(fixed groups take turns), 'min-separation' (a fixed cohort, nobody again too soon) or "
+        "'grouped-poisson' "
         "(secret draws within groups), not {scheme!r}",
     ),
     Rule(
         lambda run: run.scheme not in TURNS and run.noised_by.uploads_released,
-        "{sampling} = {scheme!r} needs {trust} = 'central'; under {who} trust max_participations counts",
+        "{sampling} = {scheme!r} needs {trust} = 'central'; under {who} trust max_participations "
+        "counts",
     ),
-    # A server that adds the noise does not see which client is in a sum, so it cannot count a client's releases.
+    # A server that adds the noise does not see which client is in a sum, so it cannot count a
+    # client's releases.
     Rule(
         lambda run: run.capped and not run.noised_by.uploads_released,
         "{cap} is for {trust} = {clients}: leave it out here",
@@ -86,22 +92,37 @@ RULES = (
         lambda run: run.steps and not run.noised_by.uploads_released,
         "local steps are noised by the clients: use {trust} = 'local'",
     ),
-    # Which examples are in a step's batch stays within the client, and which clients take part depends on no example.
+    # Which examples are in a step's batch stays within the client, and which clients take part
+    # depends on no example.
     Rule(
-        lambda run: not run.steps and run.noised_by.uploads_released and run.relation != "replace-one",
+        lambda run: (
+            not run.steps and run.noised_by.uploads_released and run.relation != "replace-one"
+        ),
         "{relation} must be 'replace-one' under {who} trust: participation is visible there",
     ),
     Rule(
-        lambda run: not run.steps and run.scheme == "fixed" and run.rate < 1 and run.relation != "replace-one",
-        "{relation} must be 'replace-one' for fixed-size sampling: one more client displaces another",
+        lambda run: (
+            not run.steps
+            and run.scheme == "fixed"
+            and run.rate < 1
+            and run.relation != "replace-one"
+        ),
+        "{relation} must be 'replace-one' for fixed-size sampling: one more client displaces "
+        "another",
     ),
     Rule(
-        lambda run: not run.steps and run.scheme == "min-separation" and run.relation == "add-remove",
-        "who takes part under minimum separation depends on who else is there: use {relation} = 'zero-out'",
+        lambda run: (
+            not run.steps and run.scheme == "min-separation" and run.relation == "add-remove"
+        ),
+        "who takes part under minimum separation depends on who else is there: use {relation} = "
+        "'zero-out'",
     ),
     Rule(
-        lambda run: not run.steps and run.scheme == "grouped-poisson" and run.relation == "replace-one",
-        "grouped Poisson sampling is proven for 'add-remove' and 'zero-out', not for {relation} = 'replace-one'",
+        lambda run: (
+            not run.steps and run.scheme == "grouped-poisson" and run.relation == "replace-one"
+        ),
+        "grouped Poisson sampling is proven for 'add-remove' and 'zero-out', not for {relation} = "
+        "'replace-one'",
     ),
 )
 
@@ -111,15 +132,28 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
 
     Args:
         run: the settings.
-        names: the caller's names of "relation", "trust", "sampling" and "cap"; default: these, and max_participations.
+        names: the caller's names of "relation", "trust", "sampling" and "cap"; default: these, and
+            max_participations.
 
     Raises:
         ConfigError: a rule is broken; the message gives the first one with its remedy.
     """
     for rule in RULES:
         if rule.broken(run):
-            own = {"relation": "relation", "trust": "trust", "sampling": "sampling", "cap": "max_participations"}
+            own = {
+                "relation": "relation",
+                "trust": "trust",
+                "sampling": "sampling",
+                "cap": "max_participations",
+            }
             who, uncorrelated = run.noised_by.name, run.noised_by.uncorrelated
-            about = {"noise": run.noise, "scheme": run.scheme, "who": who, "uncorrelated": uncorrelated}
-            about["clients"] = " or ".join(repr(name) for name, one in NOISED_BY.items() if one.uploads_released)
+            about = {
+                "noise": run.noise,
+                "scheme": run.scheme,
+                "who": who,
+                "uncorrelated": uncorrelated,
+            }
+            about["clients"] = " or ".join(
+                repr(name) for name, one in NOISED_BY.items() if one.uploads_released
+            )
             raise ConfigError(rule.right.format(**{**own, **names, **about}))

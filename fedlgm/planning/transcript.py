@@ -14,13 +14,15 @@ from fedlgm.planning.plan import ReleasePlan
 @named_arguments
 @dataclass(frozen=True)
 class Transcript:
-    """Released outputs of the past rounds: the only data on which a plan may depend besides public configuration.
+    """Released outputs of the past rounds: the only data on which a plan may depend besides public
+    configuration.
 
     Attributes:
         rounds: number of rounds released so far.
-        models: the most recent global models, oldest first, each [D]; at most `DEPTH`. The last one is the current
-            model.
-        mean: the last released noisy mean (layers, then auxiliary queries), [plan.size]; None before the first round.
+        models: the most recent global models, oldest first, each [D]; at most `DEPTH`. The last one
+            is the current model.
+        mean: the last released noisy mean (layers, then auxiliary queries), [plan.size]; None
+            before the first round.
         plan: the plan that released `mean`.
 
     Example:
@@ -54,7 +56,8 @@ class Transcript:
         return replace(self, rounds=self.rounds + 1, models=models, mean=mean, plan=plan)
 
     def problem(self) -> str:
-        """The reason why no run can have this transcript, as part of a sentence; empty if a run can have it.
+        """The reason why no run can have this transcript, as part of a sentence; empty if a run can
+        have it.
 
         Example:
             >>> import torch
@@ -75,7 +78,9 @@ class Transcript:
         return ""
 
     def answer(self, query: str) -> np.ndarray | None:
-        """The decoded answer to the named auxiliary query in the last released mean; None if it has no such query."""
+        """The decoded answer to the named auxiliary query in the last released mean; None if it has
+        no such query.
+        """
         if self.mean is None or self.plan is None:
             return None
         position = sum(int(size) for size in self.plan.layers.sizes[self.plan.indices])
@@ -88,7 +93,8 @@ class Transcript:
     def unanswered(self, query: str) -> bool:
         """Whether the named query was never asked, or the last round asked it and was void.
 
-        A void round of a secure sum releases zeros alone. They are not an answer, so a vote must be held again.
+        A void round of a secure sum releases zeros alone. They are not an answer, so a vote must be
+        held again.
 
         Example:
             >>> import torch

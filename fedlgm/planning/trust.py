@@ -1,4 +1,5 @@
-"""The party that adds the noise of a release, and its consequences. Only this module distinguishes the trust models.
+"""The party that adds the noise of a release, and its consequences. Only this module distinguishes
+the trust models.
 
 >>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
 ['central']
@@ -47,7 +48,8 @@ class Adversary(NamedTuple):
         nodes: number of nodes whose noise is unknown to it.
         rate: rate of the sampling that amplifies a release for it.
         epsilon: the stated epsilon of the whole run.
-        released: function (exact contribution or sum [plan.size], plan, keys, round) -> what it sees of a release.
+        released: function (exact contribution or sum [plan.size], plan, keys, round) -> what it
+            sees of a release.
     """
 
     name: str
@@ -69,7 +71,8 @@ class NoisedBy:
     Attributes:
         name: name of the trust model in facts and recipes.
         uploads_released: whether a client's upload is already a release, charged to the client.
-        alone: whether a single client's upload may be seen; if not, only a sum of several uploads may be seen.
+        alone: whether a single client's upload may be seen; if not, only a sum of several uploads
+            may be seen.
         relation: neighbouring relation of whole clients for which it is usually proven.
         numbers: types that the numbers of a real node's answer may have.
         uncorrelated: reason why noise is not correlated over rounds; empty if it may be.
@@ -83,7 +86,10 @@ class NoisedBy:
     numbers: tuple[str, ...] = NUMBERS
     uncorrelated = ""
     observed_rounds = ""
-    answers: tuple[Status, str] = ("conditional", "the server adds the noise, and is believed that it does")
+    answers: tuple[Status, str] = (
+        "conditional",
+        "the server adds the noise, and is believed that it does",
+    )
     relation: Relation = "add-remove"
 
     def accounted_rate(self, sampling: Sampling) -> float:
@@ -95,7 +101,9 @@ class NoisedBy:
         return 1.0
 
     def limit(self, part: Part, family: Family) -> float:
-        """Largest norm (l2, or l1 for Laplace noise) of an honest client's contribution to a part."""
+        """Largest norm (l2, or l1 for Laplace noise) of an honest client's contribution to a
+        part.
+        """
         return part.clip
 
     def party(self, client: int) -> int:
@@ -103,9 +111,14 @@ class NoisedBy:
         return SERVER
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same party with a run's shares of the noise (ConfigError: they are missing, or not for this trust)."""
+        """The same party with a run's shares of the noise (ConfigError: they are missing, or not
+        for this trust).
+        """
         if shares is not None:
-            raise ConfigError(f"shares of the noise are for trust 'distributed', not {self.name!r}: leave them out")
+            raise ConfigError(
+                f"shares of the noise are for trust 'distributed', not {self.name!r}: leave them "
+                "out"
+            )
         return self
 
     def check_facts(self, facts: RunFacts) -> None:
@@ -115,7 +128,9 @@ class NoisedBy:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
-        """The node's condition for sums with its peers that a run does not meet; empty if it meets all conditions."""
+        """The node's condition for sums with its peers that a run does not meet; empty if it meets
+        all conditions.
+        """
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
@@ -142,7 +157,9 @@ class NoisedBy:
         return gaussian
 
     def against(self, facts: RunFacts) -> str:
-        """The adversaries of a guarantee, if its other fields do not state them; otherwise empty."""
+        """The adversaries of a guarantee, if its other fields do not state them; otherwise
+        empty.
+        """
         return ""
 
     def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
@@ -150,7 +167,9 @@ class NoisedBy:
         return ()
 
     def source(self) -> NoiseSource | None:
-        """The source of this trust's own noise; None if it is that of `fedlgm.noise.run_noise.Independent`."""
+        """The source of this trust's own noise; None if it is that of
+        `fedlgm.noise.run_noise.Independent`.
+        """
         return None
 
     def opened(self, total: BoundedSum) -> Tensor:
@@ -160,7 +179,9 @@ class NoisedBy:
     def observed(
         self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
-        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it is one release's."""
+        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it
+        is one release's.
+        """
         return None
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
@@ -168,12 +189,15 @@ class NoisedBy:
         return {}
 
     def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
-        """Epsilon after some rounds against readers of released models; None if it equals the general epsilon."""
+        """Epsilon after some rounds against readers of released models; None if it equals the
+        general epsilon.
+        """
         return None
 
 
 class NoisedByClients(NoisedBy):
-    """Each client adds noise to its contribution. Participation is visible, so sampling amplifies nothing.
+    """Each client adds noise to its contribution. Participation is visible, so sampling amplifies
+    nothing.
 
     Example:
         >>> NoisedByClients().party(3), NoisedBy().party(3) == SERVER
@@ -184,9 +208,13 @@ class NoisedByClients(NoisedBy):
     uploads_released = True
     relation: Relation = "replace-one"
     observed_rounds = "every client's release"
-    answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
+    answers: tuple[Status, str] = (
+        "proven",
+        "every answer was bounded and noised before it left this node",
+    )
     uncorrelated = (
-        "the server sees every upload, so noise could only be correlated over one client's own uploads, where "
+        "the server sees every upload, so noise could only be correlated over one client's own "
+        "uploads, where "
         "independent noise already has the least final and largest error"
     )
 
@@ -221,7 +249,8 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """The trust model with the weakest guarantee for answers among these; noise by each client if there are none.
+    """The trust model with the weakest guarantee for answers among these; noise by each client if
+    there are none.
 
     Example:
         >>> weakest({"local", "central"}).name
@@ -246,10 +275,11 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
 
 
 def largest_norm(part: Part, family: str) -> float:
-    """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and grid together.
+    """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and
+    grid together.
 
-    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise the tail of a sum of
-    exponentials, in l1.
+    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise the
+    tail of a sum of exponentials, in l1.
 
     Example:
         >>> from fedlgm.planning.plan import Part
@@ -261,12 +291,17 @@ def largest_norm(part: Part, family: str) -> float:
     if part.sigma == 0 or not math.isfinite(part.clip):
         return part.clip
     if family == "gaussian":
-        return part.clip + part.sigma * gaussian_norm(part.size) + grid_step(part.sigma) * math.sqrt(part.size)
+        return (
+            part.clip
+            + part.sigma * gaussian_norm(part.size)
+            + grid_step(part.sigma) * math.sqrt(part.size)
+        )
     return part.clip + part.sigma * _gamma_tail(part.size) + grid_step(part.sigma) * part.size
 
 
 def gaussian_norm(size: int) -> float:
-    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of chi-square.
+    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of
+    chi-square.
 
     Example:
         >>> round(gaussian_norm(100), 2)
@@ -276,7 +311,9 @@ def gaussian_norm(size: int) -> float:
 
 
 def _gamma_tail(shape: float) -> float:
-    """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible probability."""
+    """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible
+    probability.
+    """
     import scipy.special  # not needed where clients train: their processes start sooner without it
 
     return float(scipy.special.gammainccinv(shape, NEGLIGIBLE))

@@ -1,9 +1,10 @@
-"""The largest permitted upload of a client if examples are bounded, as a public function of the plan.
+"""The largest permitted upload of a client if examples are bounded, as a public function of the
+plan.
 
-If the sum bounds whole updates, a client's bound is the plan's. If a trainer bounds examples, a client adds up all of
-its examples, and an upload of any size would count. The cap limits an upload to the size that bounds, noise and a
-step's expected examples permit. Clients keep the cap by clipping after the noise, which costs no privacy, and a server
-counts larger uploads as zero.
+If the sum bounds whole updates, a client's bound is the plan's. If a trainer bounds examples, a
+client adds up all of its examples, and an upload of any size would count. The cap limits an upload
+to the size that bounds, noise and a step's expected examples permit. Clients keep the cap by
+clipping after the noise, which costs no privacy, and a server counts larger uploads as zero.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fedlgm.noise.draws import grid_step
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
 
-_ADAM = 7.3  # most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
+# most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
+_ADAM = 7.3
 _ROUNDING = 1 + 1e-4  # of float32 weights, over a round's steps
 
 
@@ -35,11 +37,13 @@ class _Steps:
 
 @lru_cache(maxsize=16)
 def upload_caps(plan: ReleasePlan) -> np.ndarray:
-    """Largest l2 norm of each released part of one client's upload, [parts], under a plan that bounds examples.
+    """Largest l2 norm of each released part of one client's upload, [parts], under a plan that
+    bounds examples.
 
-    A step adds up at most as many examples as a Poisson batch of the expected size holds (except with probability
-    1e-15), each within its bound. Under local trust SGD moves a client by lr / B times k such sums and their noise,
-    and by more with momentum. Adam moves no coordinate by more than 7.3 lr per step.
+    A step adds up at most as many examples as a Poisson batch of the expected size holds (except
+    with probability 1e-15), each within its bound. Under local trust SGD moves a client by lr / B
+    times k such sums and their noise, and by more with momentum. Adam moves no coordinate by more
+    than 7.3 lr per step.
 
     Args:
         plan: a plan with `bounded_by` "trainer".
@@ -62,7 +66,9 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
     released = len(plan.indices)
     if steps is None:
         noised = float(plan.facts.noised_by.uploads_released)
-        own = query = _Steps(_most(plan.facts.sampling.population, plan.facts.sampling.rate), 1.0, noised)
+        own = query = _Steps(
+            _most(plan.facts.sampling.population, plan.facts.sampling.rate), 1.0, noised
+        )
     else:
         rows, count = steps.batch + 8 * math.sqrt(steps.batch) + 40, steps.count
         # Of answers to queries the round's mean is sent.
@@ -80,7 +86,10 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
         cap = kind.signal * kind.rows * part.clip
         if kind.noise and part.sigma > 0:
             root = math.sqrt(part.size)
-            cap += kind.noise * part.sigma * gaussian_norm(part.size) + kind.signal * grid_step(part.sigma) * root
+            cap += (
+                kind.noise * part.sigma * gaussian_norm(part.size)
+                + kind.signal * grid_step(part.sigma) * root
+            )
         caps.append(cap)
     found = np.array(caps) * _ROUNDING
     found.setflags(write=False)
@@ -88,7 +97,9 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
 
 
 def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
-    """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are within."""
+    """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are
+    within.
+    """
     sizes, limits = [part.size for part in plan.parts], upload_caps(plan)
     found = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []
     if all(float(norm) <= limit for norm, limit in zip(found, limits.tolist(), strict=True)):
@@ -100,7 +111,11 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 def _most(population: int, rate: float) -> float:
-    """Examples that a Poisson batch of all clients' holds at most, except with a negligible probability."""
+    """Examples that a Poisson batch of all clients' holds at most, except with a negligible
+    probability.
+    """
     import scipy.stats
 
-    return float(max(scipy.stats.binom.isf(NEGLIGIBLE, population, min(rate, 1.0)), population * rate))
+    return float(
+        max(scipy.stats.binom.isf(NEGLIGIBLE, population, min(rate, 1.0)), population * rate)
+    )

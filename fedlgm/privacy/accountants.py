@@ -22,27 +22,34 @@ from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
-"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is within 1e-4."""
+"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is
+within 1e-4."""
 SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches."""
 ORDERS = tuple(
-    np.concatenate([np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]])
+    np.concatenate(
+        [np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]]
+    )
 )
 """Renyi orders of searches."""
 _INTERVALS = {"pld": 1e-4, COARSE: 1e-3}
-_LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
+# below it, grids would grow with the inverse square of the multiplier: they get coarser instead
+_LITTLE_NOISE = 0.3
 
 
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of one release, which takes nearly all of the time of a composition."""
+    """Privacy loss distribution of one release, which takes nearly all of the time of a
+    composition.
+    """
     return repeatable(sampled_gaussian(multiplier, rate, interval))
 
 
 class PldAccountant(PLDAccountant):
     """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one.
 
-    It caches single sampled Gaussian releases, because a run composes more and more of the same release.
+    It caches single sampled Gaussian releases, because a run composes more and more of the same
+    release.
 
     Example:
         >>> accountant = PldAccountant().compose(gaussian_event(1.0, 0.1), 10)
@@ -62,7 +69,9 @@ class PldAccountant(PLDAccountant):
                 rate * multiplier > 0 and rate < 1
             ):
                 if do_compose:
-                    one = _one_sampled_gaussian(multiplier, rate, self._value_discretization_interval)
+                    one = _one_sampled_gaussian(
+                        multiplier, rate, self._value_discretization_interval
+                    )
                     self._pld = self._pld.compose(one.self_compose(count))  # type: ignore[has-type]
             case dp_event.RandomizedResponseDpEvent(noise, buckets):
                 if do_compose:
@@ -80,12 +89,15 @@ class PldAccountant(PLDAccountant):
 
 @lru_cache(maxsize=128)
 def _renyi_curve(multiplier: float, rate: float) -> Any:
-    """Renyi divergences of one release at all orders, which take nearly all of the time of a composition."""
+    """Renyi divergences of one release at all orders, which take nearly all of the time of a
+    composition.
+    """
     return RdpAccountant().compose(gaussian_event(multiplier, rate)).rdp
 
 
 class RenyiAccountant(RdpAccountant):
-    """Google's RDP accountant, which also composes `WholeOrdersDpEvent`s and caches sampled Gaussian releases.
+    """Google's RDP accountant, which also composes `WholeOrdersDpEvent`s and caches sampled
+    Gaussian releases.
 
     Example:
         >>> accountant = RenyiAccountant().compose(gaussian_event(2.0), 4)
@@ -95,7 +107,9 @@ class RenyiAccountant(RdpAccountant):
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         match event:
-            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if rate * multiplier > 0:
+            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
+                rate * multiplier > 0
+            ):
                 if do_compose:
                     self._rdp += count * _renyi_curve(multiplier, rate)  # type: ignore[has-type]
                 return None
@@ -106,7 +120,9 @@ class RenyiAccountant(RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
 
-def new_accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
+def new_accountant(
+    name: str, events: Iterable[dp_event.DpEvent]
+) -> dp_accounting.PrivacyAccountant:
     """An accountant for these events. A coarser grid errs on the safe side.
 
     Raises:
@@ -118,7 +134,9 @@ def new_accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounti
         return RenyiAccountant()
     check_known("accountant", name, _INTERVALS)
     gaussians = (getattr(event, "event", event) for event in events)
-    noise = [event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)]
+    noise = [
+        event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)
+    ]
     coarser = max(1.0, (_LITTLE_NOISE / min(noise)) ** 2) if noise else 1.0
     return PldAccountant(value_discretization_interval=_INTERVALS[name] * coarser)
 

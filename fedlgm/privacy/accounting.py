@@ -1,10 +1,11 @@
 """Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
 
-Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a sum by up to 2 S, so
-its multipliers are divided by two before accounting. With fixed-size sampling without replacement this gives the
-sampled Gaussian mechanism of rate m/N at the doubled sensitivity, and likewise with Poisson sampling. The
-amplification theorem for replacement (Balle, Barthe and Gaboardi 2018) then covers one release. Compositions are not
-proven to be covered (docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
+Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a
+sum by up to 2 S, so its multipliers are divided by two before accounting. With fixed-size sampling
+without replacement this gives the sampled Gaussian mechanism of rate m/N at the doubled
+sensitivity, and likewise with Poisson sampling. The amplification theorem for replacement (Balle,
+Barthe and Gaboardi 2018) then covers one release. Compositions are not proven to be covered
+(docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
 """
 
 from __future__ import annotations
@@ -31,14 +32,23 @@ from fedlgm.errors import (
     check_share,
 )
 from fedlgm.extension.loader import named_arguments
-from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, new_accountant, quiet
+from fedlgm.privacy.accountants import (
+    ACCOUNTANTS,
+    COARSE,
+    SEARCHES,
+    RenyiAccountant,
+    new_accountant,
+    quiet,
+)
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times what it is
-_LOST = 2.0**-52  # of delta per release, to the rounding of the grid's Fourier transforms: five times what was measured
+_LOST = (
+    2.0**-52
+)  # of delta per release, to the rounding of the grid's Fourier transforms: five times what was measured
 _NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
 
 _LARGEST_MULTIPLIER = 1e7
@@ -62,7 +72,8 @@ def epsilon(
     """Epsilon after `steps` releases of a sampled Gaussian mechanism.
 
     Args:
-        noise_multiplier: noise std of the sum over one unit's l2 bound S (see the module's note on replace-one).
+        noise_multiplier: noise std of the sum over one unit's l2 bound S (see the module's note on
+            replace-one).
         delta: target delta in (0, 1).
         steps: number of releases T >= 0.
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
@@ -75,7 +86,13 @@ def epsilon(
     >>> round(epsilon(1.0, 1e-5, steps=10, sampling_rate=0.1), 2)
     2.85
     """
-    _check(delta=delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
+    _check(
+        delta=delta,
+        steps=steps,
+        sampling_rate=sampling_rate,
+        relation=relation,
+        accountant=accountant,
+    )
     if noise_multiplier != 0:
         check_positive(noise_multiplier=noise_multiplier)
     event = gaussian_event(noise_multiplier / SENSITIVITY_FACTOR[relation], sampling_rate)
@@ -95,7 +112,8 @@ def calibrate(
 ) -> float:
     """Smallest noise multiplier sigma_* whose `steps` releases stay within (epsilon, delta).
 
-    This is the inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the safe side.
+    This is the inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the
+    safe side.
 
     Args:
         epsilon: budget of all releases, > 0.
@@ -116,9 +134,16 @@ def calibrate(
     1.675
     """
     if steps == 0:
-        raise ConfigError("steps must be at least 1: without a release there is nothing to calibrate")
+        raise ConfigError(
+            "steps must be at least 1: without a release there is nothing to calibrate"
+        )
     return calibrate_levels(
-        {1.0: steps}, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+        {1.0: steps},
+        epsilon,
+        delta,
+        sampling_rate=sampling_rate,
+        relation=relation,
+        accountant=accountant,
     )
 
 
@@ -132,10 +157,12 @@ def calibrate_levels(
     relation: Relation = "add-remove",
     accountant: str = "pld",
 ) -> float:
-    """Smallest factor a such that releases with noise multipliers a times `levels` stay within (epsilon, delta).
+    """Smallest factor a such that releases with noise multipliers a times `levels` stay within
+    (epsilon, delta).
 
     Args:
-        levels: number of releases at each relative noise level; levels are positive, numbers at least 1.
+        levels: number of releases at each relative noise level; levels are positive, numbers at
+            least 1.
         epsilon: budget of all releases.
         delta: its delta.
         sampling_rate: Poisson rate q of each release.
@@ -159,11 +186,17 @@ def calibrate_levels(
         for level, count in levels.items()
     }
     _check(
-        delta=delta, steps=sum(levels.values()), sampling_rate=sampling_rate, relation=relation, accountant=accountant
+        delta=delta,
+        steps=sum(levels.values()),
+        sampling_rate=sampling_rate,
+        relation=relation,
+        accountant=accountant,
     )
     check_positive(epsilon=epsilon)
     if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
-        raise ConfigError(f"levels must be positive, with at least one release each, got {dict(levels)}")
+        raise ConfigError(
+            f"levels must be positive, with at least one release each, got {dict(levels)}"
+        )
     least = min(levels)
     over_least = tuple(sorted((float(level / least), count) for level, count in levels.items()))
     unit = _calibrate(float(epsilon), float(delta), over_least, float(sampling_rate), accountant)
@@ -179,9 +212,13 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accoun
     inputs = {
         "request": [target, delta, levels, rate, accountant],
         "code": remembered.code_of(*Path(__file__).parent.glob("*.py")),
-        "versions": [remembered.version_of(package) for package in ("dp-accounting", "numpy", "scipy")],
+        "versions": [
+            remembered.version_of(package) for package in ("dp-accounting", "numpy", "scipy")
+        ],
     }
-    root = _confirmed(remembered.load("calibration", inputs), target, delta, levels, rate, accountant)
+    root = _confirmed(
+        remembered.load("calibration", inputs), target, delta, levels, rate, accountant
+    )
     if root is None:
         root = _root(target, delta, levels, rate, accountant)
         remembered.save("calibration", inputs, root.hex().encode())
@@ -205,7 +242,14 @@ def _confirmed(
     return root if -_CONFIRMED * target <= above <= 0 else None
 
 
-def _excess(log_multiplier: float, accountant: str, target: float, delta: float, levels: _Levels, rate: float) -> float:
+def _excess(
+    log_multiplier: float,
+    accountant: str,
+    target: float,
+    delta: float,
+    levels: _Levels,
+    rate: float,
+) -> float:
     """Epsilon over the target."""
     multiplier = math.exp(log_multiplier)
     events = [(gaussian_event(multiplier * level, rate), count) for level, count in levels]
@@ -225,8 +269,10 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
             if high > math.log(_LARGEST_MULTIPLIER):
                 releases = sum(count for _, count in levels)
                 raise PrivacyError(
-                    f"the {accountant} accountant finds no noise multiplier below {_LARGEST_MULTIPLIER:g} that meets "
-                    f"epsilon={target:g}, delta={delta:g} after {releases} releases: raise epsilon or delta, or "
+                    f"the {accountant} accountant finds no noise multiplier below "
+                    f"{_LARGEST_MULTIPLIER:g} that meets "
+                    f"epsilon={target:g}, delta={delta:g} after {releases} releases: raise epsilon "
+                    "or delta, or "
                     "release fewer times"
                 )
         while excess(low, kind) < 0:
@@ -236,7 +282,9 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:
-        """A nearby root by Newton steps, with the slope of the cheap accountant; None if they do not converge."""
+        """A nearby root by Newton steps, with the slope of the cheap accountant; None if they do
+        not converge.
+        """
         slope = (excess(root + 1e-3, COARSE) - excess(root - 1e-3, COARSE)) / 2e-3
         for _ in range(4):
             above = excess(root, accountant) / slope if slope < 0 else math.inf
@@ -267,18 +315,24 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
 
 @named_arguments
 @plain_numbers
-def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
-    """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
+def composed_epsilon(
+    events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld"
+) -> float:
+    """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not
+    private.
 
-    delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed, without an accountant,
-    and an event without one (Gaussian noise) makes the result `inf`. The relation is that of the events.
+    delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed,
+    without an accountant, and an event without one (Gaussian noise) makes the result `inf`. The
+    relation is that of the events.
 
-    Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters (for delta below
-    about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also with
-    Renyi orders, which have no such rounding. The result is the smaller of the two upper bounds.
+    Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters
+    (for delta below about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at
+    delta minus its rounding, and also with Renyi orders, which have no such rounding. The result is
+    the smaller of the two upper bounds.
 
-    If a search (`selection_event`) is among the events, all of them are composed by RDP at `accountants.ORDERS`
-    for every `accountant`, because no privacy loss distribution of a search is known.
+    If a search (`selection_event`) is among the events, all of them are composed by RDP at
+    `accountants.ORDERS` for every `accountant`, because no privacy loss distribution of a search is
+    known.
 
     Args:
         events: pairs (event, number of compositions).
@@ -310,14 +364,17 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
 
 
 def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> bool:
-    """Whether grids of privacy losses resolve this delta for so many releases, see `composed_epsilon`."""
+    """Whether grids of privacy losses resolve this delta for so many releases, see
+    `composed_epsilon`.
+    """
     return sum(count for _, count in events) * _LOST <= _NEGLIGIBLE * delta
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
     """A slightly smaller epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
 
-    A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is subtracted.
+    A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is
+    subtracted.
 
     Example:
         >>> events = [(gaussian_event(1.0, 0.1), 10)]
@@ -343,7 +400,12 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     lost = sum(count for _, count in decoded) * _LOST  # both are upper bounds
     grid = _accounted(decoded, delta - lost, accountant) if lost < delta else math.inf
     orders = RenyiAccountant()
-    return min(grid, _accounted(decoded, delta, "rdp") if all(orders.supports(e) for e, _ in decoded) else math.inf)
+    return min(
+        grid,
+        _accounted(decoded, delta, "rdp")
+        if all(orders.supports(e) for e, _ in decoded)
+        else math.inf,
+    )
 
 
 def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
@@ -353,17 +415,23 @@ def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, account
             if not composed.supports(event):
                 other = "pld" if accountant == "rdp" else "rdp"
                 raise PrivacyError(
-                    f"the {accountant} accountant cannot account for {event}; use accountant = {other!r}"
+                    f"the {accountant} accountant cannot account for {event}; use accountant = "
+                    f"{other!r}"
                 )
             with quiet():
                 composed.compose(event, count)
         with quiet():
             return float(composed.get_epsilon(delta))
-    except (OverflowError, ZeroDivisionError):  # hardly any noise: losses whose exponentials no double holds
+    except (
+        OverflowError,
+        ZeroDivisionError,
+    ):  # hardly any noise: losses whose exponentials no double holds
         return math.inf
 
 
-def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str) -> None:
+def _check(
+    *, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str
+) -> None:
     check_share(delta=delta)
     check_count("steps", steps, least=0)
     check_rate(sampling_rate=sampling_rate)

@@ -1,4 +1,6 @@
-"""Digest of a sequence of values: a ledger's rows are chained by it, and messages are named by it."""
+"""Digest of a sequence of values: a ledger's rows are chained by it, and messages are named by
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import hashlib
 
 
 def digest(*fields: str | bytes | int) -> str:
-    """SHA-256 over the lengths and bytes of the fields, in hexadecimal: different sequences have different digests.
+    """SHA-256 over the lengths and bytes of the fields, in hexadecimal: different sequences have
+    different digests.
 
-    In a ledger the first field is the previous row's digest, so that a row's digest covers every earlier row.
+    In a ledger the first field is the previous row's digest, so that a row's digest covers every
+    earlier row.
 
     Example:
         >>> digest("", "owner")[:8]

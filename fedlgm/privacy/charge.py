@@ -25,7 +25,8 @@ class Charge:
         client: the releasing client under local trust, `SERVER` under central trust.
         event: the proven cost of the release.
         claim: the charge that the method's authors would state, if it differs; otherwise empty.
-        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not stated.
+        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not
+            stated.
 
     Example:
         >>> import tempfile
@@ -44,7 +45,10 @@ class Charge:
     protects: str = ""
 
 
-_KNOWN = ("", *(f"{unit}, {relation}" for unit, relation in product(get_args(Unit), get_args(Relation))))
+_KNOWN = (
+    "",
+    *(f"{unit}, {relation}" for unit, relation in product(get_args(Unit), get_args(Relation))),
+)
 
 
 class Draft(NamedTuple):
@@ -81,7 +85,8 @@ class Draft(NamedTuple):
         protects: object,
         guarantee: Guarantee | None,
     ) -> Draft:
-        """Check what a caller charges, because SQLite would store any value and a row can never be corrected.
+        """Check what a caller charges, because SQLite would store any value and a row can never be
+        corrected.
 
         Raises:
             ConfigError: a number, name, claim or protection is impossible.
@@ -94,17 +99,27 @@ class Draft(NamedTuple):
             names[check_count("the client of a charge", client, least=-1)] = str(key)
         if protects not in _KNOWN:
             raise ConfigError(
-                "a charge protects a unit under a relation, such as 'client, add-remove', or states neither, "
+                "a charge protects a unit under a relation, such as 'client, add-remove', or "
+                "states neither, "
                 f"got {protects!r}"
             )
         number = check_count("the round of a charge", round, least=0)
         words = "" if guarantee is None else json.dumps(guarantee.to_dict())
-        return cls(number, names, json.dumps(privacy.events.encode(event)), _claim(claim or {}), str(protects), words)
+        return cls(
+            number,
+            names,
+            json.dumps(privacy.events.encode(event)),
+            _claim(claim or {}),
+            str(protects),
+            words,
+        )
 
 
 def _claim(claim: Any) -> str:
     match claim:
-        case {"epsilon": float() | int() as epsilon} if len(claim) == 1 and epsilon >= 0 and epsilon is not True:
+        case {"epsilon": float() | int() as epsilon} if (
+            len(claim) == 1 and epsilon >= 0 and epsilon is not True
+        ):
             return json.dumps(claim)
         case {"event": dict() as event} if len(claim) == 1:
             privacy.events.decode(event)
@@ -112,12 +127,14 @@ def _claim(claim: Any) -> str:
         case {} if not claim:
             return "{}"
     raise ConfigError(
-        f"a claim is {{'epsilon': number of at least 0}} or {{'event': record of an event}}, got {claim!r}"
+        f"a claim is {{'epsilon': number of at least 0}} or {{'event': record of an event}}, got "
+        f"{claim!r}"
     )
 
 
 class Head(NamedTuple):
-    """A position in a ledger. Anyone who keeps it can check later whether rows up to it were changed.
+    """A position in a ledger. Anyone who keeps it can check later whether rows up to it were
+    changed.
 
     Attributes:
         rows: number of rows.
@@ -144,5 +161,7 @@ class Head(NamedTuple):
         """
         count, colon, value = text.partition(":")
         if not (colon and count.isdigit()):
-            raise LedgerError(f"{text!r} is not the head of a ledger, which has the form COUNT:HASH")
+            raise LedgerError(
+                f"{text!r} is not the head of a ledger, which has the form COUNT:HASH"
+            )
         return cls(int(count), value)

@@ -1,4 +1,6 @@
-"""Conditions of a guarantee in addition to bounds and noise: participation, secrecy, and unproven assumptions."""
+"""Conditions of a guarantee in addition to bounds and noise: participation, secrecy, and unproven
+assumptions.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from fedlgm.planning.facts import RunFacts
 from fedlgm.privacy.guarantee import Guarantee
 
 _SAMPLED_REPLACE_ONE = (
-    "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
-    "Gaussian mechanism at twice the sensitivity, which is proven for one release only (docs/guarantees.md, section "
+    "conditional on the composition of sampled releases under replace-one costing no more than "
+    "that of the sampled "
+    "Gaussian mechanism at twice the sensitivity, which is proven for one release only "
+    "(docs/guarantees.md, section "
     "Replace-one)"
 )
 
 
 def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee:
-    """A mechanism's guarantee within a run: relation, trust, requirements on participation, and its condition.
+    """A mechanism's guarantee within a run: relation, trust, requirements on participation, and its
+    condition.
 
     Args:
         guarantee: the mechanism's guarantee; a second call has no effect.

@@ -18,10 +18,12 @@ class Cost:
     """One release as the accountant sees it.
 
     Attributes:
-        law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon), "none" (no
-            protection, so no bound) or "free" (the release adds nothing to the cost of those before it).
+        law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon),
+            "none" (no protection, so no bound) or "free" (the release adds nothing to the cost of
+            those before it).
         figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 if there is none.
-        rate: probability of a unit's participation on which the cost relies; 1 if sampling does not amplify.
+        rate: probability of a unit's participation on which the cost relies; 1 if sampling does not
+            amplify.
         steps: number of such mechanisms in the release.
     """
 
@@ -94,7 +96,9 @@ class Cost:
         'Gaussian, multiplier 2'
         """
         sampled = [f"each {unit} with {self.sampling}"] if self.rate < 1 else []
-        return "; ".join([self.noise, *sampled, *([f"{self.steps} steps"] if self.steps > 1 else [])])
+        return "; ".join(
+            [self.noise, *sampled, *([f"{self.steps} steps"] if self.steps > 1 else [])]
+        )
 
 
 _MOVED: dict[Relation, str] = {

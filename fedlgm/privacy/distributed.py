@@ -1,7 +1,9 @@
-"""Accounting of integer noise that several parties add in shares and that a server sees only as a sum.
+"""Accounting of integer noise that several parties add in shares and that a server sees only as a
+sum.
 
-Every party adds its share to integers before they are summed under secure aggregation. A party that colludes with the
-server, or drops out, contributes no noise, so the release counts as the sum of only the honest parties' shares.
+Every party adds its share to integers before they are summed under secure aggregation. A party that
+colludes with the server, or drops out, contributes no noise, so the release counts as the sum of
+only the honest parties' shares.
 """
 
 from __future__ import annotations
@@ -18,20 +20,24 @@ from fedlgm.noise.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.plain import plain_numbers
 
-_ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]])
+_ORDERS = np.concatenate(
+    [1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]]
+)
 
 
 @named_arguments
 @plain_numbers
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete Gaussian.
+    """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete
+    Gaussian.
 
     Args:
         deviation: standard deviation parameter of each party's discrete Gaussian.
         parties: number of parties N >= 1 whose noise adds up.
 
     Returns:
-        tau = 10 sum_{k=1}^{N-1} exp(-2 pi^2 deviation^2 k / (k + 1)) (Kairouz, Liu and Steinke 2021, Theorem 1).
+        tau = 10 sum_{k=1}^{N-1} exp(-2 pi^2 deviation^2 k / (k + 1)) (Kairouz, Liu and Steinke
+        2021, Theorem 1).
 
     Raises:
         ConfigError: the deviation is not positive, or there is no party.
@@ -58,22 +64,23 @@ def distributed_epsilon(
 ) -> float:
     """Epsilon against a server that sees every round's noised integer sum and its participants.
 
-    Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2 has an l1 norm of
-    at most d2 min(sqrt(d), d2).
+    Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2
+    has an l1 norm of at most d2 min(sqrt(d), d2).
 
     Args:
         noise: law, "discrete-gaussian" or "skellam" (`fedlgm.noise.integer_noise.LAWS`).
-        deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest parties (Skellam).
+        deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest
+            parties (Skellam).
         parties: honest parties whose noise is in the sum.
-        sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units (zero-out or
-            add-remove), twice the bound (replace-one).
+        sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units
+            (zero-out or add-remove), twice the bound (replace-one).
         dimension: coordinates of the sum.
         rounds: number of releases.
         delta: target delta in (0, 1).
 
     Returns:
-        Epsilon by Renyi accounting: Kairouz, Liu and Steinke 2021, Proposition 14, for the discrete Gaussian;
-        Agarwal, Kairouz and Liu 2021 for Skellam.
+        Epsilon by Renyi accounting: Kairouz, Liu and Steinke 2021, Proposition 14, for the discrete
+        Gaussian; Agarwal, Kairouz and Liu 2021 for Skellam.
 
     Raises:
         ConfigError: an argument is outside its range.

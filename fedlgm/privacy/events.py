@@ -22,7 +22,8 @@ LARGEST_PURE = 700.0
 class WholeOrdersDpEvent(dp_event.DpEvent):
     """A release whose Renyi divergence at every whole order a >= 2 is at most rho a.
 
-    An order between two whole ones costs as much as the larger one, because divergences do not fall with the order.
+    An order between two whole ones costs as much as the larger one, because divergences do not fall
+    with the order.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -34,7 +35,8 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
 
 
 RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
-"""Events of noise in shares, which have a Renyi bound rho a but no known privacy loss distribution."""
+"""Events of noise in shares, which have a Renyi bound rho a but no known privacy loss
+distribution."""
 
 
 @plain_numbers
@@ -42,8 +44,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
     """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 
     Args:
-        multiplier: noise std over the largest change of the release by a neighbour; if it is infinite, the event is
-            free.
+        multiplier: noise std over the largest change of the release by a neighbour; if it is
+            infinite, the event is free.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -60,7 +62,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 
 def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
-    """The Gaussian release that approximates integer noise in shares, for lower bounds. Other events are unchanged.
+    """The Gaussian release that approximates integer noise in shares, for lower bounds. Other
+    events are unchanged.
 
     Example:
         >>> as_gaussian(WholeOrdersDpEvent(0.125))
@@ -73,30 +76,38 @@ def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
 
 
 @plain_numbers
-def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation = "add-remove") -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) release with Laplace noise, of any dimension, that is `epsilon`-DP by its scales.
+def laplace_event(
+    epsilon: float, sampling_rate: float = 1.0, relation: Relation = "add-remove"
+) -> dp_event.DpEvent:
+    """Event of one (Poisson-sampled) release with Laplace noise, of any dimension, that is
+    `epsilon`-DP by its scales.
 
-    A product of Laplace coordinates shifted by a_i scales is dominated by one scalar Laplace release shifted by
-    a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral min(P, exp(e) Q) = 1 - delta(e).
+    A product of Laplace coordinates shifted by a_i scales is dominated by one scalar Laplace
+    release shifted by a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral
+    min(P, exp(e) Q) = 1 - delta(e).
 
-    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. It never falls when the shift
-      shrinks, so a smaller shift is dominated by a larger one and sum_i a_i = a may be assumed.
-    * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2) pointwise, so
-      o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the product's o(e) is at least
-      exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
+    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. It never
+      falls when the shift shrinks, so a smaller shift is dominated by a larger one and sum_i a_i =
+      a may be assumed.
+    * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
+      pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
+      product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
     * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.
 
-    So delta(e) of the product is at most the scalar's for every real e, in both directions (by reflection). Under
-    Poisson sampling and add-or-remove-one, delta(e) of either direction is a non-decreasing function of the unsampled
-    delta at one other e, as (1-q) Q + q P - c Q and Q - c ((1-q) Q + q P) are combinations of P and Q alone. The other
-    units' participation is averaged over, which joint convexity permits. Composition preserves domination (Zhu, Dong
-    and Wang 2022, Theorems 10 and 11).
+    So delta(e) of the product is at most the scalar's for every real e, in both directions (by
+    reflection). Under Poisson sampling and add-or-remove-one, delta(e) of either direction is a
+    non-decreasing function of the unsampled delta at one other e, as (1-q) Q + q P - c Q and Q - c
+    ((1-q) Q + q P) are combinations of P and Q alone. The other units' participation is averaged
+    over, which joint convexity permits. Composition preserves domination (Zhu, Dong and Wang 2022,
+    Theorems 10 and 11).
 
     Args:
-        epsilon: sum over coordinates of a neighbour's largest change over the scale b: l1 sensitivity in noise units.
+        epsilon: sum over coordinates of a neighbour's largest change over the scale b: l1
+            sensitivity in noise units.
         sampling_rate: probability q of a unit's participation.
-        relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form, as a pure
-            ln(1 + q (exp(epsilon) - 1)): no direction of the add-or-remove pair dominates a replacement at every e.
+        relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form,
+            as a pure ln(1 + q (exp(epsilon) - 1)): no direction of the add-or-remove pair dominates
+            a replacement at every e.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -116,7 +127,8 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
 
 @plain_numbers
 def pure_event(epsilon: float) -> dp_event.DpEvent:
-    """Event of any `epsilon`-DP release: randomized response, which dominates all such releases (Kairouz et al. 2015).
+    """Event of any `epsilon`-DP release: randomized response, which dominates all such releases
+    (Kairouz et al. 2015).
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -126,20 +138,25 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
     _at_least_0("the epsilon of a release", epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
-    replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)  # rounded to 1, it would be refused
+    replaced = min(
+        2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53
+    )  # rounded to 1, it would be refused
     return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
 
 @plain_numbers
 def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
-    """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below it.
+    """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below
+    it.
 
     Example:
         >>> sampled(gaussian_event(2.0), 0.1) == gaussian_event(2.0, 0.1), sampled(gaussian_event(2.0), 1.0)
         (True, GaussianDpEvent(noise_multiplier=2.0))
     """
     check_rate(sampling_rate=sampling_rate)
-    return event if sampling_rate > 1 - 1e-12 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
+    return (
+        event if sampling_rate > 1 - 1e-12 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
+    )
 
 
 def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
@@ -177,7 +194,9 @@ def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
         >>> accountant_of([gaussian_event(2.0)]), accountant_of([gaussian_event(2.0), WholeOrdersDpEvent(0.1)])
         ('pld', 'rdp')
     """
-    return "rdp" if any(isinstance(unfolded(event, 1)[0], RENYI_ONLY) for event in events) else "pld"
+    return (
+        "rdp" if any(isinstance(unfolded(event, 1)[0], RENYI_ONLY) for event in events) else "pld"
+    )
 
 
 def is_private(event: dp_event.DpEvent) -> bool:
@@ -205,7 +224,11 @@ def pure_epsilon(event: dp_event.DpEvent) -> float:
         return 1.0 / event.noise_multiplier
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         inner = pure_epsilon(event.event)
-        return math.log1p(event.sampling_probability * math.expm1(inner)) if math.isfinite(inner) else math.inf
+        return (
+            math.log1p(event.sampling_probability * math.expm1(inner))
+            if math.isfinite(inner)
+            else math.inf
+        )
     return math.inf
 
 
@@ -223,7 +246,9 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     name = type(event).__name__
     if name not in _FIELDS:
         raise ValueError(f"cannot store {name}")
-    return {"type": name} | {field: _converted(name, field, getattr(event, field), encode) for field in _FIELDS[name]}
+    return {"type": name} | {
+        field: _converted(name, field, getattr(event, field), encode) for field in _FIELDS[name]
+    }
 
 
 def decode(record: dict[str, Any]) -> dp_event.DpEvent:
@@ -242,11 +267,15 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
     kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
-    return kind(**{field: _converted(name, field, value, decode) for field, value in fields.items()})
+    return kind(
+        **{field: _converted(name, field, value, decode) for field, value in fields.items()}
+    )
 
 
 def _converted(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A field, its events by `each`. Accountants fail at impossible numbers, and no ledger with one could be read."""
+    """A field, its events by `each`. Accountants fail at impossible numbers, and no ledger with one
+    could be read.
+    """
     if field == "events":
         return [each(part) for part in value]
     check, number = _FIELDS[name][field], plain_number(value)
@@ -277,7 +306,10 @@ _FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
     "ZCDpEvent": {"rho": _at_least_0, "xi": _at_least_0},
     "WholeOrdersDpEvent": {"rho": _at_least_0},
     "LaplaceDpEvent": {"noise_multiplier": _at_least_0},
-    "RandomizedResponseDpEvent": {"noise_parameter": _share, "num_buckets": partial(check_count, least=2)},
+    "RandomizedResponseDpEvent": {
+        "noise_parameter": _share,
+        "num_buckets": partial(check_count, least=2),
+    },
     "PoissonSampledDpEvent": {"sampling_probability": _rate, "event": None},
     "SelfComposedDpEvent": {"event": None, "count": check_count},
     "ComposedDpEvent": {"events": None},

@@ -1,4 +1,6 @@
-"""The least price of a release, which is that of a Gaussian release with a given noise multiplier."""
+"""The least price of a release, which is that of a Gaussian release with a given noise
+multiplier.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
-    """The event, or one of the same kind with less noise that costs as much as the Gaussian release.
+    """The event, or one of the same kind with less noise that costs as much as the Gaussian
+    release.
 
     Args:
         event: cost of a release.

@@ -1,9 +1,10 @@
 """Exact privacy of one Gaussian release: conversions between (epsilon, delta) and mu.
 
-`mu` is the l2 distance between the means of two neighbouring releases, in noise standard deviations. It is the
-parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One release with noise multiplier z has mu =
-1/z, and k of them without subsampling have mu = sqrt(k)/z. The neighbouring relation is that of the sensitivity from
-which mu was computed. Privacy profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
+`mu` is the l2 distance between the means of two neighbouring releases, in noise standard
+deviations. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
+release with noise multiplier z has mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z.
+The neighbouring relation is that of the sensitivity from which mu was computed. Privacy profile:
+Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _RTOL = 1e-14
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu whose Gaussian release is (epsilon, delta)-DP.
 
-    It is the root mu_0 of Q(epsilon/mu - mu/2) - e^epsilon Q(epsilon/mu + mu/2) = delta, where Q is the standard
-    normal survival function (i.n.i.d. noise paper, problem P2 and appendix B). The noise multiplier of one release is
-    1/mu_0.
+    It is the root mu_0 of Q(epsilon/mu - mu/2) - e^epsilon Q(epsilon/mu + mu/2) = delta, where Q is
+    the standard normal survival function (i.n.i.d. noise paper, problem P2 and appendix B). The
+    noise multiplier of one release is 1/mu_0.
 
     Args:
         epsilon: privacy budget, > 0.
@@ -62,7 +63,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without noise.
+        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
+            noise.
         epsilon: privacy budget, >= 0.
 
     Returns:
@@ -87,7 +89,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without noise.
+        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
+            noise.
         delta: privacy leakage, in (0, 1).
 
     Returns:
@@ -122,8 +125,8 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Log of Q(a) - e^epsilon Q(b), with a = epsilon/mu - mu/2 and b = epsilon/mu + mu/2.
 
-    e^epsilon times the normal density at b equals the density at a, so the second term is density(a) * mills(b): no
-    large exponential is ever formed.
+    e^epsilon times the normal density at b equals the density at a, so the second term is
+    density(a) * mills(b): no large exponential is ever formed.
     """
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
@@ -141,7 +144,9 @@ def _mills(x: float) -> float:
 
 
 def _one_term_root(epsilon: float, tail: float) -> float:
-    """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small tails."""
+    """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small
+    tails.
+    """
     q = -float(scipy.special.ndtri(tail))
     root = math.sqrt(q * q + 2 * epsilon)
     return 2 * epsilon / (root + q) if q > 0 else root - q

@@ -1,7 +1,8 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to that of `dp_accounting`.
+"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to that of
+`dp_accounting`.
 
-`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This module applies the same
-operations to all points at once, in a seventh of the time.
+`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This
+module applies the same operations to all points at once, in a seventh of the time.
 """
 
 from __future__ import annotations
@@ -28,22 +29,31 @@ def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
         >>> round(float(once.self_compose(10).get_epsilon_for_delta(1e-5)), 2)
         2.85
     """
-    return PrivacyLossDistribution(*(_masses(multiplier, rate, interval, kind) for kind in ("REMOVE", "ADD")))
+    return PrivacyLossDistribution(
+        *(_masses(multiplier, rate, interval, kind) for kind in ("REMOVE", "ADD"))
+    )
 
 
 def _masses(multiplier: float, rate: float, interval: float, kind: str) -> Any:
-    """Masses of one direction by the connect-the-dots algorithm (Doroshenko et al. 2022, arXiv 2207.04380)."""
+    """Masses of one direction by the connect-the-dots algorithm (Doroshenko et al. 2022, arXiv
+    2207.04380).
+    """
     loss = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=AdjacencyType[kind])
     bounds = loss.connect_dots_bounds()
-    low, high = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    low, high = (
+        math.floor(bounds.epsilon_lower / interval),
+        math.ceil(bounds.epsilon_upper / interval),
+    )
     deltas = _deltas(loss, np.arange(low, high + 1) * interval, 1 if kind == "REMOVE" else -1)
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
 
 
 def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.ndarray:
-    """Hockey-stick divergence at each epsilon, float64 [n]; `sign` is 1 for removing the unit, -1 for adding it.
+    """Hockey-stick divergence at each epsilon, float64 [n]; `sign` is 1 for removing the unit, -1
+    for adding it.
 
-    Sampled at rate q, the loss of removing exceeds log(1 - q) everywhere, and that of adding is below -log(1 - q).
+    Sampled at rate q, the loss of removing exceeds log(1 - q) everywhere, and that of adding is
+    below -log(1 - q).
     """
     rate = loss.sampling_prob
     inside = sign * epsilons > math.log1p(-rate)
@@ -59,7 +69,9 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
 def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> np.ndarray:
     """Largest x at which the sampled loss is at least sign times `losses`, float64 [n]."""
     factor, constant = 1 / rate, 1 - 1 / rate
-    plain = losses + np.log(factor)  # becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling
+    plain = losses + np.log(
+        factor
+    )  # becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling
     with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is set below
         plain = plain + np.log1p(-np.exp(np.log(-constant) - plain))
     plain[losses == 0] = np.log(factor + constant)

@@ -21,7 +21,8 @@ SharedUnit = Literal["user"]
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
 """Number of one unit's bounds by which a sum moves, by neighbouring relation.
 
-With "zero-out" the schedule of participations is the same, and the unit's contributions become zero."""
+With "zero-out" the schedule of participations is the same, and the unit's contributions become
+zero."""
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 _WHO: dict[Trust, str] = {
@@ -33,11 +34,13 @@ _FITS = {True: "is accounted for", False: "is not private"}
 
 
 class Claim(TypedDict, total=False):
-    """The charge that a method's authors would state for a release, if it differs from the proven one, under one key.
+    """The charge that a method's authors would state for a release, if it differs from the proven
+    one, under one key.
 
     Attributes:
         epsilon: a figure that is summed over the rows of a participant.
-        event: JSON form of an event (see `fedlgm.privacy.events.encode`), which the accountant composes.
+        event: JSON form of an event (see `fedlgm.privacy.events.encode`), which the accountant
+            composes.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -50,7 +53,8 @@ class Claim(TypedDict, total=False):
 
 
 def caveat_of(noise_reproducible: bool) -> str:
-    """The caveat after every guarantee, in full or in short, if noise came from a public seed; otherwise empty.
+    """The caveat after every guarantee, in full or in short, if noise came from a public seed;
+    otherwise empty.
 
     Args:
         noise_reproducible: whether noise came from a public seed.
@@ -65,16 +69,19 @@ def caveat_of(noise_reproducible: bool) -> str:
 @named_arguments
 @dataclass(frozen=True)
 class Guarantee:
-    """The status of a privacy claim in words, which every output prints beside epsilon. No code branches on it.
+    """The status of a privacy claim in words, which every output prints beside epsilon. No code
+    branches on it.
 
     Attributes:
-        status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is proven).
-        reason: one sentence: why the claim holds, its condition, or why it fails. If it fails, the sentence cites a
-            section of `docs/guarantees.md`.
+        status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is
+            proven).
+        reason: one sentence: why the claim holds, its condition, or why it fails. If it fails, the
+            sentence cites a section of `docs/guarantees.md`.
         unit: the data by which neighbouring data sets differ: "client", "example" or "user".
         relation: the neighbouring relation: "add-remove", "replace-one" or "zero-out".
-        trust: "central" (the server sees bounded contributions and adds the noise), "local" (each client adds its own
-            noise) or "distributed" (clients add it in shares, and the server sees only the sum).
+        trust: "central" (the server sees bounded contributions and adds the noise), "local" (each
+            client adds its own noise) or "distributed" (clients add it in shares, and the server
+            sees only the sum).
 
     Raises:
         ConfigError: a word is unknown, or the reason is not one line of text.
@@ -87,7 +94,12 @@ class Guarantee:
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        for name, known in (("status", Status), ("relation", Relation), ("trust", Trust), ("unit", Unit)):
+        for name, known in (
+            ("status", Status),
+            ("relation", Relation),
+            ("trust", Trust),
+            ("unit", Unit),
+        ):
             check_known(name, getattr(self, name), known, "a guarantee")
         if not (isinstance(self.reason, str) and self.reason.isprintable()):
             raise ConfigError(f"a guarantee's reason must be one line of text, got {self.reason!r}")
@@ -112,10 +124,13 @@ class Guarantee:
         """Check that the status fits the kind of plan.
 
         Raises:
-            PrivacyError: the status is "none" for a protected release, or a claim for an unprotected one.
+            PrivacyError: the status is "none" for a protected release, or a claim for an
+                unprotected one.
         """
         if (self.status != "none") != protected:
-            raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
+            raise PrivacyError(
+                f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}"
+            )
 
     def require_unit(self, unit: Unit) -> None:
         """Check that the guarantee's unit is the one that a mechanism's releases protect.

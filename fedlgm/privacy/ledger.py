@@ -1,18 +1,21 @@
-"""The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
+"""The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the
+process.
 
-Every row is one release. A release that is repeated after a crash with the same noise key and inputs has the same bits
-and the same row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
-between charge and release), never less.
+Every row is one release. A release that is repeated after a crash with the same noise key and
+inputs has the same bits and the same row; with fresh noise it has a second row. The ledger may show
+more than was released (after a crash between charge and release), never less.
 
-In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
-and its event is the cost that the round adds to that of the rounds before it.
+In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its
+position in the run, and its event is the cost that the round adds to that of the rounds before it.
 
-All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of different units or
-relations do not add up. Either all rows state the same protection or none states one; the ledger refuses other rows.
+All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of
+different units or relations do not add up. Either all rows state the same protection or none states
+one; the ledger refuses other rows.
 
-Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Anyone who has kept a
-head (checkpoints, results and terminals do) can detect that an earlier row was edited, deleted or reordered. The chain
-has no secret: it cannot detect an attacker who replaces the ledger and every copy of its heads.
+Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger.
+Anyone who has kept a head (checkpoints, results and terminals do) can detect that an earlier row
+was edited, deleted or reordered. The chain has no secret: it cannot detect an attacker who replaces
+the ledger and every copy of its heads.
 """
 
 from __future__ import annotations
@@ -46,8 +49,9 @@ SERVER = -1  # the releasing party under central trust; clients are numbered fro
 class Ledger:
     """Append-only record of releases on disk, from which epsilon is computed.
 
-    `charge` a release before anything noisy leaves the process, then `release` it. `epsilon(delta)` composes all rows.
-    The neighbouring relation and the unit are those of the charged plans (`protects`).
+    `charge` a release before anything noisy leaves the process, then `release` it. `epsilon(delta)`
+    composes all rows. The neighbouring relation and the unit are those of the charged plans
+    (`protects`).
 
     Example:
         >>> import tempfile
@@ -60,8 +64,8 @@ class Ledger:
 
     Args:
         path: SQLite file, created if missing (write-ahead log, full synchronisation).
-        owner: identity of the run that charges (for example a hash of its recipe); the ledger of another owner is
-            refused. None opens any ledger for reading.
+        owner: identity of the run that charges (for example a hash of its recipe); the ledger of
+            another owner is refused. None opens any ledger for reading.
 
     Raises:
         LedgerError: the file is not a ledger, is damaged, or belongs to another run.
@@ -87,7 +91,9 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error, self.path)}") from error
+            raise LedgerError(
+                f"the ledger {self.path} cannot be used ({error}); {remedy(error, self.path)}"
+            ) from error
 
     def charge(
         self,
@@ -107,16 +113,25 @@ class Ledger:
             round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key; the same key in the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
-            claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
-            protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
+            claim: the charge that the method's authors would state, if it differs: {"epsilon": e}
+                is summed.
+            protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the
+                ledger states it.
             guarantee: the words of a user's mechanism, which no recipe holds.
 
         Raises:
             ConfigError: an argument is outside its range, or the event has an impossible number.
-            LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
-                rows protect another unit or relation or do not state both.
+            LedgerError: the row cannot be written, the key has been charged for this round at
+                another cost, or earlier rows protect another unit or relation or do not state both.
         """
-        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects, guarantee=guarantee)
+        self.charge_each(
+            event,
+            round=round,
+            keys={client: key},
+            claim=claim,
+            protects=protects,
+            guarantee=guarantee,
+        )
 
     def charge_each(
         self,
@@ -128,7 +143,8 @@ class Ledger:
         protects: str = "",
         guarantee: Guarantee | None = None,
     ) -> None:
-        """Record one release of each of several clients; all rows are on disk when it returns, or none.
+        """Record one release of each of several clients; all rows are on disk when it returns, or
+        none.
 
         A disk confirms many rows as fast as one. Arguments and errors are those of `charge`.
 
@@ -145,35 +161,52 @@ class Ledger:
             count, head = self.head()
             self._refuse_unlike(draft.protects, count)
             for client, key in draft.keys.items():
-                row = (draft.round, client, key, draft.event, draft.claim, draft.protects, draft.guarantee)
+                row = (
+                    draft.round,
+                    client,
+                    key,
+                    draft.event,
+                    draft.claim,
+                    draft.protects,
+                    draft.guarantee,
+                )
                 query = "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?"
                 charged = self._db.execute(query, row[:3]).fetchone()
                 if charged is None:
                     count, head = count + 1, _head(head, row)
                     self._db.execute(
-                        "INSERT INTO charges (number, round, client, key, event, claim, protects, guarantee, head)"
+                        "INSERT INTO charges (number, round, client, key, event, claim, protects, "
+                        "guarantee, head)"
                         " VALUES (?,?,?,?,?,?,?,?,?)",
                         (count, *row, head),
                     )
                 elif charged[0] != draft.event:
                     raise LedgerError(
-                        f"round {round} of {self.path} was charged with the same noise for another release: a run "
+                        f"round {round} of {self.path} was charged with the same noise for another "
+                        "release: a run "
                         "cannot be repeated under a changed plan; start a new run"
                     )
         self._alike[draft.protects] = count
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared
+        before never change.
+        """
         known = self._alike.get(protects, 0)
         if rows <= known:
             return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
         other = self._db.execute(query, (known, protects)).fetchone()
         if other is not None:
-            own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
+            own, theirs = (
+                f"protects ({text})" if text else "states no protection"
+                for text in (protects, other[0])
+            )
             raise LedgerError(
-                f"the ledger {self.path} holds a release that {theirs}, but this one {own}: epsilons add up only if "
-                "both protect the same unit under the same relation; state unit and relation for both (protects), "
+                f"the ledger {self.path} holds a release that {theirs}, but this one {own}: "
+                "epsilons add up only if "
+                "both protect the same unit under the same relation; state unit and relation for "
+                "both (protects), "
                 "or use another ledger"
             )
 
@@ -183,102 +216,137 @@ class Ledger:
         return str(found[0][0]) if found else ""
 
     def identity(self) -> str:
-        """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier version."""
+        """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier
+        version.
+        """
         found = self._rows("SELECT value FROM meta WHERE key = 'identity'")
         return str(found[0][0]) if found else ""
 
     def head(self) -> Head:
         """The ledger's current head."""
         found = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
-        return Head(int(found[0][0]), str(found[0][1])) if found else Head(0, digest("", self.owner()))
+        return (
+            Head(int(found[0][0]), str(found[0][1])) if found else Head(0, digest("", self.owner()))
+        )
 
-    def verify(self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False) -> Head:
-        """Check the whole ledger against its own hashes, its owner and heads that were kept elsewhere.
+    def verify(
+        self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False
+    ) -> Head:
+        """Check the whole ledger against its own hashes, its owner and heads that were kept
+        elsewhere.
 
         Args:
             anchors: heads that checkpoints, results or people have kept.
             owner: the run's identity by its recipe; None does not check it.
-            contiguous: whether every round between the first and the last charged one must be present.
+            contiguous: whether every round between the first and the last charged one must be
+                present.
 
         Returns:
             The head, if all checks pass.
 
         Raises:
-            LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an
-                anchor; the message names the problem.
+            LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the
+                ledger is older than an anchor; the message names the problem.
         """
         name, value = f"the ledger {self.path}", digest("", self.owner())
         if owner is not None and owner != self.owner():
             raise LedgerError(
-                f"{name} does not belong to the recipe beside it: the recipe was changed after the run "
+                f"{name} does not belong to the recipe beside it: the recipe was changed after the "
+                "run "
                 "started, or the file comes from another run"
             )
         heads, rounds = [value], set()
         rows = self._rows(
-            "SELECT number, head, round, client, key, event, claim, protects, guarantee FROM charges ORDER BY number"
+            "SELECT number, head, round, client, key, event, claim, protects, guarantee FROM "
+            "charges ORDER BY number"
         )
         for expected, (number, head, *fields) in enumerate(rows, start=1):
             value = _head(value, fields)
             if number != expected or head != value:
                 raise LedgerError(
-                    f"{name} was changed: row {expected} (round {fields[0]}) does not follow from the rows before it"
+                    f"{name} was changed: row {expected} (round {fields[0]}) does not follow from "
+                    "the rows before it"
                 )
             heads.append(value)
             rounds.add(int(fields[0]))
         for count, kept in anchors:
             if count >= len(heads):
                 raise LedgerError(
-                    f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint or result was "
-                    "written: rows were deleted, or it is an older copy; restore a newer one or start a new run"
+                    f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
+                    "or result was "
+                    "written: rows were deleted, or it is an older copy; restore a newer one or "
+                    "start a new run"
                 )
             if heads[count] != kept:
-                raise LedgerError(f"{name} was changed: its first {count} rows are not those that were charged")
+                raise LedgerError(
+                    f"{name} was changed: its first {count} rows are not those that were charged"
+                )
         missing = sorted(set(range(min(rounds, default=0), max(rounds, default=-1) + 1)) - rounds)
         if contiguous and missing:
-            raise LedgerError(f"{name} has no charge for round {missing[0]}, though later rounds were released")
+            raise LedgerError(
+                f"{name} has no charge for round {missing[0]}, though later rounds were released"
+            )
         return Head(len(rows), value)
 
     def charges(self) -> Iterator[Charge]:
         """All rows by round."""
         with self._translated():
             rows = self._db.execute(
-                "SELECT round, client, event, claim, protects FROM charges ORDER BY round, client, key"
+                "SELECT round, client, event, claim, protects FROM charges ORDER BY round, client, "
+                "key"
             )
             for round_, client, event, claim, protects in rows:
-                yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim), protects)
+                yield Charge(
+                    round_,
+                    client,
+                    privacy.events.decode(json.loads(event)),
+                    json.loads(claim),
+                    protects,
+                )
 
     def protects(self) -> str:
         """Unit and relation that the rows state, as in "client, add-remove"; "" if none does."""
         return str(self._rows("SELECT MAX(protects) FROM charges")[0][0] or "")
 
     def guarantee(self) -> Guarantee | None:
-        """The weakest guarantee that rows state, of equal ones the last; None if no row states a guarantee."""
+        """The weakest guarantee that rows state, of equal ones the last; None if no row states a
+        guarantee.
+        """
         query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
         with self._translated():
             stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
         return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
-    def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
-        """Proven epsilon at `delta` of all charges; under local trust, the largest of any participant.
+    def epsilon(
+        self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
+    ) -> float:
+        """Proven epsilon at `delta` of all charges; under local trust, the largest of any
+        participant.
 
         Args:
             delta: target delta.
-            accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`) was charged.
+            accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`)
+                was charged.
             through: last round to count; default: all.
-            abandoned: `position()` up to which rows of any round count, for attempts that later ones do not repeat.
+            abandoned: `position()` up to which rows of any round count, for attempts that later
+                ones do not repeat.
         """
         spending = self._spending(through, abandoned)
         with self._translated():
             return spending.epsilon(delta, accountant)
 
     def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
-        """Proven epsilon at `delta` of each charged client, by number; empty under central trust."""
+        """Proven epsilon at `delta` of each charged client, by number; empty under central
+        trust.
+        """
         spending = self._spending(None, 0)
         with self._translated():
             return spending.client_epsilons(delta, accountant)
 
     def _spending(self, through: int | None, abandoned: int) -> Spending:
-        query = f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event"
+        query = (
+            f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event"
+        )
         return Spending.of(self._rows(query, _last(through), abandoned), SERVER)
 
     def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
@@ -291,22 +359,26 @@ class Ledger:
             "SELECT client < 0, event, COUNT(*) FROM charges GROUP BY client, event"
         ):
             most[bool(shared), event] = max(most.get((bool(shared), event), 0), int(count))
-        return [(privacy.events.decode(json.loads(event)), count) for (_, event), count in most.items()]
+        return [
+            (privacy.events.decode(json.loads(event)), count) for (_, event), count in most.items()
+        ]
 
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
         """Epsilon as the methods' authors would state it; without a claim, the charged epsilon.
 
-        A claim {"epsilon": e} is summed over a participant's rows; a claim {"event": ...} is composed by the
-        accountant. The arguments are those of `epsilon`.
+        A claim {"epsilon": e} is summed over a participant's rows; a claim {"event": ...} is
+        composed by the accountant. The arguments are those of `epsilon`.
         """
         query = f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim"
         with self._translated():
             return claimed_epsilon(self._rows(query, _last(through), abandoned), delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
-        """Last charged round in the first `through` rows (default: in all); 0 for an empty ledger."""
+        """Last charged round in the first `through` rows (default: in all); 0 for an empty
+        ledger.
+        """
         with self._translated():
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
             return int(self._rows(query, _last(through))[0][0])
@@ -322,20 +394,30 @@ class Ledger:
 
     def participations(self) -> dict[int, int]:
         """Number of rows of each client under local trust."""
-        return dict(self._rows("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client"))
+        return dict(
+            self._rows("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client")
+        )
 
     def noise_keys(self) -> set[tuple[int, int, str]]:
         """(round, client, name of the noise key) of all rows."""
         return set(self._rows("SELECT round, client, key FROM charges"))
 
     def keys_of(self, round: int, after: int = 0) -> list[str]:
-        """Names of the noise keys of the server's releases of a round after row `after`, the first release first."""
-        query = "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number"
+        """Names of the noise keys of the server's releases of a round after row `after`, the first
+        release first.
+        """
+        query = (
+            "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number"
+        )
         return [key for (key,) in self._rows(query, round, SERVER, after)]
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on, which an interrupted run had already released."""
-        return self._rows("SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round)
+        """(round, client, key) of all clients' rows from `round` on, which an interrupted run had
+        already released.
+        """
+        return self._rows(
+            "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round
+        )
 
     def _rows(self, query: str, *values: int) -> list[Any]:
         with self._translated():
@@ -345,8 +427,8 @@ class Ledger:
     def held(self) -> Iterator[None]:
         """Keep other runs, also those of other processes, from holding this ledger in the block.
 
-        A run holds its ledger from the check that the ledger has no other rounds to its own last charge. The operating
-        system lets go of it when the process ends.
+        A run holds its ledger from the check that the ledger has no other rounds to its own last
+        charge. The operating system lets go of it when the process ends.
 
         Raises:
             LedgerError: another run holds it.
@@ -368,7 +450,9 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row, which ends with protection and guarantee; rows that state neither omit them from their hash."""
+    """Head after a row, which ends with protection and guarantee; rows that state neither omit them
+    from their hash.
+    """
     fields = [str(field) for field in row]
     while not fields[-1]:
         fields.pop()

@@ -32,26 +32,36 @@ CREATE TABLE IF NOT EXISTS charges (
 );
 """
 _ROOM = 2**18
-"""Bytes of free space below which an error of the disk is that of a full one: SQLite's auxiliary files need them."""
+"""Bytes of free space below which an error of the disk is that of a full one: SQLite's auxiliary
+files need them."""
 _REMEDIES = {
-    sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue the run",
-    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue the run",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened here: check that its folder exists and may be read and written",
-    sqlite3.SQLITE_PERM: "this user may not access it: check the permissions of the file and its folder",
+    sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue "
+    "the run",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue "
+    "the run",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened here: check that its folder exists and may be "
+    "read and written",
+    sqlite3.SQLITE_PERM: "this user may not access it: check the permissions of the file and its "
+    "folder",
     sqlite3.SQLITE_BUSY: "another process is writing it: wait for it, or stop it",
-    sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a backup",
+    sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a "
+    "backup",
 }
 
 
 def create(path: Path, owner: str) -> None:
-    """Create an empty ledger completely or not at all, because a truncated ledger would look like an emptied one.
+    """Create an empty ledger completely or not at all, because a truncated ledger would look like
+    an emptied one.
 
     Raises:
         LedgerError: the disk is full.
     """
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
-        db.executemany("INSERT INTO meta VALUES (?, ?)", [("owner", owner), ("identity", secrets.token_hex(16))])
+        db.executemany(
+            "INSERT INTO meta VALUES (?, ?)",
+            [("owner", owner), ("identity", secrets.token_hex(16))],
+        )
         db.commit()
         data = db.serialize()
     try:
@@ -59,7 +69,8 @@ def create(path: Path, owner: str) -> None:
     except OSError as error:  # SQLite says of any other more clearly what is wrong; or another process was faster
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LedgerError(
-                f"the ledger {path} cannot be created, because the disk is full: free some space and start again; "
+                f"the ledger {path} cannot be created, because the disk is full: free some space "
+                "and start again; "
                 "nothing was released"
             ) from error
 
@@ -68,8 +79,8 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     """Open a ledger, read-only or for charges."""
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # A ledger that nobody writes is opened as immutable: otherwise SQLite would leave files beside it, or fail in a
-    # folder that may not be written.
+    # A ledger that nobody writes is opened as immutable: otherwise SQLite would leave files beside
+    # it, or fail in a folder that may not be written.
     closed = not path.with_name(path.name + "-wal").exists()
     address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
     return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
@@ -87,13 +98,21 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise LedgerError(f"the ledger {path} is damaged ({damage}); restore it from a backup")
-    if owner is None and not db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
-        raise LedgerError(f"{path} is not a fedlgm ledger: restore it from a backup or start a new run")
+    if (
+        owner is None
+        and not db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone()
+    ):
+        raise LedgerError(
+            f"{path} is not a fedlgm ledger: restore it from a backup or start a new run"
+        )
     if owner is not None:
         db.executescript(SCHEMA)
     columns = {row[1] for row in db.execute("PRAGMA table_info(charges)")}
     if missing := {"head", "protects", "guarantee"} - columns:
-        raise LedgerError(f"the ledger {path} is of an earlier version of fedlgm, whose rows have no {min(missing)}")
+        raise LedgerError(
+            f"the ledger {path} is of an earlier version of fedlgm, whose rows have no "
+            f"{min(missing)}"
+        )
     if owner is None:
         return
     db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
@@ -123,14 +142,20 @@ def held(path: Path) -> Iterator[None]:
                 f"another run is charging the ledger {path}: wait until it ends, or name a new file"
             ) from error
         except OSError as error:
-            raise LedgerError(f"the ledger {path} cannot be held: {place}: {error.strerror}") from error
+            raise LedgerError(
+                f"the ledger {path} cannot be held: {place}: {error.strerror}"
+            ) from error
         yield
 
 
 def remedy(error: Exception, path: Path) -> str:
     """Remedy for an SQLite error about a ledger, as part of a sentence."""
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
-    if code == sqlite3.SQLITE_IOERR and _is_full(path.parent):  # so SQLite reports a full disk for its auxiliary files
+    code = (
+        getattr(error, "sqlite_errorcode", None) or 0
+    ) & 0xFF  # extended codes keep the primary one there
+    if code == sqlite3.SQLITE_IOERR and _is_full(
+        path.parent
+    ):  # so SQLite reports a full disk for its auxiliary files
         code = sqlite3.SQLITE_FULL
     return _REMEDIES.get(code, "restore it from a backup or start a new run")
 

@@ -22,9 +22,11 @@ _ADDED = (dp_event.GaussianDpEvent, dp_event.PoissonSampledDpEvent)
 
 
 class Past:
-    """Releases that were charged, composed once; those charged since are added, and not composed again.
+    """Releases that were charged, composed once; those charged since are added, and not composed
+    again.
 
-    Figures are upper bounds, as those of `composed_epsilon`, from which they differ by the rounding of the grid's sums.
+    Figures are upper bounds, as those of `composed_epsilon`, from which they differ by the rounding
+    of the grid's sums.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -59,14 +61,19 @@ class Past:
         added = all(isinstance(event, _ADDED) and is_private(event) for event, _ in events)
         if not (many and added and accountant == "pld" and is_resolved(events, delta)):
             return composed_epsilon(events, delta, accountant)
-        precision, counts = 0.0, Counter[str]()  # Gaussian releases without sampling are together one such release
+        precision, counts = (
+            0.0,
+            Counter[str](),
+        )  # Gaussian releases without sampling are together one such release
         for event, count in charged:
             if isinstance(event, dp_event.GaussianDpEvent):
                 precision += count / event.noise_multiplier**2
             else:
                 counts[json.dumps(encode(event))] += count
         with quiet():
-            total = self._grown(counts, new_accountant(accountant, [event for event, _ in events])).branch()
+            total = self._grown(
+                counts, new_accountant(accountant, [event for event, _ in events])
+            ).branch()
             for event, count in one:
                 if isinstance(event, dp_event.GaussianDpEvent):
                     precision += count / event.noise_multiplier**2
@@ -77,7 +84,9 @@ class Past:
             return float(total.get_epsilon(delta))
 
     def _grown(self, counts: Counter[str], empty: Any) -> Any:
-        """The accountant of these releases: the last one with what has been added since, or a new one."""
+        """The accountant of these releases: the last one with what has been added since, or a new
+        one.
+        """
         fineness = empty._value_discretization_interval
         before, accountant = self._composed.pop(fineness, (Counter[str](), empty))
         if not before <= counts:

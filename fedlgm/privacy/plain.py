@@ -1,4 +1,6 @@
-"""Conversion of arguments to Python's numbers, which neither overflow nor have the precision of a smaller type."""
+"""Conversion of arguments to Python's numbers, which neither overflow nor have the precision of a
+smaller type.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def plain_number(value: Any) -> Any:
 def plain_numbers(function: F) -> F:
     """Let an accounting function compute in Python's numbers, whatever types its caller uses.
 
-    In half precision 300 squared is infinite, in 16-bit integers 200 squared is negative: the noise multiplier of a
-    release would then cost nothing, or less.
+    In half precision 300 squared is infinite, in 16-bit integers 200 squared is negative: the noise
+    multiplier of a release would then cost nothing, or less.
 
     Example:
         >>> plain_numbers(lambda multiplier: multiplier**2)(np.float16(300))

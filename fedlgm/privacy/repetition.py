@@ -1,8 +1,8 @@
 """One release's privacy loss, composed repeatedly with itself for growing numbers of rounds.
 
-Half of the time of such a composition goes into 40 moments that bound its tails and do not depend on the number of
-rounds. This module computes exactly, and once, only the few that decide; the result is that of
-`dp_accounting.pld.common.self_convolve`, bit for bit.
+Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
+on the number of rounds. This module computes exactly, and once, only the few that decide; the
+result is that of `dp_accounting.pld.common.self_convolve`, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, special
 
-_ORDERS = np.concatenate((np.arange(-20, 0), np.arange(1, 21)))  # of the Chernoff bounds, times the grid's length
+_ORDERS = np.concatenate(
+    (np.arange(-20, 0), np.arange(1, 21))
+)  # of the Chernoff bounds, times the grid's length
 
 
 def repeatable(single: PrivacyLossDistribution) -> PrivacyLossDistribution:
@@ -30,7 +32,9 @@ def repeatable(single: PrivacyLossDistribution) -> PrivacyLossDistribution:
         True
     """
     pmfs = [single._pmf_remove] if single._symmetric else [single._pmf_remove, single._pmf_add]
-    return PrivacyLossDistribution(*(_Repeatable.of(pmf) if type(pmf) is DensePLDPmf else pmf for pmf in pmfs))
+    return PrivacyLossDistribution(
+        *(_Repeatable.of(pmf) if type(pmf) is DensePLDPmf else pmf for pmf in pmfs)
+    )
 
 
 class _Repeatable(DensePLDPmf):  # type: ignore[misc]
@@ -38,13 +42,22 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
 
     @classmethod
     def of(cls, pmf: Any) -> _Repeatable:
-        return cls(pmf._discretization, pmf._lower_loss, pmf._probs, pmf._infinity_mass, pmf._pessimistic_estimate)
+        return cls(
+            pmf._discretization,
+            pmf._lower_loss,
+            pmf._probs,
+            pmf._infinity_mass,
+            pmf._pessimistic_estimate,
+        )
 
     @cached_property
     def _rough(self) -> np.ndarray:
         """Logarithms of the moment generating function at all orders, accurate to about 1e-13."""
         sums = []
-        for step in (np.exp(-np.arange(self.size) / self.size), np.exp(np.arange(self.size) / self.size)):
+        for step in (
+            np.exp(-np.arange(self.size) / self.size),
+            np.exp(np.arange(self.size) / self.size),
+        ):
             weighted = self._probs
             for _ in range(20):
                 weighted = weighted * step
@@ -54,7 +67,9 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
 
     @cached_property
     def _exact(self) -> dict[int, float]:
-        """Logarithms of the moment generating function by the order's place, as `dp_accounting` computes them."""
+        """Logarithms of the moment generating function by the order's place, as `dp_accounting`
+        computes them.
+        """
         return {}
 
     def _log_moment(self, place: int) -> float:
@@ -74,7 +89,9 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
         rising, known = orders > 0, np.isfinite(rough)
         least = rough[rising & known].min(initial=math.inf) + reach
         most = rough[~rising & known].max(initial=-math.inf) - reach
-        for place in np.flatnonzero(~known | np.where(rising, rough <= least, rough >= most)).tolist():
+        for place in np.flatnonzero(
+            ~known | np.where(rising, rough <= least, rough >= most)
+        ).tolist():
             bound = (count * self._log_moment(place) + math.log(2 / truncation)) / orders[place]
             if math.isfinite(bound) and rising[place]:
                 high = min(high, math.ceil(bound))

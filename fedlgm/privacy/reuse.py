@@ -1,4 +1,6 @@
-"""A second run on one ledger: refused unless it is meant, because its cost adds to that of the first."""
+"""A second run on one ledger: refused unless it is meant, because its cost adds to that of the
+first.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def require_rounds(
         accountant: accountant of the run.
 
     Raises:
-        LedgerError: the ledger holds other rounds; the message states their cost and the cost with this run.
+        LedgerError: the ledger holds other rounds; the message states their cost and the cost with
+            this run.
 
     Example:
         >>> import tempfile
@@ -60,6 +63,7 @@ def require_rounds(
         above = f", above {epsilon:g}" if epsilon is not None and after > epsilon else ""
         cost = f"; this run would bring it to {after:.4g}{above}"
     raise LedgerError(
-        f"{ledger.path} already holds {most} round{'s' * (most > 1)}{whose}{held}{cost}: name a new file, or pass "
+        f"{ledger.path} already holds {most} round{'s' * (most > 1)}{whose}{held}{cost}: name a "
+        "new file, or pass "
         "continue_ledger=True if the cost of both is meant"
     )

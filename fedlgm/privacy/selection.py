@@ -1,4 +1,6 @@
-"""Privacy cost of publishing the best of several runs (Papernot and Steinke, ICLR 2022, arXiv 2110.03620)."""
+"""Privacy cost of publishing the best of several runs (Papernot and Steinke, ICLR 2022, arXiv
+2110.03620).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Literal
 import numpy as np
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.errors import (
+    ConfigError,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+    check_share,
+)
 from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
@@ -22,7 +31,9 @@ _SHAPES: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": ma
 
 
 @plain_numbers
-def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic") -> dp_event.DpEvent:
+def selection_event(
+    run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic"
+) -> dp_event.DpEvent:
     """Event of a search that draws the number of runs by `law` and publishes only the best run.
 
     Args:
@@ -41,7 +52,9 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
     fits = expected_runs >= 1 if law == "poisson" else expected_runs > 1
     if not (math.isfinite(expected_runs) and fits):
         least = "at least" if law == "poisson" else "above"
-        raise ConfigError(f"expected_runs must be finite and {least} 1 for the {law} law, got {expected_runs}")
+        raise ConfigError(
+            f"expected_runs must be finite and {least} 1 for the {law} law, got {expected_runs}"
+        )
     return dp_event.RepeatAndSelectDpEvent(run, float(expected_runs), _SHAPES[law])
 
 
@@ -49,8 +62,10 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
     """Draw a search's secret number of runs.
 
     Args:
-        expected_runs: mean of the number of runs, as for `selection_event`; `selection_event` refuses invalid values.
-        law: as for `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1 (Definition 1 at eta = 0).
+        expected_runs: mean of the number of runs, as for `selection_event`; `selection_event`
+            refuses invalid values.
+        law: as for `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
+            (Definition 1 at eta = 0).
         generator: a secret stream.
 
     Example:
@@ -87,12 +102,13 @@ def selection_epsilon(
     expected_runs: float,
     law: Law = "logarithmic",
 ) -> float:
-    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is published.
+    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is
+    published.
 
-    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of each run are drawn
-    from a list that was fixed before the search, and the score uses only released values and public data. The figure
-    protects against readers of the one published model; for a party that sees every run, the cost is their
-    composition.
+    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of
+    each run are drawn from a list that was fixed before the search, and the score uses only
+    released values and public data. The figure protects against readers of the one published model;
+    for a party that sees every run, the cost is their composition.
 
     Args:
         noise_multiplier: noise std of a release over one unit's l2 bound, under add-or-remove-one.

@@ -36,7 +36,9 @@ class Spending:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, str, int]], server: int) -> Spending:
-        """Spending from rows (participant, event, count), one for each event of a participant or of `server`."""
+        """Spending from rows (participant, event, count), one for each event of a participant or of
+        `server`.
+        """
         own: defaultdict[int, _Counts] = defaultdict(Counter)
         for client, event, count in rows:
             own[client][event] = count
@@ -45,7 +47,10 @@ class Spending:
     def epsilon(self, delta: float, accountant: str) -> float:
         """Largest proven epsilon at `delta` of any participant."""
         profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
-        return max((_composed(profile, delta, accountant) for profile in _undominated(profiles)), default=0.0)
+        return max(
+            (_composed(profile, delta, accountant) for profile in _undominated(profiles)),
+            default=0.0,
+        )
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
         """Proven epsilon at `delta` of each client with its own releases."""
@@ -55,11 +60,16 @@ class Spending:
 
     def _profiles(self) -> dict[int, _Profile]:
         """Each client's spending, including the server's releases."""
-        return {client: frozenset((self.shared + events).items()) for client, events in self.own.items()}
+        return {
+            client: frozenset((self.shared + events).items()) for client, events in self.own.items()
+        }
 
 
-def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, accountant: str) -> float:
-    """Largest epsilon of a participant as the methods' authors would state it; see `Ledger.claimed_epsilon`.
+def claimed_epsilon(
+    rows: Iterable[tuple[int, str, str, int]], delta: float, accountant: str
+) -> float:
+    """Largest epsilon of a participant as the methods' authors would state it; see
+    `Ledger.claimed_epsilon`.
 
     Args:
         rows: (participant, event, claim, count).
@@ -75,7 +85,9 @@ def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, acc
         else:
             events[client][json.dumps(claim["event"]) if "event" in claim else event] += count
     profiles = {client: frozenset(own.items()) for client, own in events.items()}
-    composed = {profile: _composed(profile, delta, accountant) for profile in set(profiles.values())}
+    composed = {
+        profile: _composed(profile, delta, accountant) for profile in set(profiles.values())
+    }
     for client, profile in profiles.items():
         naive[client] += composed[profile]
     return max(naive.values(), default=0.0)
@@ -89,4 +101,8 @@ def _composed(profile: _Profile, delta: float, accountant: str) -> float:
 def _undominated(profiles: set[_Profile]) -> list[_Profile]:
     """Profiles not contained in another: only they can be the worst."""
     counts = {profile: Counter(dict(profile)) for profile in profiles}
-    return [profile for profile, own in counts.items() if not any(own < other for other in counts.values())]
+    return [
+        profile
+        for profile, own in counts.items()
+        if not any(own < other for other in counts.values())
+    ]

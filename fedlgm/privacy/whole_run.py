@@ -1,19 +1,23 @@
-"""The cost of a run whose rounds cannot be charged one by one: correlated noise, restricted participation, or both.
+"""The cost of a run whose rounds cannot be charged one by one: correlated noise, restricted
+participation, or both.
 
-Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism that publishes C x + s z. Let kappa =
-1 / sigma_eff be one client's largest contribution in units of s, layers and auxiliary queries together, the same in
-every round.
+Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism that publishes C x
++ s z. Let kappa = 1 / sigma_eff be one client's largest contribution in units of s, layers and
+auxiliary queries together, the same in every round.
 
-* Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t is charged a
-  Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), sens_t being that of the first t rounds:
-  the charges of a prefix compose to the cost of the prefix, and those of all rounds to that of the run.
-* With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than ceil(T / b)
-  Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). Each of the
-  rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the rounds in between cost nothing.
+* Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t
+  is charged a Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), sens_t
+  being that of the first t rounds: the charges of a prefix compose to the cost of the prefix, and
+  those of all rounds to that of the run.
+* With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than
+  ceil(T / b) Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of
+  C). Each of the rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the
+  rounds in between cost nothing.
 
 Proofs: docs/guarantees-proofs.md, section Noise correlated over rounds. Rounds count from 0 here.
 
-Sources: Denisov et al. 2022 (adaptive streams); Choquette-Choo et al. 2023 (arXiv 2306.08153, Theorem 4).
+Sources: Denisov et al. 2022 (adaptive streams); Choquette-Choo et al. 2023 (arXiv 2306.08153,
+Theorem 4).
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ if TYPE_CHECKING:
 
     from fedlgm.planning.facts import RunFacts, Sampling
 
-_MARGIN = 1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
+_MARGIN = (
+    1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,9 @@ class WholeRun:
         relation: neighbouring relation.
 
     Raises:
-        ConfigError: the scheme keeps no rounds between participations, or the combination is not proven: more bands
-            than groups, buffers under secret draws, or a relation that does not fit the scheme.
+        ConfigError: the scheme keeps no rounds between participations, or the combination is not
+            proven: more bands than groups, buffers under secret draws, or a relation that does not
+                fit the scheme.
     """
 
     noise: Correlation
@@ -85,12 +92,16 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema, the largest number of its bounds by which one client moves the run."""
+        """sens(C) under the schema, the largest number of its bounds by which one client moves the
+        run.
+        """
         return self.noise.sensitivity(self.separation)
 
     @cached_property
     def growth(self) -> float:
-        """sigma_eff of a round over the accounted mechanism's multiplier, apart from the relation."""
+        """sigma_eff of a round over the accounted mechanism's multiplier, apart from the
+        relation.
+        """
         return self.noise.amplified_column_norm() if self.sampling.amplifies else self.sensitivity
 
     def calibrate(self, epsilon: float, delta: float, accountant: str) -> float:
@@ -130,14 +141,16 @@ class WholeRun:
     def repeated_event(self, position: int, multiplier: float) -> dp_event.DpEvent:
         """Cost of one more release of round `position` with independent noise for that round.
 
-        The release is a further row of C: the same coefficients on the past and an independent z. A client moves it by
-        at most the row's bound, for any outcome of its coins, so it is charged without amplification. Arguments and
-        errors are those of `event`.
+        The release is a further row of C: the same coefficients on the past and an independent z. A
+        client moves it by at most the row's bound, for any outcome of its coins, so it is charged
+        without amplification. Arguments and errors are those of `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)
 
-    def events(self, multiplier: float, rounds: int | None = None) -> list[tuple[dp_event.DpEvent, int]]:
+    def events(
+        self, multiplier: float, rounds: int | None = None
+    ) -> list[tuple[dp_event.DpEvent, int]]:
         """Events of the first rounds (default: all), for `accounting.composed_epsilon`."""
         last = self.noise.rounds if rounds is None else rounds
         return [(self.event(position, multiplier), 1) for position in range(last)]
@@ -153,7 +166,9 @@ class WholeRun:
 
     def _check(self, position: int) -> None:
         if not 0 <= position < self.noise.rounds:
-            raise PrivacyError(f"the run was made for {self.noise.rounds} rounds: there is no round {position + 1}")
+            raise PrivacyError(
+                f"the run was made for {self.noise.rounds} rounds: there is no round {position + 1}"
+            )
 
     def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> dp_event.DpEvent:
         if moved == 0:

@@ -1,4 +1,6 @@
-"""A user's trainer, made anew for every client from fresh copies of all that a user may have defined."""
+"""A user's trainer, made anew for every client from fresh copies of all that a user may have
+defined.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from fedlgm.training.tasks import Task
 
 
 class ClientsApart:
-    """Trains each client with a trainer of its own, so that no trainer, model or task sees two clients.
+    """Trains each client with a trainer of its own, so that no trainer, model or task sees two
+    clients.
 
-    If the task or the maker cannot be copied, one trainer trains all clients, and `shared_state` says so.
+    If the task or the maker cannot be copied, one trainer trains all clients, and `shared_state`
+    says so.
 
     Args:
         make: maker of the trainer: (module, layers, settings, *, device, task) -> `Trainer`.
@@ -78,13 +82,16 @@ class ClientsApart:
         for task in tasks:
             trainer = self._shared or self._own_trainer()
             own = replace(task, trained=None if task.trained is None else task.trained.clone())
-            with seeded(task.order.initial_seed(), self._device):  # or its draws would follow from earlier clients'
+            with seeded(
+                task.order.initial_seed(), self._device
+            ):  # or its draws would follow from earlier clients'
                 updates = list(trainer.updates(model.clone(), [own]))
             if self._watched is not None:
                 self._watched.check()
             if len(updates) != 1 or len(updates[0]) != 1:
                 raise ConfigError(
-                    f"the trainer yields {sum(map(len, updates))} updates for one client: yield one [1, D] per task"
+                    f"the trainer yields {sum(map(len, updates))} updates for one client: yield "
+                    "one [1, D] per task"
                 )
             yield updates[0]
 

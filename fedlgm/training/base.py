@@ -23,11 +23,12 @@ class ClientTask:
     Attributes:
         x: inputs [n, ...] with n >= 1: one array, or a tuple of several.
         y: targets [n, ...] of the run's task.
-        order: the client's stream of the round, which shuffles the batches and seeds the model's random numbers.
+        order: the client's stream of the round, which shuffles the batches and seeds the model's
+            random numbers.
         epochs: number of passes; fewer than usual for a straggler.
-        trained: 1 for each coordinate that is trained, 0 for those that keep the model's values, float32 [D]; None
-            trains all. It is equal in all tasks of a call. A trainer may ignore it, because the plan drops layers that
-            it does not release.
+        trained: 1 for each coordinate that is trained, 0 for those that keep the model's values,
+            float32 [D]; None trains all. It is equal in all tasks of a call. A trainer may ignore
+            it, because the plan drops layers that it does not release.
 
     Example:
         >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
@@ -43,15 +44,20 @@ class ClientTask:
 
     def permutations(self) -> Tensor:
         """Order of the examples in every epoch, int64 [epochs, n]."""
-        return torch.stack([torch.randperm(len(self.y), generator=self.order) for _ in range(self.epochs)])
+        return torch.stack(
+            [torch.randperm(len(self.y), generator=self.order) for _ in range(self.epochs)]
+        )
 
     def seed(self) -> int:
-        """Seed of the model's random numbers in training, such as dropout; requested after `permutations`."""
+        """Seed of the model's random numbers in training, such as dropout; requested after
+        `permutations`.
+        """
         return int(torch.randint(2**63 - 1, (), generator=self.order))
 
 
 class Trainer(Protocol):
-    """Computes the updates of clients, either raw or with every unit's share bounded (`BoundedUpdates`).
+    """Computes the updates of clients, either raw or with every unit's share bounded
+    (`BoundedUpdates`).
 
     Example:
         >>> class Towards:
@@ -65,8 +71,10 @@ class Trainer(Protocol):
     """
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
-        """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks: float32 [b, D], b >= 1.
+        """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks:
+        float32 [b, D], b >= 1.
 
-        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one is requested.
+        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one
+        is requested.
         """
         ...

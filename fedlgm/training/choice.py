@@ -26,8 +26,8 @@ def fastest(
     """Time every trainer on the same clients.
 
     Args:
-        trainers: makers of the trainers, by name. The first is preferred unless another is at least a tenth faster. A
-            trainer that refuses the model, as the vectorised one may, is skipped.
+        trainers: makers of the trainers, by name. The first is preferred unless another is at least
+            a tenth faster. A trainer that refuses the model, as the vectorised one may, is skipped.
         model: the global model [D].
         tasks: makes a new typical block of clients for each run.
         repeats: timed runs of each trainer, in turn, after a warm-up run (which also compiles).

@@ -1,4 +1,6 @@
-"""The device that trains and the generator of its noise; both are chosen once, before a run starts."""
+"""The device that trains and the generator of its noise; both are chosen once, before a run
+starts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Numerics:
 
     Attributes:
         threads: torch threads while training and planning.
-        device: device on which trainers leave their updates, and on which these are bounded, summed and noised.
+        device: device on which trainers leave their updates, and on which these are bounded, summed
+            and noised.
         noise_backend: generator of the noise; see `fedlgm.noise.release`.
         block_size: clients whose bounded updates are summed before they join the sum.
     """
@@ -68,19 +71,24 @@ def resolve(name: str) -> torch.device:
         return torch.device(next(iter(here)))
     kind, _, index = name.partition(":")
     if kind not in ("cpu", *_ACCELERATORS) or (index and not (kind == "cuda" and index.isdigit())):
-        raise ConfigError(f"training.device: unknown device {name!r}; known: auto, cpu, cuda, cuda:N, mps, xpu")
+        raise ConfigError(
+            f"training.device: unknown device {name!r}; known: auto, cpu, cuda, cuda:N, mps, xpu"
+        )
     if kind == "cuda" and index and kind in here and int(index) < torch.cuda.device_count():
         return torch.device(name)
     if name not in here:
-        raise ConfigError(f"training.device: {name!r} is not available; found here: {', '.join(here)}; or use 'auto'")
+        raise ConfigError(
+            f"training.device: {name!r} is not available; found here: {', '.join(here)}; or use "
+            "'auto'"
+        )
     return torch.device(name)
 
 
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
     """Generator of the noise for sums on `device`.
 
-    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), Triton on a CUDA device if it is
-    installed, and torch elsewhere.
+    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), Triton on a CUDA
+    device if it is installed, and torch elsewhere.
 
     Raises:
         ConfigError: the backend is unknown, or does not run on `device`.
@@ -90,20 +98,25 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
             return "cpu"
         return "triton" if device.type == "cuda" and kernels.has_triton() else "torch"
     if choice not in get_args(NoiseBackend):
-        raise ConfigError(f"privacy.noise_backend: unknown {choice!r}; known: {', '.join(get_args(NoiseChoice))}")
+        raise ConfigError(
+            f"privacy.noise_backend: unknown {choice!r}; known: {', '.join(get_args(NoiseChoice))}"
+        )
     if choice == "cpu" and device.type != "cpu":
         raise ConfigError(
-            f"privacy.noise_backend: 'cpu' needs training.device = 'cpu', not {str(device)!r}: use 'auto'"
+            f"privacy.noise_backend: 'cpu' needs training.device = 'cpu', not {str(device)!r}: use "
+            "'auto'"
         )
     if choice == "triton":
         if not kernels.has_triton():
             raise ConfigError(
-                "privacy.noise_backend: 'triton' needs the package triton, which is not installed: pip install "
+                "privacy.noise_backend: 'triton' needs the package triton, which is not installed: "
+                "pip install "
                 "'fedlgm[kernels]', or use 'auto'"
             )
         if device.type != "cuda" and not (device.type == "cpu" and kernels.triton_interprets()):
             raise ConfigError(
-                "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' with "
+                "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' "
+                "with "
                 f"TRITON_INTERPRET=1 in the environment), not {str(device)!r}: use 'auto'"
             )
     return choice
@@ -120,7 +133,9 @@ def reason(device: torch.device) -> str:
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch off TF32 and nondeterministic convolutions on a CUDA device inside the block; no effect elsewhere."""
+    """Switch off TF32 and nondeterministic convolutions on a CUDA device inside the block; no
+    effect elsewhere.
+    """
     if device.type != "cuda":
         yield
         return
@@ -129,7 +144,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     before = [switch.fp32_precision for switch in precisions]
     choices = cudnn.deterministic, cudnn.benchmark
     matmul, convolutions = _older_switches()
-    # torch has two sets of switches for one thing, and refuses to compute while they contradict each other.
+    # torch has two sets of switches for one thing, and refuses to compute while they contradict
+    # each other.
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
     for switch in precisions:
@@ -148,7 +164,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's defaults.
+    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's
+    defaults.
 
     It is also a decorator.
 
@@ -171,10 +188,11 @@ def plain_defaults() -> Iterator[None]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Every block that draws from PyTorch's global generators, which dropout uses and all threads share.
+    """Every block that draws from PyTorch's global generators, which dropout uses and all threads
+    share.
 
-    One thread at a time is in such a block, so runs in several threads give the same results as one after another. A
-    draw of a thread that is not in one cannot be kept away.
+    One thread at a time is in such a block, so runs in several threads give the same results as one
+    after another. A draw of a thread that is not in one cannot be kept away.
 
     Example:
         >>> with drawing(), drawing():  # one thread may enter it again
@@ -185,14 +203,19 @@ def drawing() -> Iterator[None]:
 
 
 def or_another_thread() -> str:
-    """A further cause of random numbers that are not repeated, for messages; empty if the program has one thread.
+    """A further cause of random numbers that are not repeated, for messages; empty if the program
+    has one thread.
 
     Example:
         >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
         True
     """
     others = threading.active_count() > 1
-    return "; or another thread of this program draws from PyTorch's global generator" if others else ""
+    return (
+        "; or another thread of this program draws from PyTorch's global generator"
+        if others
+        else ""
+    )
 
 
 def _renew_lock() -> None:
@@ -206,7 +229,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed draws from global generators inside the block (see `drawing`), and restore the generators' state afterwards.
+    """Seed draws from global generators inside the block (see `drawing`), and restore the
+    generators' state afterwards.
 
     The block avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
 
@@ -241,7 +265,9 @@ def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[Non
 
 
 def _older_switches() -> tuple[str | None, bool | None]:
-    """Precision of matrix products and of convolutions; None if the program has set only the newer switch."""
+    """Precision of matrix products and of convolutions; None if the program has set only the newer
+    switch.
+    """
     matmul, convolutions = None, None
     with suppress(RuntimeError):
         matmul = torch.get_float32_matmul_precision()
@@ -263,10 +289,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that PyTorch frees, for the next step of a training on the CPU.
+    """Let this process keep the memory that PyTorch frees, for the next step of a training on the
+    CPU.
 
-    glibc returns large blocks to the system at once, and the system clears every page before it hands them out again:
-    about 10,000 pages, a twentieth of the time, in every step of ResNet-18. Other C libraries are left as they are.
+    glibc returns large blocks to the system at once, and the system clears every page before it
+    hands them out again: about 10,000 pages, a twentieth of the time, in every step of ResNet-18.
+    Other C libraries are left as they are.
     """
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if allocator is not None:

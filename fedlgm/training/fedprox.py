@@ -1,4 +1,6 @@
-"""FedProx, which pulls every local step towards the global model (Li et al. 2020, arXiv 1812.06127, equation 2)."""
+"""FedProx, which pulls every local step towards the global model (Li et al. 2020, arXiv 1812.06127,
+equation 2).
+"""
 
 from __future__ import annotations
 

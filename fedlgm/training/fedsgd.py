@@ -1,4 +1,6 @@
-"""FedSGD: one step per round, on one random batch of a client's examples (McMahan et al. 2017, arXiv 1602.05629)."""
+"""FedSGD: one step per round, on one random batch of a client's examples (McMahan et al. 2017,
+arXiv 1602.05629).
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class _OneBatch:
 class FedSGD(_OneBatch, SequentialTrainer):
     """`SequentialTrainer` with one step on one random batch in every round.
 
-    Privacy is that of plain training, because every update is bounded after training. With a large `lr` every update
-    is longer than its bound, so the bounds normalise the gradients.
+    Privacy is that of plain training, because every update is bounded after training. With a large
+    `lr` every update is longer than its bound, so the bounds normalise the gradients.
 
     Example:
         >>> from fedlgm import LayerTable

@@ -1,7 +1,7 @@
 """Inputs of a model: one array whose first axis counts examples, or a tuple of such arrays.
 
-A model with several inputs takes them as positional arguments. All functions work on tensors and, unless stated
-otherwise, on NumPy arrays.
+A model with several inputs takes them as positional arguments. All functions work on tensors and,
+unless stated otherwise, on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -76,4 +76,6 @@ def call(module: Callable[..., Tensor] | nn.Module, x: Inputs) -> Tensor:
 def close(left: Tensor, right: Tensor) -> bool:
     """Whether two ways to compute the same float32 figures agree to rounding."""
     scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
-    return torch.allclose(left, right, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-3), equal_nan=True)
+    return torch.allclose(
+        left, right, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-3), equal_nan=True
+    )

@@ -36,11 +36,14 @@ class TrainerKind:
     """The functions that build one kind of trainer.
 
     Attributes:
-        sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after another; the reference.
-        vectorized: the same maker with `width` and `compile`, for many clients at once; None if there is no such
+        sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after
+            another; the reference.
+        vectorized: the same maker with `width` and `compile`, for many clients at once; None if
+            there is no such trainer.
+        native: the same maker as `sequential`, for the compiled kernel; None if there is no such
             trainer.
-        native: the same maker as `sequential`, for the compiled kernel; None if there is no such trainer.
-        together: how the vectorised trainer could mix clients, if it is a user's; None if it is not.
+        together: how the vectorised trainer could mix clients, if it is a user's; None if it is
+            not.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -105,7 +108,8 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
-    """Option names of a trainer: its maker's parameters after module, layers and settings, except `device` and `task`.
+    """Option names of a trainer: its maker's parameters after module, layers and settings, except
+    `device` and `task`.
 
     Raises:
         ConfigError: the trainer is unknown.
@@ -115,7 +119,11 @@ def options_of(trainer: str) -> tuple[str, ...]:
         ('mu',)
     """
     maker = _find(trainer).sequential
-    placed = [name for name, value in parameters_of(maker).items() if value.kind is value.POSITIONAL_OR_KEYWORD]
+    placed = [
+        name
+        for name, value in parameters_of(maker).items()
+        if value.kind is value.POSITIONAL_OR_KEYWORD
+    ]
     return extension.options_of(maker, (*placed[:3], *_PASSED))
 
 
@@ -123,7 +131,8 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
     """A kind of trainer.
 
     Args:
-        trainer: one of `names()`, "package.module:name" of your own factory, or the factory; None is plain training.
+        trainer: one of `names()`, "package.module:name" of your own factory, or the factory; None
+            is plain training.
         options: options of the trainer, passed to its makers as keywords.
 
     Raises:
@@ -142,7 +151,10 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
         known = options_of(trainer)
         unknown = [name for name in options if name not in known]
         if unknown:
-            raise ConfigError(f"trainer {trainer!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"trainer {trainer!r} has no option {unknown[0]!r}; known: "
+                f"{', '.join(known) or 'none'}"
+            )
     sequential, vectorized = _checked(trainer, kind.sequential, options), None
     if package_of_code(kind.sequential) != "fedlgm":
         sequential = partial(ClientsApart, sequential)
@@ -164,12 +176,15 @@ def _find(trainer: str | MakesTrainer) -> TrainerKind:
 def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
     if not callable(maker):
         raise ConfigError(
-            f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, *, device, task) -> "
+            f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, "
+            "*, device, task) -> "
             f"fedlgm.training.Trainer, got {type(maker).__name__}"
         )
 
 
-def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]) -> MakesTrainer:
+def _checked(
+    trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]
+) -> MakesTrainer:
     """The maker with its options, which it must take; refuses a result that is not a trainer."""
     wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
     if wrong:
@@ -180,7 +195,8 @@ def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[
             made = maker(*arguments, **keywords, **options)
         if not callable(getattr(made, "updates", None)):
             raise ConfigError(
-                f"trainer {shown_name(trainer)} returns an object of type {type(made).__name__} without a method "
+                f"trainer {shown_name(trainer)} returns an object of type {type(made).__name__} "
+                "without a method "
                 "updates(model, tasks)"
             )
         return made

@@ -1,4 +1,6 @@
-"""Training in mixed precision: the model computes in bfloat16, while weights and updates stay float32."""
+"""Training in mixed precision: the model computes in bfloat16, while weights and updates stay
+float32.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from fedlgm.training.sequential import Autograd, SequentialTrainer
 
 
 class MixedPrecisionTrainer(SequentialTrainer):
-    """`SequentialTrainer` whose forward and backward passes run under bfloat16 autocast; the loss is float32.
+    """`SequentialTrainer` whose forward and backward passes run under bfloat16 autocast; the loss
+    is float32.
 
-    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is bounded like any other,
-    so precision changes no guarantee.
+    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is
+    bounded like any other, so precision changes no guarantee.
 
     Args:
         module: see `SequentialTrainer`.
@@ -32,7 +35,9 @@ class MixedPrecisionTrainer(SequentialTrainer):
         torch.float32
     """
 
-    def __init__(self, module: torch.nn.Module, layers: LayerTable, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, layers: LayerTable, *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(module, layers, *arguments, **options)
         self._autograd = _Mixed(self._module, layers.unflatten(self._gradient), self._task)
         self._stack, self._unsettled = None, False  # no kernel of the library computes in bfloat16

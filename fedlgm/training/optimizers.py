@@ -1,7 +1,7 @@
 """SGD and Adam over one flat vector, with the operations of torch's optimizers.
 
-torch's objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo` takes
-every process two seconds.
+torch's objects make the same steps at twice the cost for a small model, and their import of
+`torch._dynamo` takes every process two seconds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class FlatOptimizer:
         decay: factor of decoupled weight decay, as of `torch.optim.AdamW`.
 
     Attributes:
-        trained: 1 for the coordinates that are trained and 0 for those that stay, of the shape of the weights or of
-            one of their rows; None trains all. Only trained ones decay.
+        trained: 1 for the coordinates that are trained and 0 for those that stay, of the shape of
+            the weights or of one of their rows; None trains all. Only trained ones decay.
     """
 
     trained: Tensor | None = None
@@ -43,10 +43,19 @@ class FlatOptimizer:
         eps: float = 1e-8,
         decay: float = 0.0,
     ) -> None:
-        self._weights, self.lr, self._momentum, self._eps, self._decay = weights, lr, momentum, eps, decay
+        self._weights, self.lr, self._momentum, self._eps, self._decay = (
+            weights,
+            lr,
+            momentum,
+            eps,
+            decay,
+        )
         self._state: dict[str, Tensor] = {}
         if name == "adam":
-            self._state = {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
+            self._state = {
+                "exp_avg": torch.zeros_like(weights),
+                "exp_avg_sq": torch.zeros_like(weights),
+            }
             self._state["step"] = torch.zeros((), device=weights.device)
         self._step = self._adam if name == "adam" else self._sgd
 
@@ -54,14 +63,18 @@ class FlatOptimizer:
     def of(cls, settings: LocalTraining, weights: Tensor) -> Self:
         """A fresh optimizer with a recipe's settings."""
         decay = settings.weight_decay or 0.0
-        return cls(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum, decay=decay)
+        return cls(
+            settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum, decay=decay
+        )
 
     def step(self, gradient: Tensor) -> None:
         """One step against `gradient`, of the shape of the weights."""
         with torch.no_grad():
             if self._decay:
                 shrink = self.lr * self._decay
-                self._weights.mul_(1 - shrink if self.trained is None else 1 - shrink * self.trained)
+                self._weights.mul_(
+                    1 - shrink if self.trained is None else 1 - shrink * self.trained
+                )
             self._step(gradient)
 
     def state(self) -> dict[str, Tensor]:
@@ -75,9 +88,21 @@ class FlatOptimizer:
     def _adam(self, gradient: Tensor) -> None:
         state = self._state
         adam(
-            [self._weights], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True,
-            lr=self.lr, beta1=0.9, beta2=0.999, eps=self._eps, weight_decay=0.0, amsgrad=False, maximize=False,
-        )  # fmt: skip
+            [self._weights],
+            [gradient],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            fused=True,
+            lr=self.lr,
+            beta1=0.9,
+            beta2=0.999,
+            eps=self._eps,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _sgd(self, gradient: Tensor) -> None:
         if self._momentum != 0:

@@ -24,13 +24,14 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
     """Factor of the learning rate in every round (or local step), [count].
 
     Args:
-        schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function (round, rounds) -> factor
-            as "package.module:name".
+        schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function
+            (round, rounds) -> factor as "package.module:name".
         count: number of rounds of the run, or of steps of a client's round.
         unit: name of a round or step, for messages.
 
     Raises:
-        ConfigError: the schedule is unknown, or the function fails or returns a negative, infinite or NaN factor.
+        ConfigError: the schedule is unknown, or the function fails or returns a negative, infinite
+            or NaN factor.
 
     Example:
         >>> factors("linear", 4).tolist()
@@ -42,6 +43,9 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         with users_code(f"schedule {schedule!r}", made):
             value = made(number, count)
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-            raise ConfigError(f"schedule {schedule!r} returns {value!r} for {unit} {number}: a factor is at least 0")
+            raise ConfigError(
+                f"schedule {schedule!r} returns {value!r} for {unit} {number}: a factor is at "
+                "least 0"
+            )
         found.append(float(value))
     return np.array(found)

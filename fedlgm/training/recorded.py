@@ -1,4 +1,6 @@
-"""The gradients of a step as one CUDA graph, so that a GPU gets all kernels of the step in a single launch."""
+"""The gradients of a step as one CUDA graph, so that a GPU gets all kernels of the step in a single
+launch.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-_WARM_UP = 3  # calls before the recording, in which libraries choose kernels and allocate their workspaces
+_WARM_UP = (
+    3  # calls before the recording, in which libraries choose kernels and allocate their workspaces
+)
 
 
 class Recorded:
     """Calls a function of tensors by replaying its kernels, with equal bits.
 
-    The processor takes longer to launch the hundreds of kernels of a small model's step than the GPU takes to run them
-    (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
+    The processor takes longer to launch the hundreds of kernels of a small model's step than the
+    GPU takes to run them (docs/results/gpu.md). The graph belongs to the shapes of the last call;
+    other shapes are recorded again.
 
     Args:
-        function: launches the same kernels whenever its arguments have the same shapes, and never waits for the device.
-            Its results are tensors, which the next call overwrites.
+        function: launches the same kernels whenever its arguments have the same shapes, and never
+            waits for the device. Its results are tensors, which the next call overwrites.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -31,7 +36,8 @@ class Recorded:
         """The function's results.
 
         Raises:
-            RuntimeError: the function cannot be recorded; `torch.OutOfMemoryError` if the recording does not fit.
+            RuntimeError: the function cannot be recorded; `torch.OutOfMemoryError` if the recording
+                does not fit.
         """
         given, structure = tree_flatten(arguments)
         shapes = [(tensor.shape, tensor.dtype) for tensor in given]

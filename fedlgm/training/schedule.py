@@ -14,18 +14,21 @@ from fedlgm.training.inputs import Inputs
 
 
 class Schedule:
-    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
+    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every
+    step.
 
-    The shape must not depend on the clients in the batch. torch selects its kernels by shape, and rounding that
-    depends on other clients would grow over the steps until one client changes another's contribution, which no clip
-    bound covers.
+    The shape must not depend on the clients in the batch. torch selects its kernels by shape, and
+    rounding that depends on other clients would grow over the steps until one client changes
+    another's contribution, which no clip bound covers.
 
-    The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for the device.
+    The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for
+    the device.
 
     Args:
         tasks: at most `rows` clients.
         orders: their examples' order in every epoch, [epochs, n] each.
-        rows: clients in the padded batch; those without a task read the first client's examples, masked.
+        rows: clients in the padded batch; those without a task read the first client's examples,
+            masked.
         size: examples of a step.
         device: device of the steps.
 
@@ -34,13 +37,20 @@ class Schedule:
     """
 
     def __init__(
-        self, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device
+        self,
+        tasks: list[ClientTask],
+        orders: list[Tensor],
+        rows: int,
+        size: int,
+        device: torch.device,
     ) -> None:
         batches, weights = [], []
         for order in orders:
             padding = (0, -order.shape[1] % size)
             batches.append(pad(order, padding).view(-1, size))
-            weights.append(pad(torch.ones(order.shape, dtype=_weight_type(tasks[0].x)), padding).view(-1, size))
+            weights.append(
+                pad(torch.ones(order.shape, dtype=_weight_type(tasks[0].x)), padding).view(-1, size)
+            )
         first = torch.tensor([0, *(len(task.y) for task in tasks[:-1])]).cumsum(0)
         absent = (0, 0, 0, rows - len(tasks))
         # Padding reads the client's own first example.
@@ -51,7 +61,9 @@ class Schedule:
         self._y = torch.cat([task.y for task in tasks]).to(device)
         self.steps = len(self._index)
         self._order = torch.from_numpy(np.argsort(steps, kind="stable")).to(device)
-        self._ends = np.searchsorted(np.sort(steps), np.arange(self.steps + 1), side="right").tolist()
+        self._ends = np.searchsorted(
+            np.sort(steps), np.arange(self.steps + 1), side="right"
+        ).tolist()
 
     def batch(self, step: int) -> tuple[Inputs, Tensor, Tensor]:
         """Inputs and targets [rows, size, ...] and mask [rows, size] of one step."""
@@ -64,6 +76,8 @@ class Schedule:
 
 
 def _weight_type(x: Inputs) -> torch.dtype:
-    """Type of the weights of examples: the inputs', or float32 for inputs that are not real numbers."""
+    """Type of the weights of examples: the inputs', or float32 for inputs that are not real
+    numbers.
+    """
     dtype: torch.dtype = inputs.first(x).dtype
     return dtype if dtype.is_floating_point else torch.float32

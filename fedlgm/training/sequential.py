@@ -26,10 +26,11 @@ from fedlgm.training.tasks import Classification, Task
 
 @named_arguments
 class SequentialTrainer:
-    """Trains clients one by one in one resident model. A user's model and task are restored before each client.
+    """Trains clients one by one in one resident model. A user's model and task are restored before
+    each client.
 
-    Parameters and gradients are in two flat vectors that the model shares, so setting the model, stepping and taking
-    the difference are single operations for any number of tensors.
+    Parameters and gradients are in two flat vectors that the model shares, so setting the model,
+    stepping and taking the difference are single operations for any number of tensors.
 
     Args:
         module: the model, float32; the trainer changes it.
@@ -59,7 +60,9 @@ class SequentialTrainer:
             self._device.type == "cpu",
         )
         self._built, self._state = Built(self._module), Unchanged(self._module)
-        recorded = cpu and (keeps_nothing(task) or type(task).gradient_operations is Task.gradient_operations)
+        recorded = cpu and (
+            keeps_nothing(task) or type(task).gradient_operations is Task.gradient_operations
+        )
         self._stack = Stack.of(self._module, gradients, task) if recorded else None
         self._task, self._restored = task, Restored.of(self._module, task)
         self._autograd, self._unsettled = Autograd(self._module, gradients, task), cpu
@@ -85,8 +88,11 @@ class SequentialTrainer:
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         optimizer.trained = trained
         differentiate = (stack or self._autograd).differentiate
-        # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one engine to another.
-        with nullcontext() if stack and self._restored is None else seeded(task.seed(), self._device):
+        # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one
+        # engine to another.
+        with (
+            nullcontext() if stack and self._restored is None else seeded(task.seed(), self._device)
+        ):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
                 self.adjust_(self._gradient, self._weights, model)
@@ -101,7 +107,8 @@ class SequentialTrainer:
             self._restored.check()
 
     def _stack_for(self, x: Inputs) -> Stack | None:
-        """The stack that differentiates the module without autograd, if there is one for inputs like `x`.
+        """The stack that differentiates the module without autograd, if there is one for inputs
+        like `x`.
 
         Raises:
             ConfigError: the module was changed after the trainer was made.
@@ -124,7 +131,8 @@ class SequentialTrainer:
         return FlatOptimizer.of(self._settings, self._weights)
 
     def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
-        """Change a step's gradient [D] in place, for local objectives other than the loss; does nothing here.
+        """Change a step's gradient [D] in place, for local objectives other than the loss; does
+        nothing here.
 
         Subclasses override it, such as `FedProx`.
 
@@ -136,7 +144,8 @@ class SequentialTrainer:
 
 
 def restore(restored: Restored | None, built: Built) -> bool:
-    """Restore a user's model and task before the next client, and return whether they may have changed.
+    """Restore a user's model and task before the next client, and return whether they may have
+    changed.
 
     Raises:
         ConfigError: the model was changed after its trainer was made.
@@ -165,7 +174,9 @@ class Autograd:
         self._gradients = list(gradients.values())
 
     def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N, ...]."""
+        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
+        ...].
+        """
         loss = self._task.loss(self._outputs(inputs.take(x, rows)), y[rows])
         found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         for into, gradient in zip(self._gradients, found, strict=True):

@@ -1,7 +1,7 @@
 """The vectorised cohort trainer: many clients at once with `torch.func`.
 
-Every step computes the gradients of all clients of a batch by one vmapped backward pass over stacked parameters.
-Clients of unequal size are padded and masked.
+Every step computes the gradients of all clients of a batch by one vmapped backward pass over
+stacked parameters. Clients of unequal size are padded and masked.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tens
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 
-    The result agrees with `SequentialTrainer` up to rounding, with the same batches in the same order and the same
-    optimizer. On a CUDA device the kernels of a step are recorded once and replayed (`fedlgm.training.recorded`).
-    A user's model and task are restored before each batch of clients. Within a batch `vmap` keeps the clients apart,
-    and the number and the shapes of a client's steps do not depend on the others.
+    The result agrees with `SequentialTrainer` up to rounding, with the same batches in the same
+    order and the same optimizer. On a CUDA device the kernels of a step are recorded once and
+    replayed (`fedlgm.training.recorded`). A user's model and task are restored before each batch of
+    clients. Within a batch `vmap` keeps the clients apart, and the number and the shapes of a
+    client's steps do not depend on the others.
 
     Args:
         module: the model, float32; only its structure is used.
         layers: its layer table.
         settings: local training.
         width: clients trained at once; halved permanently if a batch does not fit into memory.
-        compile: compile the step with `torch.compile`; without a working compiler it runs uncompiled, with one
-            warning.
+        compile: compile the step with `torch.compile`; without a working compiler it runs
+            uncompiled, with one warning.
         device: device of the training; updates stay there.
         task: task with the loss; None is classification.
     """
@@ -74,7 +75,8 @@ class VectorizedTrainer:
         losses_of, self._restored = task.losses, Restored.of(module, task)
         self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
-        # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
+        # Of the parameters, not of the flat vector: the gradient of each slice of it would be as
+        # long as all of it.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
             outputs = functional_call(module, parameters, parts(x))
             losses = losses_of(outputs, y)
@@ -84,7 +86,8 @@ class VectorizedTrainer:
         self._fast: Gradients | None = None
         self._compiles, cuda = compile, self._device.type == "cuda"
         if compile:
-            # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
+            # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend
+            # on the time of day.
             options: dict[str, Any] | None = {"deterministic": True} if cuda else None
             self._fast = torch.compile(self._eager, dynamic=False, options=options)
         elif cuda:
@@ -143,7 +146,8 @@ class VectorizedTrainer:
                 gradient.mul_(trained)
             self._clip_(gradient)
             optimizer.step(gradient)
-            # Rows that are finished keep being stepped with the rest; their result is the copy made here.
+            # Rows that are finished keep being stepped with the rest; their result is the copy made
+            # here.
             done = schedule.finished(step)
             if len(done):
                 result[done] = weights[done]
@@ -152,7 +156,9 @@ class VectorizedTrainer:
             self._restored.check()
         return result[: len(batch)].sub_(model)
 
-    def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def _call(
+        self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor
+    ) -> dict[str, Tensor]:
         if self._fast is not None and (self._compiles or self._proven):
             try:
                 return self._fast(parameters, x, y, mask)
@@ -160,7 +166,9 @@ class VectorizedTrainer:
                 if out_of_memory(error):
                     raise
                 kind, self._fast = type(error).__name__, None
-                text = f"the step cannot be recorded as a CUDA graph ({kind}): launching its kernels"
+                text = (
+                    f"the step cannot be recorded as a CUDA graph ({kind}): launching its kernels"
+                )
                 if self._compiles:
                     text = f"torch.compile does not work here ({kind}): running uncompiled"
                 warnings.warn(text, Notice, stacklevel=2)
@@ -170,7 +178,8 @@ class VectorizedTrainer:
             if self._proven or out_of_memory(error):
                 raise
             raise ConfigError(
-                "training.vectorize: this model and task cannot train many clients at once: use training.vectorize = "
+                "training.vectorize: this model and task cannot train many clients at once: use "
+                "training.vectorize = "
                 "'off' (a model of transformers may need attn_implementation=\"eager\", "
                 "use_cache=False and inputs without an attention mask): "
                 f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,4 +1,6 @@
-"""Data of the coordinate-descent and PCA experiments: tables from scikit-learn, and points in a random subspace."""
+"""Data of the coordinate-descent and PCA experiments: tables from scikit-learn, and points in a
+random subspace.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class TabularData:
     Attributes:
         name: name of the set.
         features: shape [N, K].
-        targets: shape [N]: centred to mean 0 and unit variance for regression, labels -1 and 1 for two classes.
+        targets: shape [N]: centred to mean 0 and unit variance for regression, labels -1 and 1 for
+            two classes.
         classification: whether targets are labels.
     """
 
@@ -32,13 +35,16 @@ class TabularData:
 
 
 def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
-    """Load a set. Scaling uses the data's own statistics, which the DP-CD literature treats as public.
+    """Load a set. Scaling uses the data's own statistics, which the DP-CD literature treats as
+    public.
 
     Args:
-        name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come with scikit-learn;
-            "california" (20,640 x 8, regression) and "electricity" (45,312 x 8, two classes) are downloaded once.
-        scaling: features are centred and then divided by their largest magnitude with "range" (bounds b_i = 1, unequal
-            variances), by their standard deviation with "standardized", and not at all with "centered".
+        name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come
+            with scikit-learn; "california" (20,640 x 8, regression) and "electricity" (45,312 x 8,
+            two classes) are downloaded once.
+        scaling: features are centred and then divided by their largest magnitude with "range"
+            (bounds b_i = 1, unequal variances), by their standard deviation with "standardized",
+            and not at all with "centered".
 
     Returns:
         The task.
@@ -55,7 +61,9 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     try:
         features, targets = getattr(datasets, loader)(return_X_y=True, **options)
     except OSError as error:
-        raise DataError(f"{name} could not be downloaded or read: {error}; diabetes needs no download") from error
+        raise DataError(
+            f"{name} could not be downloaded or read: {error}; diabetes needs no download"
+        ) from error
     features = np.asarray(features, dtype=np.float64)
     features = features - features.mean(axis=0)
     if np.any(features.std(axis=0) == 0):
@@ -73,7 +81,11 @@ _SETS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "diabetes": ("load_diabetes", {"scaled": False}, False),
     "breast-cancer": ("load_breast_cancer", {}, True),
     "california": ("fetch_california_housing", {}, False),
-    "electricity": ("fetch_openml", {"data_id": 151, "as_frame": False, "parser": "liac-arff"}, True),
+    "electricity": (
+        "fetch_openml",
+        {"data_id": 151, "as_frame": False, "parser": "liac-arff"},
+        True,
+    ),
 }
 """Function of `sklearn.datasets` with its options, and whether the targets are labels, by name."""
 _SCALES: dict[str, Callable[[Array], Any]] = {
@@ -83,8 +95,11 @@ _SCALES: dict[str, Callable[[Array], Any]] = {
 }
 
 
-def fully_random_rows(dimension: int, rank: int, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes 2012).
+def fully_random_rows(
+    dimension: int, rank: int, rows: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes
+    2012).
 
     Args:
         dimension: ambient dimension M.

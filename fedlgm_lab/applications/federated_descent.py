@@ -1,9 +1,10 @@
 """Coordinate descent as a federation: clients hold rows, and a round releases one coordinate's sum.
 
-The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r - 1) mod K. Clients
-add up their rows' clipped partial derivatives, and the server takes the proximal step. Without noise the path is that
-of `coordinate_descent.descend` on all rows together, up to the factor 1 - 2^-16 of clipping. The unit of privacy is a
-row: every row's share is bounded before a client adds it up, so a client's sum needs no further bound.
+The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r -
+1) mod K. Clients add up their rows' clipped partial derivatives, and the server takes the proximal
+step. Without noise the path is that of `coordinate_descent.descend` on all rows together, up to the
+factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's share is bounded before a
+client adds it up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def coordinate_table(coordinates: int) -> LayerTable:
 
 
 class CoordinateSums:
-    """Trainer: the sums over a client's rows of all clipped partial derivatives at the current theta.
+    """Trainer: the sums over a client's rows of all clipped partial derivatives at the current
+    theta.
 
-    All K sums cost about as much as one pass over the rows; the round's plan selects the one that leaves the client.
+    All K sums cost about as much as one pass over the rows; the round's plan selects the one that
+    leaves the client.
 
     Args:
         objective: the loss.
@@ -49,7 +52,9 @@ class CoordinateSums:
         self._objective, self._clip = objective, plan.clip
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
-        """Yield float64 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite derivatives count as zero."""
+        """Yield float64 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite
+        derivatives count as zero.
+        """
         theta = model.double().numpy()
         for task in tasks:
             x, y = inputs.first(task.x).double().numpy(), task.y.double().numpy()
@@ -57,7 +62,8 @@ class CoordinateSums:
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)
             total = sum_rows(np.clip(derivatives, -self._clip, self._clip))
-            # Cut short, so that rounding of a sum over millions of rows cannot carry one row's share above its bound.
+            # Cut short, so that rounding of a sum over millions of rows cannot carry one row's
+            # share above its bound.
             yield BoundedUpdates(torch.from_numpy(SAFETY * total)[None], tuple(self._clip.tolist()))
 
 
@@ -74,7 +80,9 @@ class CoordinateRelease(Mechanism):
     descent: DescentPlan = None  # type: ignore[assignment]
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(clip / noise)^2 of the round's coordinate, for facts of multiplier 1; as in `Mechanism`."""
+        """(clip / noise)^2 of the round's coordinate, for facts of multiplier 1; as in
+        `Mechanism`.
+        """
         return ((self.descent.clip / self.descent.noise) ** 2)[np.arange(rounds) % len(layers)]
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -106,7 +114,9 @@ class ProximalStep:
         self._objective, self._plan, self._clients, self._rounds = objective, plan, clients, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next theta [K] from the current one and the released mean [K], which is zero except for one coordinate."""
+        """Next theta [K] from the current one and the released mean [K], which is zero except for
+        one coordinate.
+        """
         i = self._rounds % len(model)
         self._rounds += 1
         rate = float(self._plan.rates[i])

@@ -1,10 +1,12 @@
-"""PCA as a federation: clients hold rows, and one round releases the sum of their second-moment matrices.
+"""PCA as a federation: clients hold rows, and one round releases the sum of their second-moment
+matrices.
 
-The unit of privacy is a row: `pca.covariance_sum` bounds every row's share, so a client's sum needs no further bound.
-If entries are clipped, the matrix is released as two layers, "diagonal" and "off-diagonal", each with the bound that
-the clipping gives it. If rows are bounded as a whole, a pair of per-layer bounds would be too loose, because a row
-that is large on the diagonal is small above it. The upper triangle is then one layer, in units in which all entries
-have the same noise, and its bound is the row's norm in these units.
+The unit of privacy is a row: `pca.covariance_sum` bounds every row's share, so a client's sum needs
+no further bound. If entries are clipped, the matrix is released as two layers, "diagonal" and
+"off-diagonal", each with the bound that the clipping gives it. If rows are bounded as a whole, a
+pair of per-layer bounds would be too loose, because a row that is large on the diagonal is small
+above it. The upper triangle is then one layer, in units in which all entries have the same noise,
+and its bound is the row's norm in these units.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ from fedlgm_lab.applications.pca import Array, CovariancePlan, covariance_sum
 
 
 def covariance_table(plan: CovariancePlan) -> LayerTable:
-    """The layers of the released vector [M (M + 1) / 2]: the diagonal, then the entries above it by rows."""
+    """The layers of the released vector [M (M + 1) / 2]: the diagonal, then the entries above it by
+    rows.
+    """
     above = plan.dimension * (plan.dimension - 1) // 2
     if plan.entry_clip is None:
         return LayerTable.from_sizes({"upper-triangle": plan.dimension + above})
-    return LayerTable.from_sizes({"diagonal": plan.dimension} | ({"off-diagonal": above} if above else {}))
+    return LayerTable.from_sizes(
+        {"diagonal": plan.dimension} | ({"off-diagonal": above} if above else {})
+    )
 
 
 def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
@@ -75,8 +81,11 @@ class CovarianceSums:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
         """Yield the packed sum, float64 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
         for task in tasks:
-            total = pack(covariance_sum(inputs.first(task.x).double().numpy(), self._plan), self._plan)
-            # Cut short, so that rounding of a sum over many rows cannot carry one row's share above its bound.
+            total = pack(
+                covariance_sum(inputs.first(task.x).double().numpy(), self._plan), self._plan
+            )
+            # Cut short, so that rounding of a sum over many rows cannot carry one row's share above
+            # its bound.
             yield BoundedUpdates(SAFETY * total[None], self._bounds)
 
 
@@ -104,10 +113,19 @@ class CovarianceRelease(Mechanism):
         """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
         known = self.covariance
         clip, scales = layer_bounds(known)
-        claim: Claim | None = None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
+        claim: Claim | None = (
+            None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
+        )
         kind = ReleasePlan if known.protected else UnprotectedPlan
         return kind(
-            layers, clip, scales, facts, known.guarantee, family=known.family, claim=claim, bounded_by="trainer"
+            layers,
+            clip,
+            scales,
+            facts,
+            known.guarantee,
+            family=known.family,
+            claim=claim,
+            bounded_by="trainer",
         )
 
 

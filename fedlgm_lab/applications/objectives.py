@@ -1,4 +1,6 @@
-"""Composite objectives (1/N) sum_n loss(x_n . theta, y_n) + psi(theta) with a separable regulariser psi."""
+"""Composite objectives (1/N) sum_n loss(x_n . theta, y_n) + psi(theta) with a separable regulariser
+psi.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Lasso:
 
     Attributes:
         strength: weight of the l1 norm, >= 0 (scikit-learn's `Lasso(alpha=strength)`).
-        curvature: largest second derivative of the loss in the margin: coordinate i is curvature * mean(x_i^2)-smooth.
+        curvature: largest second derivative of the loss in the margin: coordinate i is curvature *
+            mean(x_i^2)-smooth.
     """
 
     strength: float
@@ -32,10 +35,14 @@ class Lasso:
 
     def value(self, theta: Array, features: Array, targets: Array) -> float:
         """The objective at theta, shape [K], on features [N, K] and targets [N]."""
-        return float(((features @ theta - targets) ** 2).mean() / 2 + self.strength * np.abs(theta).sum())
+        return float(
+            ((features @ theta - targets) ** 2).mean() / 2 + self.strength * np.abs(theta).sum()
+        )
 
     def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Derivative of each row's loss in its margin x_n . theta, shape [N], which is the residual."""
+        """Derivative of each row's loss in its margin x_n . theta, shape [N], which is the
+        residual.
+        """
         return margins - targets
 
     def prox(self, value: float, step: float) -> float:
@@ -45,10 +52,12 @@ class Lasso:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Logistic regression, loss log(1 + exp(-y margin)) with labels -1 and 1, psi = strength / 2 * ||theta||_2^2.
+    """Logistic regression, loss log(1 + exp(-y margin)) with labels -1 and 1, psi = strength / 2 *
+    ||theta||_2^2.
 
     Attributes:
-        strength: weight of the squared l2 norm, >= 0 (scikit-learn's `LogisticRegression(C=1 / (N * strength))`).
+        strength: weight of the squared l2 norm, >= 0 (scikit-learn's
+            `LogisticRegression(C=1 / (N * strength))`).
     """
 
     strength: float

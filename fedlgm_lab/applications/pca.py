@@ -1,13 +1,13 @@
 """Private principal component analysis by noise on the second-moment matrix sum_n x_n x_n^T.
 
     plan  = covariance_plan(method, dimension, epsilon, delta)
-    total = covariance_sum(rows, plan)      # additive over sets of rows: clients may each send theirs
-    noisy = ...                             # the total and the plan's noise, see `federated_pca`
-    basis = top_subspace(noisy, rank)
+    total = covariance_sum(rows, plan)      # additive over sets of rows: clients may each send
+    theirs noisy = ...                             # the total and the plan's noise, see
+    `federated_pca` basis = top_subspace(noisy, rank)
 
-Neighbours differ by the addition or removal of one row; every row is scaled down to the unit l2 ball. Noise is drawn
-for the upper triangle and mirrored. Sources: Analyze Gauss (Dwork, Talwar, Thakurta and Zhang 2014); i.n.i.d. noise
-paper, section VI-B.
+Neighbours differ by the addition or removal of one row; every row is scaled down to the unit l2
+ball. Noise is drawn for the upper triangle and mirrored. Sources: Analyze Gauss (Dwork, Talwar,
+Thakurta and Zhang 2014); i.n.i.d. noise paper, section VI-B.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class CovariancePlan:
         family: law of the noise.
         diagonal: noise scale of the M diagonal entries (standard deviation, or Laplace parameter).
         off_diagonal: noise scale of the M (M - 1) / 2 entries above the diagonal.
-        entry_clip: bounds of |x_i x_j| on and off the diagonal, or None if rows are bounded as a whole.
+        entry_clip: bounds of |x_i x_j| on and off the diagonal, or None if rows are bounded as a
+            whole.
         event: accounting event.
         guarantee: status of the privacy claim.
     """
@@ -58,26 +59,34 @@ class CovariancePlan:
         return not isinstance(self.event, dp_event.NonPrivateDpEvent)
 
 
-def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 0.0) -> CovariancePlan:
+def covariance_plan(
+    method: str, dimension: int, epsilon: float, delta: float = 0.0
+) -> CovariancePlan:
     """The release of one second-moment matrix under an (epsilon, delta) budget.
 
     Methods:
-        gaussian-iid: standard deviation 1/mu_0 in the whole upper triangle (Analyze Gauss): ||x x^T||_F <= 1.
-        gaussian-symmetric: 1/mu_0 on the diagonal, 1/(sqrt(2) mu_0) above it (Gaussian orthogonal ensemble). With
-            s = sum_i x_i^4 a unit row costs mu_0^2 (s + 2 sum_{i<j} x_i^2 x_j^2) = mu_0^2 (s + 1 - s): the budget is
-            met with equality by every unit row, at half the off-diagonal variance and with no clipping of entries.
-        gaussian-inid: i.n.i.d. noise paper: entries clipped to 1/sqrt(K) on and 1/sqrt(2K) off the diagonal, with
+        gaussian-iid: standard deviation 1/mu_0 in the whole upper triangle (Analyze Gauss): ||x
+        x^T||_F <= 1. gaussian-symmetric: 1/mu_0 on the diagonal, 1/(sqrt(2) mu_0) above it
+        (Gaussian orthogonal ensemble). With
+            s = sum_i x_i^4 a unit row costs mu_0^2 (s + 2 sum_{i<j} x_i^2 x_j^2) = mu_0^2 (s + 1 -
+            s): the budget is met with equality by every unit row, at half the off-diagonal variance
+            and with no clipping of entries.
+        gaussian-inid: i.n.i.d. noise paper: entries clipped to 1/sqrt(K) on and 1/sqrt(2K) off the
+        diagonal, with
             K = M (M + 1) / 2, and the optimal noise for that profile.
-        gaussian-inid-unclipped: the same noise without the clipping, as the paper's figures suggest. NOT PRIVATE at the
+        gaussian-inid-unclipped: the same noise without the clipping, as the paper's figures
+        suggest. NOT PRIVATE at the
             stated budget: a row along one axis moves its diagonal entry by 1 instead of 1/sqrt(K).
-        laplace-iid: scale D_1/epsilon with the l1 sensitivity D_1 = (M + 1) / 2 of the upper triangle.
-        laplace-inid: entries clipped as in gaussian-inid, optimal Laplace noise for that profile.
+        laplace-iid: scale D_1/epsilon with the l1 sensitivity D_1 = (M + 1) / 2 of the upper
+        triangle. laplace-inid: entries clipped as in gaussian-inid, optimal Laplace noise for that
+        profile.
 
     Args:
         method: one of the above.
         dimension: number of features M >= 1.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage; in (0, 1) for Gaussian methods, 0 for Laplace methods (they are epsilon-DP).
+        delta: privacy leakage; in (0, 1) for Gaussian methods, 0 for Laplace methods (they are
+            epsilon-DP).
 
     Returns:
         The plan.
@@ -111,7 +120,9 @@ def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 
     status: Status = "proven"
     if method == "gaussian-inid-unclipped":
         status, clip, event = "none", None, dp_event.NonPrivateDpEvent()
-    guarantee = Guarantee(status, _REASONS[method], relation="add-remove", trust="central", unit="example")
+    guarantee = Guarantee(
+        status, _REASONS[method], relation="add-remove", trust="central", unit="example"
+    )
     return CovariancePlan(dimension, family, diagonal, off_diagonal, clip, event, guarantee)
 
 
@@ -129,7 +140,8 @@ _REASONS = {
     "gaussian-iid": "the upper triangle of x x^T has l2 norm at most 1",
     "gaussian-symmetric": "in units of the noise every unit row has norm exactly mu_0",
     "gaussian-inid": _CLIPPED,
-    "gaussian-inid-unclipped": "entries are not clipped, so a row along one axis exceeds the sensitivity profile",
+    "gaussian-inid-unclipped": "entries are not clipped, so a row along one axis exceeds the "
+    "sensitivity profile",
     "laplace-iid": "the upper triangle of x x^T has l1 norm at most (M + 1) / 2",
     "laplace-inid": _CLIPPED,
 }
@@ -158,7 +170,9 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
     if x.ndim != 2 or x.shape[1] != plan.dimension:
         raise DataError(f"rows must have shape [N, {plan.dimension}], got {x.shape}")
     if not np.all(np.isfinite(x)):
-        raise DataError("rows must be finite; drop or impute missing values before a private release")
+        raise DataError(
+            "rows must be finite; drop or impute missing values before a private release"
+        )
     x = x / np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
     if plan.entry_clip is None:
         return gram(x)
@@ -174,7 +188,8 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
 
 
 def top_subspace(matrices: npt.ArrayLike, rank: int) -> Array:
-    """Orthonormal basis of the leading eigenspace of each symmetric matrix: [..., M, M] gives [..., M, rank].
+    """Orthonormal basis of the leading eigenspace of each symmetric matrix: [..., M, M] gives [...,
+    M, rank].
 
     Raises:
         ConfigError: the rank is outside [1, M].

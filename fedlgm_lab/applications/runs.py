@@ -1,7 +1,9 @@
-"""Coordinate descent and PCA as real federations, with the strategy, client and ledger of a model's training.
+"""Coordinate descent and PCA as real federations, with the strategy, client and ledger of a model's
+training.
 
-A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures that compare with
-the non-private optimum use the data again: they are diagnostics for a simulation and are marked as such.
+A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures
+that compare with the non-private optimum use the data again: they are diagnostics for a simulation
+and are marked as such.
 """
 
 from __future__ import annotations
@@ -33,8 +35,18 @@ from fedlgm.training import LocalTraining, Trainer
 from fedlgm_lab.applications import coordinate_descent as cd
 from fedlgm_lab.applications import pca
 from fedlgm_lab.applications.datasets import fully_random_rows, load_tabular
-from fedlgm_lab.applications.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
-from fedlgm_lab.applications.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, unpack
+from fedlgm_lab.applications.federated_descent import (
+    CoordinateRelease,
+    CoordinateSums,
+    ProximalStep,
+    coordinate_table,
+)
+from fedlgm_lab.applications.federated_pca import (
+    CovarianceRelease,
+    CovarianceSums,
+    covariance_table,
+    unpack,
+)
 from fedlgm_lab.applications.objectives import Array, Lasso, Logistic, Objective
 from fedlgm_lab.applications.settings import DescentSettings, PcaSettings, Settings
 from fedlgm_lab.applications.smoothness import smoothness
@@ -44,10 +56,13 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, Server
 from strategies.server_optimizer import ServerStep
 
 _PUBLIC_FACTS = (
-    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the scaling of features "
+    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the "
+    "scaling of features "
     "and targets and the smoothness constants are public, and here they come from the data"
 )
-_PUBLIC_ROWS = "it holds if the number of rows is public: the number is printed, and delta may follow from it"
+_PUBLIC_ROWS = (
+    "it holds if the number of rows is public: the number is printed, and delta may follow from it"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,9 @@ class RowSource:
 
     @classmethod
     def deal(cls, x: Array, y: Array, clients: int, keys: KeyRing) -> RowSource:
-        """Divide the rows among `clients` clients at random, as evenly as possible; some clients may get none."""
+        """Divide the rows among `clients` clients at random, as evenly as possible; some clients
+        may get none.
+        """
         order = keys.numpy_generator(Purpose.PARTITION).permutation(len(y))
         return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
 
@@ -89,7 +106,8 @@ def federate(
     ledger: Ledger,
     on_model: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, ReleasePlan]:
-    """Release `rounds` rounds over an in-process grid, every client in every round, from a zero model.
+    """Release `rounds` rounds over an in-process grid, every client in every round, from a zero
+    model.
 
     Args:
         mechanism: the plans.
@@ -117,7 +135,9 @@ def federate(
         optimizer,
         Releaser(keys, ledger),
         AnyNode(),
-        on_round=None if on_model is None else lambda record, past: on_model(record.round, past.models[-1]),
+        on_round=None
+        if on_model is None
+        else lambda record, past: on_model(record.round, past.models[-1]),
     )
     logging.getLogger("flwr").setLevel(logging.ERROR)  # the summary says what was done
     strategy.start(LocalGrid.of(client), strategy.initial_arrays(), num_rounds=rounds)
@@ -137,7 +157,8 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
         The summary: spent budget, guarantee, errors, and the objective after each pass.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; the message says why.
+        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; the message says
+            why.
     """
     data = load_tabular(settings.data, scaling=settings.scaling)
     x, y, rows = data.features, data.targets, len(data.targets)
@@ -155,7 +176,9 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
         family=settings.family,
         relation=settings.relation,
     )
-    plan = replace(plan, guarantee=replace(plan.guarantee, status="conditional", reason=_PUBLIC_FACTS))
+    plan = replace(
+        plan, guarantee=replace(plan.guarantee, status="conditional", reason=_PUBLIC_FACTS)
+    )
     source, layers = RowSource.deal(x, y, settings.clients, keys), coordinate_table(len(constants))
     best = _optimum(objective, x, y, constants)
     values = [objective.value(np.zeros(len(constants)), x, y)]
@@ -164,7 +187,9 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
         def on_model(round_: int, theta: Tensor) -> None:
             if round_ % len(constants) == 0:
                 values.append(objective.value(theta.double().numpy(), x, y))
-                folder.append({"round": round_, "pass": round_ // len(constants), "objective": values[-1]})
+                folder.append(
+                    {"round": round_, "pass": round_ // len(constants), "objective": values[-1]}
+                )
 
         theta, released = federate(
             CoordinateRelease("coordinate-descent", descent=plan),
@@ -193,19 +218,29 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
         if out is not None:
             from fedlgm_lab.reports.figures import draw_descent
 
-            draw_descent(values, best, f"{settings.data}, {settings.rule}, {settings.family}", out / "objective.png")
+            draw_descent(
+                values,
+                best,
+                f"{settings.data}, {settings.rule}, {settings.family}",
+                out / "objective.png",
+            )
             result["run"] = str(out)
         folder.finish(result)
     return result
 
 
 def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
-    """Private PCA over a federation of row holders, in one release; arguments as for `coordinate_descent`."""
+    """Private PCA over a federation of row holders, in one release; arguments as for
+    `coordinate_descent`.
+    """
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
     rows, dimension = x.shape
     if settings.rank > dimension:
-        raise ConfigError(f"rank: must be at most the {dimension} features of {settings.data}, got {settings.rank}")
+        raise ConfigError(
+            f"rank: must be at most the {dimension} features of {settings.data}, got "
+            f"{settings.rank}"
+        )
     delta = settings.delta_of(rows)
     plan = pca.covariance_plan(settings.method, dimension, settings.epsilon, delta)
     plan = replace(plan, guarantee=plan.guarantee.conditional_on(_PUBLIC_ROWS))
@@ -220,7 +255,9 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             CovarianceSums(plan),
             layers,
             RowSource.deal(x, np.zeros(rows), settings.clients, keys),
-            ServerOptimizer("sgd", float(settings.clients)),  # undoes the mean: the "model" is the released sum
+            ServerOptimizer(
+                "sgd", float(settings.clients)
+            ),  # undoes the mean: the "model" is the released sum
             rounds=1,
             relation=plan.guarantee.relation,
             keys=keys,
@@ -236,7 +273,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             "spectrum": np.linalg.eigvalsh(noisy)[::-1].tolist(),
             "diagnostics": {
                 "recovery_error": error,
-                "variance_kept": float(np.trace(basis.T @ exact @ basis)) / _kept(exact, settings.rank),
+                "variance_kept": float(np.trace(basis.T @ exact @ basis))
+                / _kept(exact, settings.rank),
                 "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
             },
         }
@@ -245,7 +283,9 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             from fedlgm_lab.reports.figures import draw_spectrum
 
             title = f"{settings.data}, {settings.method}: recovery error {error:.3f}"
-            draw_spectrum(result["diagnostics"]["spectrum"], result["spectrum"], title, out / "spectrum.png")
+            draw_spectrum(
+                result["diagnostics"]["spectrum"], result["spectrum"], title, out / "spectrum.png"
+            )
             np.save(out / "components.npy", basis)
             result["run"] = str(out)
         folder.finish(result)
@@ -268,9 +308,13 @@ def _result(settings: Settings, ledger: Ledger, delta: float, plan: ReleasePlan)
 
 def _optimum(objective: Objective, x: Array, y: Array, constants: Array) -> float:
     """The non-private optimum, by unclipped, noiseless descent."""
-    plan = cd.plan_descent(constants, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=500, rows=len(y))
+    plan = cd.plan_descent(
+        constants, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=500, rows=len(y)
+    )
     exact = replace(plan, clip=np.full(constants.size, np.inf), noise=np.zeros(constants.size))
-    return objective.value(cd.descend(objective, x, y, exact, KeyRing(0).numpy_generator(Purpose.PROBE))[-1], x, y)
+    return objective.value(
+        cd.descend(objective, x, y, exact, KeyRing(0).numpy_generator(Purpose.PROBE))[-1], x, y
+    )
 
 
 def _kept(exact: Array, rank: int) -> float:
@@ -279,7 +323,9 @@ def _kept(exact: Array, rank: int) -> float:
 
 def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None]:
     if settings.data == "synthetic":
-        return fully_random_rows(settings.dimension, settings.rank, settings.rows, keys.numpy_generator(Purpose.PROBE))
+        return fully_random_rows(
+            settings.dimension, settings.rank, settings.rows, keys.numpy_generator(Purpose.PROBE)
+        )
     from sklearn.datasets import load_digits
 
     x = load_digits().data

@@ -24,7 +24,8 @@ class Settings(Section):
 
     Attributes:
         epsilon: budget of the whole run.
-        delta: delta of the budget; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
+        delta: delta of the budget; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian
+            noise.
         clients: number of clients among which the rows are divided.
         seed: public seed of a simulation.
     """
@@ -36,17 +37,21 @@ class Settings(Section):
 
     @classmethod
     def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
-        """Bundled defaults, overridden by the file `path`, overridden by "key=value" texts or a mapping.
+        """Bundled defaults, overridden by the file `path`, overridden by "key=value" texts or a
+        mapping.
 
         Raises:
-            ConfigError: the file does not exist or is not TOML, a key is unknown, or a value is out of range.
+            ConfigError: the file does not exist or is not TOML, a key is unknown, or a value is out
+                of range.
         """
         raw = read_toml(_BUNDLED / f"{default}.toml") | ({} if path is None else read_toml(path))
         raw |= settings(overrides)
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ConfigError("\n".join(explained(item, cls.model_fields) for item in error.errors())) from error
+            raise ConfigError(
+                "\n".join(explained(item, cls.model_fields) for item in error.errors())
+            ) from error
 
     @property
     def pure(self) -> bool:
@@ -57,7 +62,8 @@ class Settings(Section):
     def _delta_fits(self) -> Self:
         if self.delta is not None and (self.delta == 0) != self.pure:
             raise ValueError(
-                "delta must be 0 for Laplace noise (its releases are pure and their epsilons add up)"
+                "delta must be 0 for Laplace noise (its releases are pure and their epsilons add "
+                "up)"
                 if self.pure
                 else "delta must be > 0 for Gaussian noise"
             )

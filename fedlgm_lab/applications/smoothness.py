@@ -10,7 +10,8 @@ from fedlgm_lab.applications.objectives import Array, Objective
 
 
 def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
-    """Exact smoothness constants of these features, [K]. NOT PRIVATE: use them only if the features are public.
+    """Exact smoothness constants of these features, [K]. NOT PRIVATE: use them only if the features
+    are public.
 
     Raises:
         DataError: the features have a wrong shape, or a feature is zero in every row.
@@ -18,7 +19,9 @@ def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
     x = feature_rows(features)
     moments = (x**2).mean(axis=0)
     if np.any(moments == 0):
-        raise DataError(f"features {np.flatnonzero(moments == 0).tolist()} are zero in every row; drop them")
+        raise DataError(
+            f"features {np.flatnonzero(moments == 0).tolist()} are zero in every row; drop them"
+        )
     return np.asarray(objective.curvature * moments)
 
 
@@ -26,5 +29,7 @@ def feature_rows(features: npt.ArrayLike) -> Array:
     """Features as a finite matrix [n, K] (DataError: they are not one)."""
     x = np.asarray(features, dtype=np.float64)
     if x.ndim != 2 or len(x) == 0 or not np.all(np.isfinite(x)):
-        raise DataError(f"features must be a finite matrix with at least one row, got shape {x.shape}")
+        raise DataError(
+            f"features must be a finite matrix with at least one row, got shape {x.shape}"
+        )
     return x

@@ -1,13 +1,14 @@
 """Sums over millions of rows in which rounding cannot carry one row's share above its bound.
 
-NumPy adds the rows of a table one after another. A row that is added or removed then moves every later partial sum
-onto another grid of floating-point numbers, and adversarial rows can add up their rounding errors in one direction.
-For three million rows the total is 2.3e-4 of the bound, far more than the safety margin (`fedlgm.planning.layers.SAFETY`,
-1.5e-5). In this module each value passes through few additions.
+NumPy adds the rows of a table one after another. A row that is added or removed then moves every
+later partial sum onto another grid of floating-point numbers, and adversarial rows can add up their
+rounding errors in one direction. For three million rows the total is 2.3e-4 of the bound, far more
+than the safety margin (`fedlgm.planning.layers.SAFETY`, 1.5e-5). In this module each value passes
+through few additions.
 
-With at most L additions per value, the error of a sum of n values of size C is at most L n C 2^-53, and the difference
-of two sums grows by at most L n C 2^-52. This is 0.3e-6 C for three million rows (L = 512), and below the margin up to
-10^8. Adding M clients' sums afterwards adds M to L.
+With at most L additions per value, the error of a sum of n values of size C is at most L n C 2^-53,
+and the difference of two sums grows by at most L n C 2^-52. This is 0.3e-6 C for three million rows
+(L = 512), and below the margin up to 10^8. Adding M clients' sums afterwards adds M to L.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _GRAM_LEAF = 1024
 
 
 def sum_rows(values: Array) -> Array:
-    """Sum over the first axis, [n, ...] to [...], in groups of 128: at most 128 additions for each factor of 128 in n.
+    """Sum over the first axis, [n, ...] to [...], in groups of 128: at most 128 additions for each
+    factor of 128 in n.
 
     Example:
         >>> sum_rows(np.ones((1000, 2))).tolist()
@@ -38,7 +40,9 @@ def sum_rows(values: Array) -> Array:
 
 
 def gram(x: Array) -> Array:
-    """x^T x, [n, M] to [M, M], by halves down to 1024 rows: a value passes through at most 1024 + log2(n) additions."""
+    """x^T x, [n, M] to [M, M], by halves down to 1024 rows: a value passes through at most 1024 +
+    log2(n) additions.
+    """
     if len(x) <= _GRAM_LEAF:
         return np.asarray(x.T @ x)
     half = 1 << (len(x) - 1).bit_length() - 1

@@ -1,7 +1,9 @@
-"""Attacks that measure what a federation reveals: inversion, membership inference, class reconstruction.
+"""Attacks that measure what a federation reveals: inversion, membership inference, class
+reconstruction.
 
-Every attack states the knowledge of its attacker. The attacks measure leakage on simulations, where the private data
-are available for comparison. A failed attack proves nothing; only an accountant gives an upper bound.
+Every attack states the knowledge of its attacker. The attacks measure leakage on simulations, where
+the private data are available for comparison. A failed attack proves nothing; only an accountant
+gives an upper bound.
 """
 
 import lazy_loader

@@ -1,4 +1,5 @@
-"""The labels and the image behind an update in closed form, from the rows of its first and last linear layers.
+"""The labels and the image behind an update in closed form, from the rows of its first and last
+linear layers.
 
 Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
 """
@@ -18,11 +19,12 @@ Shape = tuple[int, int, int]
 
 
 def infer_labels(module: nn.Module, observation: Observation, images: int, shape: Shape) -> Tensor:
-    """Labels of the client's images, from the direction in which the last bias moved, int64 [images].
+    """Labels of the client's images, from the direction in which the last bias moved, int64
+    [images].
 
-    Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean prediction). Labels are
-    added one at a time so that the angle to the observed direction stays smallest. The result is exact for one image
-    without noise (Zhao, Mopuri and Bilen, 2020).
+    Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean
+    prediction). Labels are added one at a time so that the angle to the observed direction stays
+    smallest. The result is exact for one image without noise (Zhao, Mopuri and Bilen, 2020).
 
     Args:
         module: the classifier.
@@ -45,7 +47,8 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
     slot = list(observation.layers.slots())[-1]
     if slot.shape != tuple(predicted.shape):
         raise ConfigError(
-            f"labels are inferred from the bias of the last layer, but the model's last parameter {slot.name!r} has "
+            "labels are inferred from the bias of the last layer, but the model's last parameter "
+            f"{slot.name!r} has "
             f"shape {slot.shape}: give the labels"
         )
     moved = observation.update[slot.offset : slot.offset + slot.size]
@@ -56,11 +59,15 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
     return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
 
 
-def analytic(module: nn.Module, observation: Observation, shape: Shape) -> tuple[Tensor, bool] | None:
-    """The only image of a client, from the update of a first linear layer with a bias; None if not applicable.
+def analytic(
+    module: nn.Module, observation: Observation, shape: Shape
+) -> tuple[Tensor, bool] | None:
+    """The only image of a client, from the update of a first linear layer with a bias; None if not
+    applicable.
 
-    For any number of local steps, each row of the weights moved by the row's bias movement times the image. The rows
-    are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose denominator is corrected for the known noise.
+    For any number of local steps, each row of the weights moved by the row's bias movement times
+    the image. The rows are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose
+    denominator is corrected for the known noise.
 
     Args:
         module: the model.
@@ -68,7 +75,8 @@ def analytic(module: nn.Module, observation: Observation, shape: Shape) -> tuple
         shape: shape (C, H, W) of one image.
 
     Returns:
-        The image [1, C, H, W], cut to [-1, 1], and whether it is exact because the layer has no noise.
+        The image [1, C, H, W], cut to [-1, 1], and whether it is exact because the layer has no
+        noise.
 
     Example:
         >>> from fedlgm.planning.layers import LayerTable
@@ -83,15 +91,21 @@ def analytic(module: nn.Module, observation: Observation, shape: Shape) -> tuple
     if first is None:
         return None
     layer, weight, bias = first
-    rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
+    rows = (
+        observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
+    )
     moved = observation.update[bias.offset : bias.offset + bias.size].double()
     sigma = float(observation.sigma[layer])
     energy = float(moved.square().sum())
     if energy == 0:
         return None
     found = moved @ rows / max(energy - sigma**2 * len(moved), 0.1 * energy)
-    low, high = (_entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0))
-    image = (2 * found - low - high) / (high - low)  # a model may move its images to another interval
+    low, high = (
+        _entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0)
+    )
+    image = (2 * found - low - high) / (
+        high - low
+    )  # a model may move its images to another interval
     return image.clamp(-1, 1).float().view(1, *shape), sigma == 0
 
 
@@ -100,7 +114,9 @@ def _entering(module: nn.Module, image: Tensor) -> Tensor:
     given: list[Tensor] = []
     first = _first_layer(module)
     assert first is not None
-    handle = first.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach().reshape(-1)))
+    handle = first.register_forward_pre_hook(
+        lambda _, inputs: given.append(inputs[0].detach().reshape(-1))
+    )
     try:
         with torch.no_grad():
             module(image)
@@ -109,10 +125,18 @@ def _entering(module: nn.Module, image: Tensor) -> Tensor:
     return given[0]
 
 
-def _first_linear(module: nn.Module, observation: Observation, shape: Shape) -> tuple[int, Slot, Slot] | None:
-    """Index, weight and bias of the first layer if it is linear, sees the image itself and is visible; else None."""
+def _first_linear(
+    module: nn.Module, observation: Observation, shape: Shape
+) -> tuple[int, Slot, Slot] | None:
+    """Index, weight and bias of the first layer if it is linear, sees the image itself and is
+    visible; else None.
+    """
     first = _first_layer(module)
-    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
+    if (
+        not isinstance(first, nn.Linear)
+        or first.bias is None
+        or first.in_features != int(np.prod(shape))
+    ):
         return None
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for index, layer in enumerate(observation.layers.layers):
@@ -129,6 +153,8 @@ def _first_layer(module: nn.Module) -> nn.Module | None:
     for child in module.modules():
         if any(True for _ in child.parameters(recurse=False)):
             return child
-        if not any(True for _ in child.children()) and not isinstance(child, nn.Flatten | nn.Identity):
+        if not any(True for _ in child.children()) and not isinstance(
+            child, nn.Flatten | nn.Identity
+        ):
             return None
     return None

@@ -1,9 +1,11 @@
-"""Frechet distance between sets of images, in the features of a small classifier trained on public data.
+"""Frechet distance between sets of images, in the features of a small classifier trained on public
+data.
 
-The usual Frechet Inception Distance needs the weights of an Inception network and uses 2,048 features, too many for
-small grey images. This module applies the same formula to the last hidden layer of a classifier that it trains on
-public images of the same kind. Values are comparable only if they come from the same classifier and the same number of
-images. They are never comparable with an Inception distance.
+The usual Frechet Inception Distance needs the weights of an Inception network and uses 2,048
+features, too many for small grey images. This module applies the same formula to the last hidden
+layer of a classifier that it trains on public images of the same kind. Values are comparable only
+if they come from the same classifier and the same number of images. They are never comparable with
+an Inception distance.
 """
 
 from __future__ import annotations
@@ -44,22 +46,29 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < _LEAST:
         raise ConfigError(
-            f"a Frechet distance takes two sets [n, d] of at least {_LEAST} images and one width, got {a.shape} and "
+            f"a Frechet distance takes two sets [n, d] of at least {_LEAST} images and one width, "
+            f"got {a.shape} and "
             f"{b.shape}"
         )
-    cov_a, cov_b = np.cov(a, rowvar=False, ddof=1).reshape(a.shape[1], -1), np.cov(b, rowvar=False, ddof=1)
+    cov_a, cov_b = (
+        np.cov(a, rowvar=False, ddof=1).reshape(a.shape[1], -1),
+        np.cov(b, rowvar=False, ddof=1),
+    )
     cov_b = cov_b.reshape(b.shape[1], -1)
     values, vectors = np.linalg.eigh(cov_a)
     root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     # The trace of (S1 S2)^(1/2) is that of the symmetric (S1^(1/2) S2 S1^(1/2))^(1/2).
     cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ cov_b @ root), 0, None)).sum()
-    distance = float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross)
+    distance = float(
+        ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross
+    )
     return max(distance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class PublicClassifier:
-    """A classifier of public images, whose last hidden layer measures distances between sets of images.
+    """A classifier of public images, whose last hidden layer measures distances between sets of
+    images.
 
     Attributes:
         body: images [n, C, H, W] to features [n, 32].
@@ -84,16 +93,19 @@ class PublicClassifier:
         The call does not change global generators.
 
         Args:
-            x: images [n, C, H, W] of at least 8x8 pixels; the attacked federation must not train on them.
+            x: images [n, C, H, W] of at least 8x8 pixels; the attacked federation must not train on
+                them.
             y: labels [n].
             classes: number of classes.
 
         Raises:
-            ConfigError: there are fewer than ten images, images are below 8x8 pixels, or the number of labels differs.
+            ConfigError: there are fewer than ten images, images are below 8x8 pixels, or the number
+                of labels differs.
         """
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(
-                "a public classifier needs at least 10 images of at least 8x8 pixels and as many labels, got "
+                "a public classifier needs at least 10 images of at least 8x8 pixels and as many "
+                "labels, got "
                 f"{tuple(x.shape)} and {len(y)} labels"
             )
         with seeded(0):

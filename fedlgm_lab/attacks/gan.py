@@ -1,9 +1,11 @@
-"""Reconstruction of a class with a generative adversarial network, by a curious participant of a federation.
+"""Reconstruction of a class with a generative adversarial network, by a curious participant of a
+federation.
 
-The released global models serve as discriminator: a generator learns images that they assign to a class which the
-attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). As in the LaDP-FL paper's threat model, the attacker
-follows the protocol. In addition to the global model it trains a real-or-generated discriminator on its own images (an
-ACGAN, Odena, Olah and Shlens, ICML 2017), and its generator draws every class that it knows.
+The released global models serve as discriminator: a generator learns images that they assign to a
+class which the attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). As in the LaDP-FL
+paper's threat model, the attacker follows the protocol. In addition to the global model it trains a
+real-or-generated discriminator on its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017), and
+its generator draws every class that it knows.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round
@@ -53,7 +55,9 @@ class GanSettings:
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch, self.noise) < 1 or self.lr <= 0 or self.realism < 0:
-            raise ConfigError("the GAN attack needs steps, batch and noise of at least 1, lr > 0 and realism >= 0")
+            raise ConfigError(
+                "the GAN attack needs steps, batch and noise of at least 1, lr > 0 and realism >= 0"
+            )
 
 
 @named_arguments
@@ -69,7 +73,8 @@ class ClassReconstruction:
         settings: settings of the training.
 
     Raises:
-        ConfigError: a class is out of range, the attacker holds the target class, or it has no images.
+        ConfigError: a class is out of range, the attacker holds the target class, or it has no
+            images.
 
     Example:
         >>> x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
@@ -94,7 +99,8 @@ class ClassReconstruction:
             raise ConfigError(f"the class to reconstruct must lie in [0, {classes}), got {target}")
         if len(y) == 0 or bool((y == target).any()):
             raise ConfigError(
-                f"the curious client must hold images, but none of class {target}: use data.partition = 'isolation' "
+                f"the curious client must hold images, but none of class {target}: use "
+                "data.partition = 'isolation' "
                 f"with data.private_class = {target}, whose last client is the curious one"
             )
         self.target, self.settings = target, settings or GanSettings()
@@ -110,7 +116,9 @@ class ClassReconstruction:
         self._judge = torch.optim.Adam(self._critic.parameters(), lr=self.settings.lr, betas=betas)
 
     def observe(self, model: Tensor) -> float:
-        """Learn from one released global model [D], and return this model's confidence in the generated class."""
+        """Learn from one released global model [D], and return this model's confidence in the
+        generated class.
+        """
         self._layers.load_(self._module, model)
         count = self.settings.batch
         for _ in range(self.settings.steps):
@@ -118,7 +126,9 @@ class ClassReconstruction:
             labels = torch.cat([torch.full((count - len(rows),), self.target), self._y[rows]])
             images = self._drawn(labels)
             loss = nn.functional.cross_entropy(self._module(images), labels)
-            held = images[labels != self.target]  # the attacker has no real image of the other class
+            held = images[
+                labels != self.target
+            ]  # the attacker has no real image of the other class
             self._train_critic(held.detach(), self._x[rows])
             loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
             if not torch.isfinite(loss):
@@ -132,30 +142,45 @@ class ClassReconstruction:
 
     @torch.no_grad()
     def samples(self, count: int) -> Tensor:
-        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new ones."""
+        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new
+        ones.
+        """
         labels = torch.full((count,), self.target)
         return torch.cat([self._drawn(part) for part in labels.split(500)])
 
     def _drawn(self, labels: Tensor) -> Tensor:
         noise = torch.randn((len(labels), self.settings.noise), generator=self._generator)
-        images: Tensor = self._painter(torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1))
+        images: Tensor = self._painter(
+            torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1)
+        )
         return images[..., : self._x.shape[-2], : self._x.shape[-1]]
 
     def _train_critic(self, fakes: Tensor, real: Tensor) -> None:
-        loss = nn.functional.softplus(-self._critic(real)).mean() + nn.functional.softplus(self._critic(fakes)).mean()
+        loss = (
+            nn.functional.softplus(-self._critic(real)).mean()
+            + nn.functional.softplus(self._critic(fakes)).mean()
+        )
         self._judge.zero_grad()
         loss.backward()
         self._judge.step()
 
 
 def _generator(noise: int, shape: tuple[int, ...]) -> nn.Module:
-    """DCGAN generator of images at least as large as `shape`: dense, two transposed convolutions, tanh."""
+    """DCGAN generator of images at least as large as `shape`: dense, two transposed convolutions,
+    tanh.
+    """
     height, width = (-(-side // 4) for side in shape[1:])
     return nn.Sequential(
-        nn.Linear(noise, 64 * height * width), nn.Unflatten(1, (64, height, width)),
-        nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
-        nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, shape[0], 4, stride=2, padding=1), nn.Tanh(),
-    )  # fmt: skip
+        nn.Linear(noise, 64 * height * width),
+        nn.Unflatten(1, (64, height, width)),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.ConvTranspose2d(32, shape[0], 4, stride=2, padding=1),
+        nn.Tanh(),
+    )
 
 
 def _critic(shape: tuple[int, ...]) -> nn.Module:

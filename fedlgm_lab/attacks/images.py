@@ -1,4 +1,6 @@
-"""Similarity of reconstructed and private images: SSIM, PSNR, and the matching of unordered sets of images."""
+"""Similarity of reconstructed and private images: SSIM, PSNR, and the matching of unordered sets of
+images.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _WINDOW = 7  # side of the windows of SSIM
 def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
-    Windows are uniform, covariances unbiased, and a border of half a window is left out. These are the defaults of
-    `skimage.metrics.structural_similarity`, with which the tests compare the result.
+    Windows are uniform, covariances unbiased, and a border of half a window is left out. These are
+    the defaults of `skimage.metrics.structural_similarity`, with which the tests compare the
+    result.
 
     Args:
         first: an image [C, H, W] or [H, W].
@@ -30,7 +33,8 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
     Raises:
         ConfigError: the shapes differ, or an image is below 7x7 pixels.
 
-    Source: Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004), equation 13.
+    Source: Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004),
+        equation 13.
 
     Example:
         >>> image = np.linspace(-1, 1, 64).reshape(8, 8)
@@ -39,9 +43,14 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim not in (2, 3):
-        raise ConfigError(f"ssim compares two images [C, H, W] or [H, W] of one shape, got {a.shape} and {b.shape}")
+        raise ConfigError(
+            f"ssim compares two images [C, H, W] or [H, W] of one shape, got {a.shape} and "
+            f"{b.shape}"
+        )
     if min(a.shape[-2:]) < _WINDOW:
-        raise ConfigError(f"ssim compares images of at least {_WINDOW}x{_WINDOW} pixels, got {a.shape}")
+        raise ConfigError(
+            f"ssim compares images of at least {_WINDOW}x{_WINDOW} pixels, got {a.shape}"
+        )
     size = (1,) * (a.ndim - 2) + (_WINDOW, _WINDOW)
     unbiased = _WINDOW**2 / (_WINDOW**2 - 1)
 
@@ -52,7 +61,11 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
     var_a, var_b = (unbiased * (mean(v * v) - m * m) for v, m in ((a, mean_a), (b, mean_b)))
     cov = unbiased * (mean(a * b) - mean_a * mean_b)
     c1, c2 = (0.01 * PIXEL_RANGE) ** 2, (0.03 * PIXEL_RANGE) ** 2
-    index = (2 * mean_a * mean_b + c1) * (2 * cov + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    index = (
+        (2 * mean_a * mean_b + c1)
+        * (2 * cov + c2)
+        / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    )
     border = _WINDOW // 2
     return float(index[..., border:-border, border:-border].mean())
 
@@ -70,15 +83,20 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
         20.0
     """
     if np.shape(first) != np.shape(second):
-        raise ConfigError(f"psnr compares images of one shape, got {np.shape(first)} and {np.shape(second)}")
-    error = float(np.mean((np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)) ** 2))
+        raise ConfigError(
+            f"psnr compares images of one shape, got {np.shape(first)} and {np.shape(second)}"
+        )
+    error = float(
+        np.mean((np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)) ** 2)
+    )
     return math.inf if error == 0 else 10 * math.log10(PIXEL_RANGE**2 / error)
 
 
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
     """Assign a reconstruction to every private image so that the sum of SSIM is largest.
 
-    An update does not reveal the order of a client's images, so a reconstruction has no order either.
+    An update does not reveal the order of a client's images, so a reconstruction has no order
+    either.
 
     Args:
         reconstructed: [n, C, H, W].

@@ -1,8 +1,9 @@
 """Frechet Inception distances for users who have the weights; nothing is downloaded.
 
-The network and its preprocessing are torch-fidelity's, and the distance is `fedlgm_lab.attacks.frechet.frechet_distance`.
-Values therefore compare only with those of papers that use the same weights. Inception has 2,048 features, and a few
-hundred small grey images say little about their covariance. `PublicClassifier` is therefore the default.
+The network and its preprocessing are torch-fidelity's, and the distance is
+`fedlgm_lab.attacks.frechet.frechet_distance`. Values therefore compare only with those of papers
+that use the same weights. Inception has 2,048 features, and a few hundred small grey images say
+little about their covariance. `PublicClassifier` is therefore the default.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ class InceptionFeatures:
     The weights are not shipped, so no example can run here; docs/how-to/attack.md shows the use.
 
     Args:
-        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read, never executed.
-            Default: the file of that name in torch's own cache (`torch.hub.get_dir()`), if it is there.
+        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read,
+            never executed. Default: the file of that name in torch's own cache
+                (`torch.hub.get_dir()`), if it is there.
 
     Raises:
-        ConfigError: torch-fidelity is not installed, there is no such file, or it holds other weights.
+        ConfigError: torch-fidelity is not installed, there is no such file, or it holds other
+            weights.
 
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule", NeurIPS 2017.
     """
@@ -42,23 +45,43 @@ class InceptionFeatures:
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
         except ImportError as error:
             raise ConfigError(
-                "Inception distances need the package torch-fidelity: pip install 'fedlgm[inception]'"
+                "Inception distances need the package torch-fidelity: pip install "
+                "'fedlgm[inception]'"
             ) from error
-        path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS if weights is None else Path(weights)
+        path = (
+            Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+            if weights is None
+            else Path(weights)
+        )
         if not path.is_file():
             raise ConfigError(
-                f"no Inception weights at {path}: fedlgm does not download it; put torch-fidelity's {WEIGHTS} there, "
+                f"no Inception weights at {path}: fedlgm does not download it; put "
+                f"torch-fidelity's {WEIGHTS} there, "
                 "or pass its path"
             )
         try:
-            torch.load(path, map_location="cpu", weights_only=True)  # the extractor would unpickle anything
-            self._network = FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=str(path))
-        except (OSError, EOFError, RuntimeError, AttributeError, TypeError, pickle.UnpicklingError) as error:
-            raise ConfigError(f"{path} does not hold torch-fidelity's Inception weights: {error}") from error
+            torch.load(
+                path, map_location="cpu", weights_only=True
+            )  # the extractor would unpickle anything
+            self._network = FeatureExtractorInceptionV3(
+                "inception", ["2048"], feature_extractor_weights_path=str(path)
+            )
+        except (
+            OSError,
+            EOFError,
+            RuntimeError,
+            AttributeError,
+            TypeError,
+            pickle.UnpicklingError,
+        ) as error:
+            raise ConfigError(
+                f"{path} does not hold torch-fidelity's Inception weights: {error}"
+            ) from error
 
     @torch.no_grad()
     def features(self, x: Tensor) -> np.ndarray:
-        """Features of images [n, C, H, W] with pixels in [-1, 1] and one or three channels, float64 [n, 2048].
+        """Features of images [n, C, H, W] with pixels in [-1, 1] and one or three channels, float64
+        [n, 2048].
 
         Pixels are rounded to 8 bits, as in files; one channel is repeated three times.
 
@@ -69,7 +92,9 @@ class InceptionFeatures:
             raise ConfigError(f"Inception takes images [n, 1 or 3, H, W], got {tuple(x.shape)}")
         pixels = ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
         coloured = pixels.expand(-1, 3, -1, -1)
-        return torch.cat([self._network(part)[0] for part in coloured.split(_BATCH)]).double().numpy()
+        return (
+            torch.cat([self._network(part)[0] for part in coloured.split(_BATCH)]).double().numpy()
+        )
 
     def distance(self, first: Tensor, second: Tensor) -> float:
         """Frechet Inception distance of two sets of images [n, C, H, W] and [m, C, H, W]."""

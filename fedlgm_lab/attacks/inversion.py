@@ -1,12 +1,13 @@
 """Gradient inversion, which reconstructs a client's images from its update.
 
-Two attacks work together. If the first layer is linear with a bias and the client has one image, every row of its
-update is a multiple of this image, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with
-noise the result is only a starting point. In every other case candidate images are optimised until local training on
-them moves the weights in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS
-2020, equation 4). Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
-gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The objective is then a
-sum of one cosine per layer, weighted by the layer's share of signal.
+Two attacks work together. If the first layer is linear with a bias and the client has one image,
+every row of its update is a multiple of this image, and division gives the image exactly (Zhu and
+Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other case
+candidate images are optimised until local training on them moves the weights in the observed
+direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4).
+Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
+gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The
+objective is then a sum of one cosine per layer, weighted by the layer's share of signal.
 
     observation = Observation.released(update, plan, keys)
     found = invert(module, observation, training, images=1, shape=(1, 28, 28))
@@ -31,7 +32,9 @@ from fedlgm_lab.attacks.analytic import Shape, analytic, infer_labels
 from fedlgm_lab.attacks.observation import Observation
 
 OnStep = Callable[[int, int], None]
-_UNROLLED = 10  # local steps that are simulated; longer training is simulated in as many longer steps
+_UNROLLED = (
+    10  # local steps that are simulated; longer training is simulated in as many longer steps
+)
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,13 @@ class InversionSettings:
 
     Attributes:
         iterations: steps of Adam for each start.
-        restarts: random starts, of which the one with the least matching loss is kept. Without noise this loss
-            separates good starts from bad ones. By default 4 without noise, 1 with it.
-        lr: first learning rate; it falls to zero along a cosine. By default 0.3 without noise, 0.1 with it.
-        total_variation: weight of the mean absolute difference of neighbouring pixels. By default 0.005 without noise,
-            0.02 with it.
+        restarts: random starts, of which the one with the least matching loss is kept. Without
+            noise this loss separates good starts from bad ones. By default 4 without noise, 1 with
+            it.
+        lr: first learning rate; it falls to zero along a cosine. By default 0.3 without noise, 0.1
+            with it.
+        total_variation: weight of the mean absolute difference of neighbouring pixels. By default
+            0.005 without noise, 0.02 with it.
         seed: seed of the starts.
 
     Raises:
@@ -70,12 +75,15 @@ class InversionSettings:
         restarts, lr, variation = self.effort(noisy=True)
         if self.iterations < 1 or restarts < 1 or lr <= 0 or variation < 0:
             raise ConfigError(
-                "inversion needs iterations and restarts of at least 1, lr > 0 and total_variation >= 0, got "
+                "inversion needs iterations and restarts of at least 1, lr > 0 and total_variation "
+                ">= 0, got "
                 f"{self.iterations}, {self.restarts}, {self.lr} and {self.total_variation}"
             )
 
     def effort(self, *, noisy: bool) -> tuple[int, float, float]:
-        """Restarts, lr and total_variation, with their defaults for an update with or without noise."""
+        """Restarts, lr and total_variation, with their defaults for an update with or without
+        noise.
+        """
         restarts, lr, variation = (1, 0.1, 2e-2) if noisy else (4, 0.3, 5e-3)
         return (
             restarts if self.restarts is None else self.restarts,
@@ -91,7 +99,8 @@ class Reconstruction:
     Attributes:
         images: float32 [n, C, H, W] in [-1, 1].
         labels: labels that were inferred or given, int64 [n].
-        loss: matching loss of the images, 0 for a perfect match of every layer; NaN for the analytic attack.
+        loss: matching loss of the images, 0 for a perfect match of every layer; NaN for the
+            analytic attack.
         method: "analytic" or "optimised".
 
     Example:
@@ -107,7 +116,9 @@ class Reconstruction:
     method: str
 
     def score(self, private: Tensor) -> list[dict[str, float]]:
-        """SSIM and PSNR (dB) of the best assignment of the reconstructions to the private images [n, C, H, W]."""
+        """SSIM and PSNR (dB) of the best assignment of the reconstructions to the private images
+        [n, C, H, W].
+        """
         guesses, truths = self.images.numpy(), private.numpy()
         order = measures.match(guesses, truths)
         return [
@@ -130,14 +141,17 @@ def invert(
 ) -> Reconstruction:
     """Reconstruct the images of the client behind an observation.
 
-    The attacker knows the model from which the client started, its local training, the number of its images and the
-    public noise scales. It does not know the images, nor their labels unless they are given.
+    The attacker knows the model from which the client started, its local training, the number of
+    its images and the public noise scales. It does not know the images, nor their labels unless
+    they are given.
 
     Args:
-        module: a classifier of images that holds the weights from which the client started; not changed.
+        module: a classifier of images that holds the weights from which the client started; not
+            changed.
         observation: what the attacker sees.
-        training: the client's local training, with optimizer "sgd". If a client has more images than one batch holds,
-            the order of its steps is unknown to the attacker: they are simulated on all images.
+        training: the client's local training, with optimizer "sgd". If a client has more images
+            than one batch holds, the order of its steps is unknown to the attacker: they are
+            simulated on all images.
         images: number of the client's images.
         shape: shape (C, H, W) of one of them.
         labels: their labels, if the attacker knows them.
@@ -145,7 +159,8 @@ def invert(
         progress: called with (iterations done, total iterations).
 
     Raises:
-        ConfigError: the optimizer is not "sgd", there is no image, or the number of labels is not `images`.
+        ConfigError: the optimizer is not "sgd", there is no image, or the number of labels is not
+            `images`.
 
     Example:
         >>> from fedlgm import data, models
@@ -164,9 +179,15 @@ def invert(
     """
     require_sgd(training)
     if images < 1 or (labels is not None and len(labels) != images):
-        raise ConfigError(f"inversion needs images >= 1 and as many labels, got {images} and {labels}")
+        raise ConfigError(
+            f"inversion needs images >= 1 and as many labels, got {images} and {labels}"
+        )
     settings = settings or InversionSettings()
-    guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
+    guessed = (
+        infer_labels(module, observation, images, shape)
+        if labels is None
+        else torch.tensor(list(labels))
+    )
     divided = analytic(module, observation, shape) if images == 1 else None
     first, exact = divided or (None, False)
     if first is not None and exact:
@@ -180,11 +201,15 @@ def require_sgd(training: LocalTraining) -> None:
     """Raise ConfigError for local training that the attack cannot simulate."""
     if training.optimizer != "sgd":
         raise ConfigError(
-            f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: attack a run with "
+            f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: "
+            "attack a run with "
             "training.optimizer = 'sgd'"
         )
     if training.weight_decay is not None:
-        raise ConfigError("inversion simulates local training without training.weight_decay: attack a run without it")
+        raise ConfigError(
+            "inversion simulates local training without training.weight_decay: attack a run "
+            "without it"
+        )
 
 
 class _Matching:
@@ -202,7 +227,10 @@ class _Matching:
         self._module, self._labels, self._shape, self._settings = module, labels, shape, settings
         self._training = training
         self._start = {
-            slot.name: dict(module.named_parameters())[slot.name].detach().clone().requires_grad_(True)
+            slot.name: dict(module.named_parameters())[slot.name]
+            .detach()
+            .clone()
+            .requires_grad_(True)
             for slot in observation.layers.slots()
         }
         share = observation.signal_share
@@ -218,12 +246,20 @@ class _Matching:
             raise ConfigError("the attacker sees no layer: there is nothing to invert")
         self._clear = not observation.sigma[observation.visible].any()
         if self._clear:
-            seen = [(tuple(slot for slots, *_ in seen for slot in slots), 1.0, torch.cat([part for *_, part in seen]))]
+            seen = [
+                (
+                    tuple(slot for slots, *_ in seen for slot in slots),
+                    1.0,
+                    torch.cat([part for *_, part in seen]),
+                )
+            ]
         total = sum(weight for _, weight, _ in seen)
         self._targets = [(slots, weight / total, part) for slots, weight, part in seen]
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
-        """The reconstruction that matches best, from the images `first` (or random ones), then from random ones."""
+        """The reconstruction that matches best, from the images `first` (or random ones), then from
+        random ones.
+        """
         iterations = self._settings.iterations
         restarts, lr, variation = self._settings.effort(noisy=not self._clear)
         best, least = torch.zeros(len(self._labels), *self._shape), np.inf
@@ -272,8 +308,13 @@ class _Matching:
             if settings.gradient_clip is not None:
                 norm = torch.stack([g.square().sum() for g in found]).sum().sqrt()
                 scale = (settings.gradient_clip / norm).clamp(max=1.0)
-            momenta = {n: settings.momentum * momenta[n] + scale * g for n, g in zip(weights, found, strict=True)}
-            weights = {n: w - settings.lr * steps / simulated * momenta[n] for n, w in weights.items()}
+            momenta = {
+                n: settings.momentum * momenta[n] + scale * g
+                for n, g in zip(weights, found, strict=True)
+            }
+            weights = {
+                n: w - settings.lr * steps / simulated * momenta[n] for n, w in weights.items()
+            }
         return {n: w - self._start[n] for n, w in weights.items()}
 
 

@@ -1,8 +1,9 @@
-"""LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P 2022).
+"""LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P
+2022).
 
-Shadow models are trained with and without every example. The attacked model's confidence on an example is compared with
-the normal law of the confidences of the models that saw it (online only) and of those that did not (online and
-offline).
+Shadow models are trained with and without every example. The attacked model's confidence on an
+example is compared with the normal law of the confidences of the models that saw it (online only)
+and of those that did not (online and offline).
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
@@ -22,7 +23,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import named_arguments
 from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 
-_FEW = 64  # shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
+# shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
+_FEW = 64
 _LEAST_STD = 1e-6
 
 
@@ -56,14 +58,15 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
     """Examples (or clients) on which each model trains, bool [models, examples].
 
-    Models come in pairs that divide the examples between them, so every example is in exactly half of the models, even
-    if a pair is left out.
+    Models come in pairs that divide the examples between them, so every example is in exactly half
+    of the models, even if a pair is left out.
 
     Args:
         examples: their number.
         models: number of models.
         seed: seed of the draws.
-        equal: whether all models train on the same number of examples, as federations of a given number of clients do.
+        equal: whether all models train on the same number of examples, as federations of a given
+            number of clients do.
 
     Raises:
         ConfigError: an odd number of models.
@@ -73,7 +76,9 @@ def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = Fa
         [2, 2, 2, 2, 2]
     """
     if models % 2:
-        raise ConfigError(f"membership attacks divide examples between pairs of models, got {models} models")
+        raise ConfigError(
+            f"membership attacks divide examples between pairs of models, got {models} models"
+        )
     rng = np.random.default_rng(seed)
     drawn = rng.random((models // 2, examples))
     first = drawn.argsort(axis=1).argsort(axis=1) < examples // 2 if equal else drawn < 0.5
@@ -84,7 +89,8 @@ def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray
     """Raise ConfigError unless the arrays of an attack with shadow models fit each other."""
     if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
         raise ConfigError(
-            f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
+            f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, "
+            f"{shadows.shape} and "
             f"{membership.shape}"
         )
 
@@ -100,8 +106,8 @@ def likelihood_ratios(
 ) -> np.ndarray:
     """Membership scores of a target model's examples; higher means "member", float64 [n].
 
-    Online: ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). Offline, without models that saw the example: ln Pr[Z <= s]
-    for Z ~ N(mu_out, sd_out). Means are medians, as in the authors' code.
+    Online: ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). Offline, without models that saw the
+    example: ln Pr[Z <= s] for Z ~ N(mu_out, sd_out). Means are medians, as in the authors' code.
 
     Args:
         target: confidence logits s of the target model, [n].
@@ -111,7 +117,8 @@ def likelihood_ratios(
         shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
 
     Raises:
-        ConfigError: the shapes differ, or an example has fewer than two models on a side that is needed.
+        ConfigError: the shapes differ, or an example has fewer than two models on a side that is
+            needed.
 
     Example:
         >>> membership = np.array([[True], [True], [False], [False]])
@@ -137,15 +144,15 @@ def pooled(
 ) -> MembershipResult:
     """Attack every model in turn with the other pairs as shadow models, and pool the decisions.
 
-    The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have been trained with
-    it than without it, and the scores would show this. Decisions about one example in different models are not
-    independent, so the intervals are somewhat too narrow.
+    The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have
+    been trained with it than without it, and the scores would show this. Decisions about one
+    example in different models are not independent, so the intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
         membership: examples on which each model was trained, from `random_halves`, bool [M, n].
-        attack: (scores of the target [n], scores of its shadow models [S, n], their membership) -> scores of
-            membership.
+        attack: (scores of the target [n], scores of its shadow models [S, n], their membership) ->
+            scores of membership.
         **options: options of `fedlgm_lab.attacks.membership.evaluate_scores`.
 
     Raises:
@@ -157,18 +164,31 @@ def pooled(
         1.0
     """
     if len(membership) < 4 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
-        raise ConfigError(f"pooled attacks take at least 4 models of `random_halves`, got {len(membership)} models")
+        raise ConfigError(
+            f"pooled attacks take at least 4 models of `random_halves`, got {len(membership)} "
+            "models"
+        )
     rows = np.arange(len(scores))
-    ratios = np.stack([attack(scores[i], scores[rows // 2 != i // 2], membership[rows // 2 != i // 2]) for i in rows])
+    ratios = np.stack(
+        [
+            attack(scores[i], scores[rows // 2 != i // 2], membership[rows // 2 != i // 2])
+            for i in rows
+        ]
+    )
     return evaluate_scores(ratios[membership], ratios[~membership], **options)  # type: ignore[arg-type]
 
 
-def _normal(shadows: np.ndarray, used: np.ndarray, shared: bool, side: str) -> tuple[np.ndarray, np.ndarray]:
-    """Median and standard deviation of every example's confidences over the models in `used`, each [n]."""
+def _normal(
+    shadows: np.ndarray, used: np.ndarray, shared: bool, side: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Median and standard deviation of every example's confidences over the models in `used`, each
+    [n].
+    """
     if (used.sum(axis=0) < 2).any():
         example = int(np.flatnonzero(used.sum(axis=0) < 2)[0])
         raise ConfigError(
-            f"example {example} has fewer than two shadow models that were trained {side} it: train more shadow models"
+            f"example {example} has fewer than two shadow models that were trained {side} it: "
+            "train more shadow models"
         )
     values = np.where(used, shadows, np.nan)
     mean = np.nanmedian(values, axis=0)

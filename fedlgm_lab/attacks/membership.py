@@ -1,7 +1,9 @@
-"""Separation of members and non-members by scores: AUC and true-positive rates at low false-positive rates.
+"""Separation of members and non-members by scores: AUC and true-positive rates at low
+false-positive rates.
 
-An average hides the relevant figure: an attack that is sure of a few members has an AUC near one half and still breaks
-their privacy (Carlini et al., S&P 2022, Section III). Every figure comes with an interval.
+An average hides the relevant figure: an attack that is sure of a few members has an AUC near one
+half and still breaks their privacy (Carlini et al., S&P 2022, Section III). Every figure comes with
+an interval.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ class Rate:
         tpr: share of members above the threshold.
         low: lower end of the Clopper-Pearson interval of `tpr` at the given threshold.
         high: its upper end.
-        fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the threshold. It is far
-            above `fpr` if there are too few non-members: n of them resolve no rate below 1 / n.
+        fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the
+            threshold. It is far above `fpr` if there are too few non-members: n of them resolve no
+            rate below 1 / n.
     """
 
     fpr: float
@@ -54,8 +57,8 @@ class MembershipResult:
         auc_low: lower end of its interval.
         auc_high: upper end.
         rates: true-positive rates at low false-positive rates.
-        accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The threshold is the
-            best in hindsight, so this exceeds one half by chance.
+        accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The
+            threshold is the best in hindsight, so this exceeds one half by chance.
         confidence: confidence of every interval.
         roc: false- and true-positive rates of every threshold, for pictures, each [points].
     """
@@ -77,13 +80,17 @@ class MembershipResult:
 
 @named_arguments
 def evaluate_scores(
-    members: np.ndarray, nonmembers: np.ndarray, *, fprs: Sequence[float] = FPRS, confidence: float = 0.95
+    members: np.ndarray,
+    nonmembers: np.ndarray,
+    *,
+    fprs: Sequence[float] = FPRS,
+    confidence: float = 0.95,
 ) -> MembershipResult:
     """Figures of an attack from its scores; a higher score means "member".
 
-    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. If every member scores above every
-    non-member, or below, the interval is Clopper and Pearson's for as many successes as trials, where the number of
-    trials is the size of the smaller set.
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. If every member
+    scores above every non-member, or below, the interval is Clopper and Pearson's for as many
+    successes as trials, where the number of trials is the size of the smaller set.
 
     Args:
         members: scores of members, [n].
@@ -92,23 +99,33 @@ def evaluate_scores(
         confidence: confidence of the intervals, two-sided.
 
     Raises:
-        ConfigError: there are fewer than two members or non-members, a score is NaN, or a rate lies outside (0, 1).
+        ConfigError: there are fewer than two members or non-members, a score is NaN, or a rate lies
+            outside (0, 1).
 
     Example:
         >>> result = evaluate_scores(np.array([3.0, 2.0, 1.0, 0.5]), np.array([1.5, 0.0, -1.0, -2.0]), fprs=(0.25,))
         >>> result.auc, result.rates[0].tpr
         (0.875, 1.0)
     """
-    high, low = np.asarray(members, dtype=np.float64).ravel(), np.asarray(nonmembers, dtype=np.float64).ravel()
+    high, low = (
+        np.asarray(members, dtype=np.float64).ravel(),
+        np.asarray(nonmembers, dtype=np.float64).ravel(),
+    )
     if min(len(high), len(low)) < _LEAST:
         raise ConfigError(
-            f"a membership attack needs at least {_LEAST} members and as many non-members, got {len(high)} and "
+            f"a membership attack needs at least {_LEAST} members and as many non-members, got "
+            f"{len(high)} and "
             f"{len(low)}"
         )
     if np.isnan(high).any() or np.isnan(low).any():
-        raise ConfigError("membership scores must not be NaN: the attacked model's outputs are not finite")
+        raise ConfigError(
+            "membership scores must not be NaN: the attacked model's outputs are not finite"
+        )
     if not 0 < confidence < 1 or any(not 0 < fpr < 1 for fpr in fprs):
-        raise ConfigError(f"confidence and false-positive rates must lie in (0, 1), got {confidence} and {list(fprs)}")
+        raise ConfigError(
+            f"confidence and false-positive rates must lie in (0, 1), got {confidence} and "
+            f"{list(fprs)}"
+        )
     # Ranks, because scores may be infinite.
     ranks, member = rankdata(np.concatenate([high, low])), np.repeat([1, 0], [len(high), len(low)])
     area = auc(ranks, member, float(norm.ppf((1 + confidence) / 2)))

@@ -16,11 +16,12 @@ from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 @torch.no_grad()
 @named_arguments
 def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
-    """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score means "member".
+    """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score
+    means "member".
 
-    "loss" is minus the cross-entropy. "confidence" is the largest probability and "entropy" minus the entropy of the
-    prediction; neither needs a label. "modified-entropy" is minus the entropy that uses the label (Song and Mittal,
-    equation 8).
+    "loss" is minus the cross-entropy. "confidence" is the largest probability and "entropy" minus
+    the entropy of the prediction; neither needs a label. "modified-entropy" is minus the entropy
+    that uses the label (Song and Mittal, equation 8).
 
     Args:
         module: a classifier: inputs to logits.

@@ -28,8 +28,8 @@ class Observation:
     Attributes:
         layers: the model's layers.
         update: observed update, float32 [D]; zero in layers that the attacker does not see.
-        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in the clear, infinite
-            for one that is not seen.
+        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in
+            the clear, infinite for one that is not seen.
     """
 
     layers: LayerTable
@@ -39,7 +39,8 @@ class Observation:
     def __post_init__(self) -> None:
         if self.update.shape != (self.layers.size,) or self.sigma.shape != (len(self.layers),):
             raise ConfigError(
-                f"an observation of {len(self.layers)} layers and {self.layers.size} parameters cannot hold "
+                f"an observation of {len(self.layers)} layers and {self.layers.size} parameters "
+                "cannot hold "
                 f"{tuple(self.update.shape)} values and {self.sigma.shape} noise scales"
             )
 
@@ -49,14 +50,16 @@ class Observation:
         return cls(layers, update.detach().float().clone(), np.zeros(len(layers)))
 
     @classmethod
-    def released(cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1) -> Observation:
+    def released(
+        cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1
+    ) -> Observation:
         """The update [D], bounded and noised according to `plan` by the library's own release.
 
-        Under local trust this is the client's message. Under central trust it is the released sum minus every other
-        contribution, which the adversary of differential privacy knows. If noise is correlated over rounds, this
-        adversary also knows the noise of earlier rounds and sees this round's noise again in later ones: all rounds of
-        the run together leave noise sigma / ||C[:, t]|| on the update. The release serves measurement only, so nothing
-        is charged.
+        Under local trust this is the client's message. Under central trust it is the released sum
+        minus every other contribution, which the adversary of differential privacy knows. If noise
+        is correlated over rounds, this adversary also knows the noise of earlier rounds and sees
+        this round's noise again in later ones: all rounds of the run together leave noise sigma /
+        ||C[:, t]|| on the update. The release serves measurement only, so nothing is charged.
         """
         bounded, sigma = bound_update(update, plan), plan.round_sigma
         if plan.facts.noise is None:
@@ -74,10 +77,11 @@ class Observation:
 
     @property
     def signal_share(self) -> np.ndarray:
-        """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer that is not seen.
+        """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer
+        that is not seen.
 
-        The share is max(0, 1 - d_j sigma_j^2 / ||u_j||^2), which the attacker computes from the observation and the
-        public noise scales.
+        The share is max(0, 1 - d_j sigma_j^2 / ||u_j||^2), which the attacker computes from the
+        observation and the public noise scales.
         """
         energy = self.layers.squared_norms(self.update).numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -92,7 +96,9 @@ class Observation:
         """
         unknown = sorted(set(names) - set(self.layers.names))
         if unknown:
-            raise ConfigError(f"no layer {unknown[0]!r}; the model has {', '.join(self.layers.names)}")
+            raise ConfigError(
+                f"no layer {unknown[0]!r}; the model has {', '.join(self.layers.names)}"
+            )
         keep = np.isin(self.layers.names, list(names))
         parts = [
             part if kept else torch.zeros_like(part)
@@ -104,7 +110,8 @@ class Observation:
 def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
     """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
 
-    In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the least-squares estimate.
+    In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the
+    least-squares estimate.
     """
     noise = plan.facts.noise
     assert noise is not None

@@ -1,8 +1,9 @@
-"""RMIA: the robust membership attack, for few shadow models (Zarifzadeh, Liu and Shokri, ICML 2024).
+"""RMIA: the robust membership attack, for few shadow models (Zarifzadeh, Liu and Shokri, ICML
+2024).
 
-The score of a unit x is the share of other units z that it dominates, that is, for which Pr(x|theta)/Pr(x) is at least
-gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over reference models. One or two of these are
-enough, since no law of the confidences is fitted.
+The score of a unit x is the share of other units z that it dominates, that is, for which
+Pr(x|theta)/Pr(x) is at least gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over
+reference models. One or two of these are enough, since no law of the confidences is fitted.
 """
 
 from __future__ import annotations
@@ -16,24 +17,33 @@ from fedlgm_lab.attacks.lira import check_shapes
 GAMMA = 2.0
 """Least ratio by which a unit dominates another."""
 OFFLINE = 0.3
-"""The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained on x."""
+"""The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained
+on x."""
 
 
 @named_arguments
 def relative_ratios(
-    target: np.ndarray, shadows: np.ndarray, membership: np.ndarray, *, online: bool = True, gamma: float = GAMMA
+    target: np.ndarray,
+    shadows: np.ndarray,
+    membership: np.ndarray,
+    *,
+    online: bool = True,
+    gamma: float = GAMMA,
 ) -> np.ndarray:
     """Membership scores of a target model's units, float64 [n]; a higher score means "member".
 
     Args:
-        target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability, [n].
+        target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability,
+            [n].
         shadows: those of the shadow models, [S, n].
         membership: units on which each shadow model was trained, bool [S, n].
-        online: whether models that saw a unit are used; otherwise Pr(x) comes from the models that did not, corrected.
+        online: whether models that saw a unit are used; otherwise Pr(x) comes from the models that
+            did not, corrected.
         gamma: see `GAMMA`.
 
     Raises:
-        ConfigError: the shapes differ, gamma is below 1, or a unit has no model on a side that is needed.
+        ConfigError: the shapes differ, gamma is below 1, or a unit has no model on a side that is
+            needed.
 
     Source: Zarifzadeh et al., Section 3; the offline form is in their appendix.
 
@@ -49,13 +59,17 @@ def relative_ratios(
     sides = (membership, ~membership) if online else (~membership,)
     missing = np.flatnonzero(np.any([~side.any(axis=0) for side in sides], axis=0))
     if len(missing):
-        raise ConfigError(f"unit {missing[0]} needs shadow models trained with it and without it: train more of them")
+        raise ConfigError(
+            f"unit {missing[0]} needs shadow models trained with it and without it: train more of "
+            "them"
+        )
     p = _probability(shadows)
     means = [np.where(side, p, 0.0).sum(axis=0) / side.sum(axis=0) for side in sides]
     marginal = sum(means) / 2 if online else ((1 + OFFLINE) * means[0] + 1 - OFFLINE) / 2
     ratios = _probability(target) / np.maximum(marginal, 1e-300)
     beaten = np.searchsorted(np.sort(ratios), ratios / gamma, side="right")
-    # Units that dominate as many others are told apart by their ratios: gamma close to 1 would do the same.
+    # Units that dominate as many others are told apart by their ratios: gamma close to 1 would do
+    # the same.
     return beaten / len(ratios) + 1e-6 * ratios / (1 + ratios)
 
 

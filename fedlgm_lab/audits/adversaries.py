@@ -1,7 +1,8 @@
-"""Lower bounds on epsilon for each adversary of noise in shares: the server, and readers of released models.
+"""Lower bounds on epsilon for each adversary of noise in shares: the server, and readers of
+released models.
 
-The noise is measured on releases through the public path, so that noise of too few nodes, or too little of each, is
-noticed. The distance of neighbouring sums is that of the probe.
+The noise is measured on releases through the public path, so that noise of too few nodes, or too
+little of each, is noticed. The distance of neighbouring sums is that of the probe.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from fedlgm_lab.audits.subject import Subject
 
 _NUMBERS = 20_000
-"""Coordinates of noise that are measured: their standard deviation is known to about 2 % at confidence 0.999."""
+"""Coordinates of noise that are measured: their standard deviation is known to about 2 % at
+confidence 0.999."""
 
 
-def by_adversary(subject: Subject, plan: ReleasePlan, ratio: float, confidence: float) -> Iterator[AdversaryRow]:
+def by_adversary(
+    subject: Subject, plan: ReleasePlan, ratio: float, confidence: float
+) -> Iterator[AdversaryRow]:
     """A row for each adversary; none if the guarantee has a single one.
 
     Args:
@@ -40,17 +44,24 @@ def by_adversary(subject: Subject, plan: ReleasePlan, ratio: float, confidence: 
     for adversary in adversaries:
         noise = _most_noise(plan, adversary, (1 - confidence) / len(adversaries), subject.seed)
         moved = SENSITIVITY_FACTOR[plan.facts.relation] * ratio
-        event = privacy.events.gaussian_event(plan.effective_multiplier * noise / moved, adversary.rate)
+        event = privacy.events.gaussian_event(
+            plan.effective_multiplier * noise / moved, adversary.rate
+        )
         lower = privacy.composed_epsilon([(event, subject.facts.releases)], subject.delta)
         yield AdversaryRow(adversary.name, adversary.nodes, lower, adversary.epsilon)
 
 
 def _most_noise(plan: ReleasePlan, adversary: Adversary, level: float, seed: int) -> float:
-    """Upper bound on the standard deviation of an adversary's noise over the plan's, by the chi-square law."""
+    """Upper bound on the standard deviation of an adversary's noise over the plan's, by the
+    chi-square law.
+    """
     import scipy.stats
 
     nothing, squares = torch.zeros(plan.size, dtype=torch.float64), 0.0
-    keys, count = KeyRing.from_seed(seed).derive(b"noise of shares"), math.ceil(_NUMBERS / plan.size)
+    keys, count = (
+        KeyRing.from_seed(seed).derive(b"noise of shares"),
+        math.ceil(_NUMBERS / plan.size),
+    )
     for number in range(1, count + 1):
         noise = adversary.released(nothing, plan, keys, number).numpy() / plan.scales
         squares += float(np.sum(noise**2))

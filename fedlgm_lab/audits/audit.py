@@ -31,7 +31,9 @@ from fedlgm_lab.audits.subject import Subject
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
 _ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
-_COORDINATES = 1 << 25  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
+_COORDINATES = (
+    1 << 25
+)  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
 
 
 @named_arguments
@@ -40,12 +42,13 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes canary-aligned sums for Gaussian noise under central trust, the probe for noise in shares,
-            whose exact samples are slow, and a distinguisher elsewhere. "probe" is deterministic; "distinguisher" tries
-            one release many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method is
+        method: "auto" takes canary-aligned sums for Gaussian noise under central trust, the probe
+            for noise in shares, whose exact samples are slow, and a distinguisher elsewhere.
+            "probe" is deterministic; "distinguisher" tries one release many times;
+            "one-run-gaussian" and "one-run" put canaries into one run. A user's method is
             registered (`register`) or named as "package.module:name".
-        confidence: confidence of the whole audit: releases as reported pass with at least this probability; see
-            `audits.level`.
+        confidence: confidence of the whole audit: releases as reported pass with at least this
+            probability; see `audits.level`.
         trials: releases of each population, for the distinguisher.
         canaries: number of canaries for one-run methods; None uses enough for a tight bound.
         seed: seed of the audit, including its noise; None draws it from the operating system.
@@ -65,16 +68,17 @@ class Audit:
         check_confidence(self.confidence)
 
     def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
-        """Audit a mechanism on artificial updates. Every method also checks whitened sensitivity and plan purity.
+        """Audit a mechanism on artificial updates. Every method also checks whitened sensitivity
+        and plan purity.
 
         Args:
             subject: mechanism to audit.
             progress: called with (done, all).
 
         Raises:
-            ConfigError: there are too few trials or canaries, the mechanism releases nothing, a single-release method
-                is used for a run whose rounds are one mechanism, or a one-run method for releases that cannot hold
-                canaries.
+            ConfigError: there are too few trials or canaries, the mechanism releases nothing, a
+                single-release method is used for a run whose rounds are one mechanism, or a one-run
+                method for releases that cannot hold canaries.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
@@ -88,17 +92,24 @@ class Audit:
             own = _own(self.method)
             if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
                 raise ConfigError(
-                    f"{method} audits separate releases, but the rounds of this run are one mechanism (correlated "
+                    f"{method} audits separate releases, but the rounds of this run are one "
+                    "mechanism (correlated "
                     "noise, or restricted participation): use 'one-run-gaussian' or 'probe'"
                 )
             if own is not None:
                 with users_code(f"audit {self.method!r}", own):
                     result = own(subject, self, progress)
                 if not isinstance(result, AuditResult):
-                    raise ConfigError(f"audit {self.method!r} must return an AuditResult, got {result!r}")
+                    raise ConfigError(
+                        f"audit {self.method!r} must return an AuditResult, got {result!r}"
+                    )
             elif method == "distinguisher":
                 result = audit_mechanism_by_trials(
-                    subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
+                    subject,
+                    trials=self.trials,
+                    confidence=self.confidence,
+                    seed=self.seed,
+                    on_trial=progress,
                 )
             else:
                 result = self._one_run(subject, reading, method, progress)
@@ -120,11 +131,15 @@ class Audit:
     ) -> AuditResult:
         if subject.private_plan:
             check_auditable(reading.plan)
-            raise ConfigError(f"the plans of {subject.name} depend on private data: use method = 'distinguisher'")
+            raise ConfigError(
+                f"the plans of {subject.name} depend on private data: use method = 'distinguisher'"
+            )
         presence: Presence = "release" if method == "one-run-gaussian" else "run"
         reported = reported_of(subject, reading.plan)
         record = watch(subject, self._count(subject, presence), presence, self.seed, progress)
-        return audit_record(record, subject.layers, reported, method=method, confidence=self.confidence)
+        return audit_record(
+            record, subject.layers, reported, method=method, confidence=self.confidence
+        )
 
     def _count(self, subject: Subject, presence: Presence) -> int:
         if self.canaries is not None:
@@ -136,7 +151,8 @@ class Audit:
 
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
-"""(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the result."""
+"""(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the
+result."""
 _METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
@@ -214,7 +230,8 @@ def plenty(size: int, rounds: int) -> int:
 
 
 def watched_rounds(subject: Subject) -> int:
-    """Number of rounds that an audit of single releases runs: all rounds of a short run, the first ones of a long run.
+    """Number of rounds that an audit of single releases runs: all rounds of a short run, the first
+    ones of a long run.
 
     If the rounds are one mechanism, the audit runs all of them, unless drawing them takes too long.
 
@@ -230,15 +247,21 @@ def watched_rounds(subject: Subject) -> int:
 
 @named_arguments
 def watch(
-    subject: Subject, count: int, presence: Presence, seed: int | None = None, progress: Progress | None = None
+    subject: Subject,
+    count: int,
+    presence: Presence,
+    seed: int | None = None,
+    progress: Progress | None = None,
 ) -> CanaryRecord:
-    """Run a mechanism with canaries through the public release path: plan, bounded sum, noise, transcript.
+    """Run a mechanism with canaries through the public release path: plan, bounded sum, noise,
+    transcript.
 
     Args:
         subject: mechanism to run, on artificial client updates.
         count: number of canaries.
         presence: see `Canaries`.
-        seed: seed of canaries and noise, which have separate rings; None draws it from the operating system.
+        seed: seed of canaries and noise, which have separate rings; None draws it from the
+            operating system.
         progress: called with (round, all).
 
     Example:
@@ -249,15 +272,25 @@ def watch(
     ring = KeyRing.from_seed(seed)
     keys = ring.derive(b"noise of an audit")
     canaries = Canaries(
-        subject.layers, count, ring.derive(b"canaries"), presence=presence, rate=subject.facts.sampling.rate
+        subject.layers,
+        count,
+        ring.derive(b"canaries"),
+        presence=presence,
+        rate=subject.facts.sampling.rate,
     )
     rounds = watched_rounds(subject) if presence == "release" else subject.facts.rounds
-    transcript, generator, run_noise = subject.start, torch.Generator().manual_seed(subject.seed), RunNoise()
+    transcript, generator, run_noise = (
+        subject.start,
+        torch.Generator().manual_seed(subject.seed),
+        RunNoise(),
+    )
     for round_ in range(1, rounds + 1):
         plan = subject.method.plan(transcript)
         check_auditable(plan)
         block = BoundedSum.empty(plan)
-        subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
+        subject.add(
+            block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)]
+        )
         total = block.total
         canaries.insert(round_, plan, total)
         release(total, plan, keys, round_, run_noise=run_noise)

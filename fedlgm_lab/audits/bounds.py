@@ -1,15 +1,18 @@
-"""Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy arrays.
+"""Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy
+arrays.
 
-A score is any number that tends to be higher for canaries that were in than for those that were left out. Every bound
-holds with probability `confidence` over the canaries' fair coins and the mechanism's noise, under the neighbouring
-relation by which in and out differ. The assumptions are:
+A score is any number that tends to be higher for canaries that were in than for those that were
+left out. Every bound holds with probability `confidence` over the canaries' fair coins and the
+mechanism's noise, under the neighbouring relation by which in and out differ. The assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
-    epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
+    epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon,
+    delta)-DP release
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm_lab.audits.gaussian_scores`.
 
-Each bound is taken at one threshold, which by default is chosen on one half of the scores and evaluated on the other.
+Each bound is taken at one threshold, which by default is chosen on one half of the scores and
+evaluated on the other.
 """
 
 from __future__ import annotations
@@ -31,8 +34,11 @@ from fedlgm_lab.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 # -- bounds at one threshold -------------------------------------------------------------------------------------------
 
 
-def clopper_pearson_upper(count: npt.ArrayLike, trials: npt.ArrayLike, significance: float) -> Array:
-    """One-sided upper limits of a binomial probability at level `significance`, for `count` successes of `trials`.
+def clopper_pearson_upper(
+    count: npt.ArrayLike, trials: npt.ArrayLike, significance: float
+) -> Array:
+    """One-sided upper limits of a binomial probability at level `significance`, for `count`
+    successes of `trials`.
 
     Args:
         count: successes, any shape.
@@ -58,7 +64,9 @@ def _rates(missed: Array, false_alarms: Array, delta: float) -> Array:
         return np.where(gain > 0, np.log(np.maximum(gain, 1e-300)) - np.log(false_alarms), -np.inf)
 
 
-def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+def one_run_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
     """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
 
     Args:
@@ -68,7 +76,8 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
         epsilon: epsilon >= 0 of the hypothesis.
         delta: its delta.
 
-    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023), Theorem 5.2.
+    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS
+        2023), Theorem 5.2.
 
     Example:
         >>> round(one_run_p_value(canaries=10, guesses=10, correct=10, epsilon=0.0, delta=0.0), 6)  # ten fair coins
@@ -79,7 +88,9 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     if delta == 0 or correct == 0:
         return tail
     steps = np.arange(1, correct + 1)
-    slope = np.max((scipy.stats.binom.sf(correct - steps - 1, guesses, right) - tail) / steps, initial=0.0)
+    slope = np.max(
+        (scipy.stats.binom.sf(correct - steps - 1, guesses, right) - tail) / steps, initial=0.0
+    )
     return min(1.0, tail + float(slope) * delta * 2 * canaries)
 
 
@@ -106,20 +117,22 @@ def epsilon_clopper_pearson(
     threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from many independent trials: the larger of ln((TPR - delta) / FPR) and
-    ln((TNR - delta) / FNR) at Clopper-Pearson limits.
+    """Lower bound on epsilon from many independent trials: the larger of ln((TPR - delta) / FPR)
+    and ln((TNR - delta) / FNR) at Clopper-Pearson limits.
 
     Args:
         scores: scores of trials with and without the canary.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
+            other.
         seed: seed of the split.
 
     Raises:
         ConfigError: an argument is outside its range, or there are too few scores.
 
-    Source: Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (NeurIPS 2020).
+    Source: Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (NeurIPS
+        2020).
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -136,7 +149,9 @@ def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
     return _best(scores, 1 - confidence, None, delta)[1]
 
 
-def _best(part: Scores, significance: float, threshold: float | None, delta: float) -> tuple[float, float]:
+def _best(
+    part: Scores, significance: float, threshold: float | None, delta: float
+) -> tuple[float, float]:
     """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
     if threshold is None:
         thresholds, rejected, missed = part.frontier()
@@ -159,19 +174,23 @@ def epsilon_one_run(
     threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from one run, in which canaries that score at least the threshold are guessed to be in.
+    """Lower bound on epsilon from one run, in which canaries that score at least the threshold are
+    guessed to be in.
 
     Args:
-        scores: scores of m canaries, each of which a separate fair coin puts in; a score depends only on the release.
+        scores: scores of m canaries, each of which a separate fair coin puts in; a score depends
+            only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
+            other.
         seed: seed of the split.
 
     Raises:
         ConfigError: an argument is outside its range, or there are too few scores.
 
-    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
+    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS
+        2023).
 
     Example:
         >>> told_apart = Scores(np.ones(50), np.zeros(50))
@@ -183,13 +202,21 @@ def epsilon_one_run(
 
     def refuted(part: Scores, guesses: int, correct: int, significance: float, low: float) -> float:
         return _largest_refuted(
-            lambda epsilon: significance - one_run_p_value(part.count, guesses, correct, epsilon, delta), low
+            lambda epsilon: (
+                significance - one_run_p_value(part.count, guesses, correct, epsilon, delta)
+            ),
+            low,
         )
 
     def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
         if threshold is not None:
-            right, wrong = int(np.sum(part.inside >= threshold)), int(np.sum(part.outside >= threshold))
-            return (refuted(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0), threshold
+            right, wrong = (
+                int(np.sum(part.inside >= threshold)),
+                int(np.sum(part.outside >= threshold)),
+            )
+            return (
+                refuted(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0
+            ), threshold
         thresholds, rejected, missed = part.frontier()
         hits, slips = part.inside.size - missed, part.outside.size - rejected
         guesses = hits + slips
@@ -201,7 +228,11 @@ def epsilon_one_run(
                 continue
             found = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
             if found > best:
-                best, chosen, precision = found, float(thresholds[i]), float(scipy.special.expit(found))
+                best, chosen, precision = (
+                    found,
+                    float(thresholds[i]),
+                    float(scipy.special.expit(found)),
+                )
         return best, chosen
 
     return _at(at, scores, 1 - confidence, threshold, seed)
@@ -216,7 +247,9 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 }
 
 
-def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+def largest_epsilon(
+    method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
     """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
 
     Args:
@@ -235,8 +268,11 @@ def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: f
     return _BOUNDS[method](Scores(np.ones(half), np.zeros(half)), delta, confidence)
 
 
-def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE) -> int:
-    """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no guess were wrong.
+def canaries_needed(
+    method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE
+) -> int:
+    """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no
+    guess were wrong.
 
     The arguments are those of `largest_epsilon`.
 
@@ -252,7 +288,8 @@ def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: 
         count *= 2
         if count > 2**24:
             raise ConfigError(
-                f"{method} cannot prove an epsilon of {epsilon:g} at delta = {delta:g}: use another method"
+                f"{method} cannot prove an epsilon of {epsilon:g} at delta = {delta:g}: use "
+                "another method"
             )
     return count
 

@@ -1,21 +1,24 @@
-"""Canaries in a run: known contributions that are added to some of its sums and searched for in the releases.
+"""Canaries in a run: known contributions that are added to some of its sums and searched for in the
+releases.
 
-A canary contributes as much as a client may, in a random direction. In layer j its update is a vector of random signs
-whose norm is far above the bound s_j, so that the release's own clipping reduces it to the bound. The auditor is the
-adversary of the definition: it knows every client's contribution and every direction, but not whether a canary was in.
-Once it has inferred this, it knows all of the noise. Its view of canary i in a round is the *canary-aligned sum* <u_i,
-(release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise. If the canary was in,
-the signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly Gaussian with standard deviation
-1.
+A canary contributes as much as a client may, in a random direction. In layer j its update is a
+vector of random signs whose norm is far above the bound s_j, so that the release's own clipping
+reduces it to the bound. The auditor is the adversary of the definition: it knows every client's
+contribution and every direction, but not whether a canary was in. Once it has inferred this, it
+knows all of the noise. Its view of canary i in a round is the *canary-aligned sum* <u_i, (release -
+clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise. If the canary
+was in, the signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly
+Gaussian with standard deviation 1.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)
     canaries.observe(round, plan, noisy)   # after it
     record = canaries.record()             # everything that the bounds of a run are computed from
 
-If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary takes part as a client
-may: in every b-th round, beginning with one of the first b, and each time with the same contribution, whose sign is
-random. The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
+If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary
+takes part as a client may: in every b-th round, beginning with one of the first b, and each time
+with the same contribution, whose sign is random. The checks of the noise then use z = C w, which
+whitening computes from the noise of the rounds so far.
 """
 
 from __future__ import annotations
@@ -57,10 +60,11 @@ class Canaries:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
         keys: the auditor's own ring, never that of the noise.
-        presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of ten, each time in
-            its direction or the opposite one by a fair coin, for bounds on single releases. With "run" a fair coin
-            decides for the whole run, and an included canary takes part with probability `rate`, as a client does, for
-            bounds on the run as a whole. In a run whose rounds are one mechanism (see the module) both are the same.
+        presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of
+            ten, each time in its direction or the opposite one by a fair coin, for bounds on single
+            releases. With "run" a fair coin decides for the whole run, and an included canary takes
+            part with probability `rate`, as a client does, for bounds on the run as a whole. In a
+            run whose rounds are one mechanism (see the module) both are the same.
         rate: the run's sampling rate q.
 
     Raises:
@@ -68,7 +72,13 @@ class Canaries:
     """
 
     def __init__(
-        self, layers: LayerTable, count: int, keys: KeyRing, *, presence: Presence = "release", rate: float = 1.0
+        self,
+        layers: LayerTable,
+        count: int,
+        keys: KeyRing,
+        *,
+        presence: Presence = "release",
+        rate: float = 1.0,
     ) -> None:
         check_count("the number of canaries", count, least=2)
         self._layers, self._keys, self._presence, self._rate = layers, keys, presence, rate
@@ -76,10 +86,15 @@ class Canaries:
         random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8), count=count * layers.size)
         unit = (2.0 * bits.reshape(count, layers.size) - 1.0).astype(np.float32)
-        # Products with it are torch's, whose threads the caller has limited; NumPy's take all cores.
-        self._unit = torch.from_numpy(unit / np.sqrt(layers.sizes).astype(np.float32).repeat(layers.sizes))
+        # Products with it are torch's, whose threads the caller has limited; NumPy's take all
+        # cores.
+        self._unit = torch.from_numpy(
+            unit / np.sqrt(layers.sizes).astype(np.float32).repeat(layers.sizes)
+        )
         self._member = keys.numpy_generator(Purpose.PROBE, _BITS).random(count) < 0.5
-        self._turning = 2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
+        self._turning = (
+            2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
+        )
         self.rows: list[dict[str, Any]] = []
         self._inserted: tuple[Tensor, Tensor, _Part] | None = None  # clients' sum, canaries', who
         self._turns: dict[int, _Part] = {}  # of canaries that take turns
@@ -90,20 +105,29 @@ class Canaries:
         return len(self._unit)
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
-        """Add this round's canaries to a bounded sum [plan.size], in place, through the release's own bounding.
+        """Add this round's canaries to a bounded sum [plan.size], in place, through the release's
+        own bounding.
 
         Raises:
-            ConfigError: the plan's releases cannot be audited by canaries: Laplace or no noise, local trust.
+            ConfigError: the plan's releases cannot be audited by canaries: Laplace or no noise,
+                local trust.
         """
         measured, part = self._measure(plan), self._part(round, plan)
-        released = [part.directions[start : start + high - low] for low, high, start in measured.columns.values()]
-        added = np.concatenate([np.concatenate(released) * measured.lengths, measured.answers * part.count])
+        released = [
+            part.directions[start : start + high - low]
+            for low, high, start in measured.columns.values()
+        ]
+        added = np.concatenate(
+            [np.concatenate(released) * measured.lengths, measured.answers * part.count]
+        )
         before, contributed = total.detach().clone(), torch.from_numpy(added).to(total)
         self._inserted = before, contributed, part
         total += contributed
 
     def _measure(self, plan: ReleasePlan) -> _Measured:
-        """A plan's effect on a canary; reused from the previous plan if bounds and noise are equal."""
+        """A plan's effect on a canary; reused from the previous plan if bounds and noise are
+        equal.
+        """
         key = (plan.clip.tobytes(), plan.sigma.tobytes(), plan.released.tobytes())
         if self._measured is None or self._measured.key != key or plan.queries:
             check_auditable(plan)
@@ -117,13 +141,19 @@ class Canaries:
             turn = (round - 1) % run.separation
             if turn in self._turns:
                 return self._turns[turn]
-            orientation = np.where(np.arange(len(self)) % run.separation == turn, self._turning, 0.0)
+            orientation = np.where(
+                np.arange(len(self)) % run.separation == turn, self._turning, 0.0
+            )
             part = _Part.of(orientation, orientation, self._unit)
             if (len(self._turns) + 1) * self._layers.size <= _REPEATED:
                 self._turns[turn] = part
             return part
         rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION, round)
-        coins = rng.integers(0, 2, len(self)) if self._presence == "release" else np.ones(len(self), dtype=int)
+        coins = (
+            rng.integers(0, 2, len(self))
+            if self._presence == "release"
+            else np.ones(len(self), dtype=int)
+        )
         orientation = np.where(coins, 1.0, -1.0)
         if plan.facts.relation == "replace-one" and self._presence == "release":
             present: Array = np.ones(len(self))  # the other contribution is the opposite one
@@ -143,11 +173,16 @@ class Canaries:
         size = len(scale)
         released = (noisy - before)[:size].double().cpu().numpy() / scale  # queries come last
         noise = released - contributed[:size].double().cpu().numpy() / scale
-        aligned, length = np.full((len(self), len(self._layers)), np.nan), np.zeros(len(self._layers))
+        aligned, length = (
+            np.full((len(self), len(self._layers)), np.nan),
+            np.zeros(len(self._layers)),
+        )
         for j, (low, high, start) in columns.items():
             others = part.directions[start : start + high - low]
             seen = torch.from_numpy(released[low:high] - share[j] * others).float()
-            aligned[:, j] = (self._unit[:, start : start + high - low] @ seen).numpy() + part.signs * share[j]
+            aligned[:, j] = (
+                self._unit[:, start : start + high - low] @ seen
+            ).numpy() + part.signs * share[j]
             length[j] = others @ others
         self.rows.append(
             {
@@ -180,8 +215,12 @@ class Canaries:
         """
         return CanaryRecord.of(self.rows, self._member, self._rate, self._presence)
 
-    def _noise(self, round: int, plan: ReleasePlan, noise: Array, columns: Columns) -> dict[str, Array]:
-        """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
+    def _noise(
+        self, round: int, plan: ReleasePlan, noise: Array, columns: Columns
+    ) -> dict[str, Array]:
+        """Figures of a round's independent noise for the checks; z = C w if the noise w is
+        correlated.
+        """
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = plan.facts.run
         if run is not None:
@@ -192,7 +231,9 @@ class Canaries:
                 w[start : start + high - low] = noise[low:high]
             noise = self._whitening.next(round, w)
             ends = self._layers.offsets
-            spans = {j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])}
+            spans = {
+                j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])
+            }
         return figures(noise, spans, len(self._layers))
 
 
@@ -201,7 +242,8 @@ class _Part:
     """The canaries that take part in a round.
 
     Attributes:
-        orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take part.
+        orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take
+            part.
         signs: the same with 0 for canaries that are not in, [m].
         directions: sum of the signed directions of those that are in, [D].
         count: number of those that are in.
@@ -243,8 +285,11 @@ class _Measured:
     answers: Array
 
     @classmethod
-    def of(cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]) -> _Measured:
-        """Bound one canary for all of them: bounding depends only on the layers' norms, which are equal.
+    def of(
+        cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]
+    ) -> _Measured:
+        """Bound one canary for all of them: bounding depends only on the layers' norms, which are
+        equal.
 
         Args:
             plan: the plan.
@@ -255,12 +300,15 @@ class _Measured:
         bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
         update = unit * torch.from_numpy(bound)
         block = BoundedSum.empty(plan)
-        above = 1.0 if plan.fills else _ABOVE  # levelling turns the direction of an update above the bound
+        above = (
+            1.0 if plan.fills else _ABOVE
+        )  # levelling turns the direction of an update above the bound
         block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else above * update)
         columns = _columns(plan, layers)
         one, size = block.total, int(np.sum(layers.sizes[plan.indices]))
         lengths = [
-            float(unit[0, start : start + high - low].double() @ one[low:high]) for low, high, start in columns.values()
+            float(unit[0, start : start + high - low].double() @ one[low:high])
+            for low, high, start in columns.values()
         ]
         return cls(
             key,
@@ -285,17 +333,27 @@ def check_auditable(plan: ReleasePlan) -> None:
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
     if plan.family != "gaussian":
-        raise ConfigError(f"canary-aligned sums need Gaussian noise, but the plan has {plan.family}: use {_INSTEAD}")
+        raise ConfigError(
+            f"canary-aligned sums need Gaussian noise, but the plan has {plan.family}: use "
+            f"{_INSTEAD}"
+        )
     if plan.effective_multiplier == 0:
         raise ConfigError(f"the plan adds no noise to a released layer: use {_INSTEAD}")
     if plan.facts.noised_by.uploads_released:
-        raise ConfigError(f"under {plan.facts.trust} trust clients' own uploads are noised: use {_INSTEAD}")
+        raise ConfigError(
+            f"under {plan.facts.trust} trust clients' own uploads are noised: use {_INSTEAD}"
+        )
 
 
 def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-    """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are 0."""
+    """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are
+    0.
+    """
     zeros = [torch.zeros(len(updates), noisy.size) for noisy in plan.queries]
-    answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
+    answers = [
+        BoundedAnswer(noisy.query.name, z, 0.0)
+        for noisy, z in zip(plan.queries, zeros, strict=True)
+    ]
     return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 
 
@@ -311,8 +369,8 @@ def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     """Number of canaries that a run can hold at little cost if each takes part in `rounds` rounds.
 
-    This number gives 3,000 participations in all, unless the canaries would be too many for the coordinates or the
-    memory.
+    This number gives 3,000 participations in all, unless the canaries would be too many for the
+    coordinates or the memory.
 
     Args:
         size: coordinates.

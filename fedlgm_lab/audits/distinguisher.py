@@ -1,8 +1,10 @@
-"""Many-trial distinguishers: release two neighbouring populations repeatedly and try to distinguish them.
+"""Many-trial distinguishers: release two neighbouring populations repeatedly and try to distinguish
+them.
 
-`audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio. `audit_release`
-assumes nothing. It takes any function, from this library or elsewhere, that releases one of two neighbouring inputs.
-It learns to distinguish the two inputs on half of the trials and counts errors on the other half.
+`audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio.
+`audit_release` assumes nothing. It takes any function, from this library or elsewhere, that
+releases one of two neighbouring inputs. It learns to distinguish the two inputs on half of the
+trials and counts errors on the other half.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
 _CERTAIN = 1e6  # log-likelihood ratio of what only one population can release
-_PER_COORDINATE = 16  # trials from which a row of the covariance of everything released is estimated
+_PER_COORDINATE = (
+    16  # trials from which a row of the covariance of everything released is estimated
+)
 
 
 # -- mechanisms --------------------------------------------------------------------------------------------------------
@@ -46,7 +50,8 @@ def audit_mechanism_by_trials(
     seed: int | None = None,
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit one release of a mechanism, without sampling, on the most distinguishable of several neighbours.
+    """Audit one release of a mechanism, without sampling, on the most distinguishable of several
+    neighbours.
 
     Args:
         subject: what to audit.
@@ -65,7 +70,9 @@ def audit_mechanism_by_trials(
     found: tuple[list[float], list[float]] = ([], [])
     for trial in range(trials):
         for world, values, number in ((one, found[0], 0), (other, found[1], 1)):
-            noisy = world.released(keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little")))
+            noisy = world.released(
+                keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little"))
+            )
             values.append(log_likelihood_ratio(noisy.double().numpy(), one, other))
         if on_trial is not None:
             on_trial(trial + 1, trials)
@@ -85,7 +92,9 @@ def audit_mechanism_by_trials(
 
 
 def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
-    """Log-likelihood ratio of a release, `one` over `other`; a large number if only one can have released it."""
+    """Log-likelihood ratio of a release, `one` over `other`; a large number if only one can have
+    released it.
+    """
     if one.plan.size != other.plan.size:
         return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
     ratio = _log_density(noisy, one) - _log_density(noisy, other)
@@ -93,7 +102,9 @@ def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
 
 
 def divergence(one: World, other: World) -> float:
-    """Distinguishability of a pair of neighbours: Kullback-Leibler divergence as if all noise were Gaussian."""
+    """Distinguishability of a pair of neighbours: Kullback-Leibler divergence as if all noise were
+    Gaussian.
+    """
     if one.plan.size != other.plan.size:
         return math.inf
     a, b = one.plan.scales, other.plan.scales
@@ -134,13 +145,14 @@ def audit_release(
     """Audit any release by its outputs, from your own code or another framework.
 
     Args:
-        release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness, which it need not
-            use. It returns the released vector, always of the same length (several rounds are concatenated).
+        release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness,
+            which it need not use. It returns the released vector, always of the same length
+            (several rounds are concatenated).
         epsilon: its reported epsilon, for these neighbours.
         delta: its delta.
-        noise: "gaussian" if the release is known to be linear with Gaussian noise. The distance of the populations
-            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials); a
-            notice says so if more is reported.
+        noise: "gaussian" if the release is known to be linear with Gaussian noise. The distance of
+            the populations then bounds epsilons of any size. Otherwise errors are counted, which
+            shows at most about ln(trials); a notice says so if more is reported.
         trials: releases of each input.
         confidence: confidence of the bound.
         seed: seed of the randomness given to `release` and of the split.
@@ -185,20 +197,33 @@ def audit_release(
         if lower <= epsilon:
             _warn_of_reach(trials, most, epsilon, without, with_)
     return AuditResult(
-        name, "distinguisher", lower, epsilon, delta, confidence, observations=2 * trials, scores=vars(scores)
+        name,
+        "distinguisher",
+        lower,
+        epsilon,
+        delta,
+        confidence,
+        observations=2 * trials,
+        scores=vars(scores),
     )
 
 
 def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, with_: Array) -> None:
     """Warn of an audit that passes whatever the noise is, or although numbers have none."""
     cannot_fail = (
-        f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is unknown, and {epsilon:g} "
-        "is reported: the audit cannot fail; raise trials, or pass noise='gaussian' if the release is linear"
+        f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is "
+        f"unknown, and {epsilon:g} "
+        "is reported: the audit cannot fail; raise trials, or pass noise='gaussian' if the release "
+        "is linear"
     )
     text = [cannot_fail] if most < epsilon else []
-    bare = np.flatnonzero((np.ptp(without, axis=0) == 0) & (np.ptp(with_, axis=0) == 0) & (without[0] != with_[0]))
+    bare = np.flatnonzero(
+        (np.ptp(without, axis=0) == 0) & (np.ptp(with_, axis=0) == 0) & (without[0] != with_[0])
+    )
     if len(bare):
-        numbers = f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
+        numbers = (
+            f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
+        )
         text.append(f"The inputs differ without noise: {numbers}")
     if text:
         warnings.warn(Notice(". ".join(text)), stacklevel=3)
@@ -208,17 +233,19 @@ def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, wit
 class Discriminant:
     """A linear discriminant of features of a release.
 
-    Features are the released numbers themselves if there are at least 16 trials for each of them. Otherwise they are
-    the projection of the numbers on the difference of the two means, each number in units of its own variance, so that
-    a number without noise outweighs all others; correlations among many numbers are then not learnt. Unless the
-    discriminant has to be linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
-    variances, and the logarithm of the mean square of all deviations.
+    Features are the released numbers themselves if there are at least 16 trials for each of them.
+    Otherwise they are the projection of the numbers on the difference of the two means, each number
+    in units of its own variance, so that a number without noise outweighs all others; correlations
+    among many numbers are then not learnt. Unless the discriminant has to be linear, features of
+    the noise scales are added: the log-likelihood ratio of the numbers' own variances, and the
+    logarithm of the mean square of all deviations.
 
     Attributes:
-        direction: direction of the projection, [n]; None if the numbers themselves are the features.
+        direction: direction of the projection, [n]; None if the numbers themselves are the
+            features.
         centre: midway between the two means, [n].
-        precision: half the difference of the numbers' precisions without and with the target, [n]; None for a linear
-            discriminant.
+        precision: half the difference of the numbers' precisions without and with the target, [n];
+            None for a linear discriminant.
         weights: weights of the features.
     """
 
@@ -237,9 +264,16 @@ class Discriminant:
         if size * _PER_COORDINATE > 2 * len(without):
             direction = (with_.mean(axis=0) - without.mean(axis=0)) / sum(spreads)
             direction = direction / max(float(np.linalg.norm(direction)), 1e-300)
-        draft = cls(direction, centre, None if linear else (1 / spreads[0] - 1 / spreads[1]) / 2, np.zeros(0))
+        draft = cls(
+            direction,
+            centre,
+            None if linear else (1 / spreads[0] - 1 / spreads[1]) / 2,
+            np.zeros(0),
+        )
         a, b = draft._features(without), draft._features(with_)
-        pooled = np.atleast_2d(np.cov(np.concatenate([a - a.mean(axis=0), b - b.mean(axis=0)]), rowvar=False))
+        pooled = np.atleast_2d(
+            np.cov(np.concatenate([a - a.mean(axis=0), b - b.mean(axis=0)]), rowvar=False)
+        )
         values, vectors = np.linalg.eigh(pooled)
         values = np.maximum(values, 1e-14 * max(float(values.max()), 1e-300))
         weights = vectors @ ((vectors.T @ (b.mean(axis=0) - a.mean(axis=0))) / values)
@@ -275,6 +309,7 @@ def check_trials(trials: int, delta: float, confidence: float) -> None:
     if trials < 2 or bounds.largest_epsilon("clopper-pearson", 2 * trials, delta, confidence) <= 0:
         needed = bounds.canaries_needed("clopper-pearson", 0.0, delta, confidence) // 2
         raise ConfigError(
-            f"{trials} trials are too few for a confidence of {confidence:g}: at least {needed} are needed to show "
+            f"{trials} trials are too few for a confidence of {confidence:g}: at least {needed} "
+            "are needed to show "
             "anything"
         )

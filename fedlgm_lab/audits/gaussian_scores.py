@@ -20,9 +20,10 @@ class NoiseSeen:
 
     Attributes:
         degrees: degrees of freedom of the noise's variance.
-        variance: this variance over the planned one, if measured separately; None uses the sums' variance.
-        length: length of the sum of all planned contributions in units of the noise; None uses the value for
-            orthogonal canaries.
+        variance: this variance over the planned one, if measured separately; None uses the sums'
+            variance.
+        length: length of the sum of all planned contributions in units of the noise; None uses the
+            value for orthogonal canaries.
     """
 
     degrees: float
@@ -37,15 +38,17 @@ class NoiseSeen:
         sizes: Counts,
         length: float | None = None,
     ) -> NoiseSeen:
-        """Noise that was observed completely in T rounds, with its variance along a canary over several layers.
+        """Noise that was observed completely in T rounds, with its variance along a canary over
+        several layers.
 
-        The mean of chi-square variables with different weights is replaced by a chi-square variable of the same mean
-        and variance (Satterthwaite). The lower tail of its law is heavier, so bounds err on the low side.
+        The mean of chi-square variables with different weights is replaced by a chi-square variable
+        of the same mean and variance (Satterthwaite). The lower tail of its law is heavier, so
+        bounds err on the low side.
 
         Args:
             energy: mean square of the noise in each layer over the planned one, [T, K].
-            weights: weight of each layer in a canary-aligned sum, with squares that add up to 1 in a round, [T, K]; a
-                layer of weight 0 does not count.
+            weights: weight of each layer in a canary-aligned sum, with squares that add up to 1 in
+                a round, [T, K]; a layer of weight 0 does not count.
             sizes: coordinates of the layers, [K].
             length: see `NoiseSeen`.
 
@@ -63,14 +66,17 @@ class NoiseSeen:
 def noise_ratio(
     observed: Array, planned: Array, confidence: float = CONFIDENCE, noise: NoiseSeen | None = None
 ) -> float:
-    """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a Gaussian release.
+    """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a
+    Gaussian release.
 
-    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of the tested
-    quantity. The planned signals are in units of the planned noise, so a release exactly as planned has the ratio 1. A
-    release with ratio r costs as much as the planned one with its noise divided by r.
+    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is
+    part of the tested quantity. The planned signals are in units of the planned noise, so a release
+    exactly as planned has the ratio 1. A release with ratio r costs as much as the planned one with
+    its noise divided by r.
 
-    The least-squares slope over its standard error has a noncentral t law, which is inverted. The bound is exact for
-    independent Gaussian noise, and in all coordinates if the noise was observed completely.
+    The least-squares slope over its standard error has a noncentral t law, which is inverted. The
+    bound is exact for independent Gaussian noise, and in all coordinates if the noise was observed
+    completely.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
@@ -84,9 +90,10 @@ def noise_ratio(
     Raises:
         ConfigError: there are too few observations, or no included canary.
 
-    Source: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss: Improved One-Run Privacy Auditing" (2026),
-        for canary-aligned sums as Gaussian scores. The paper's bound compares two fitted Gaussians. This bound is
-        exact in finite samples and applies to single rounds, whose sums are exactly Gaussian.
+    Source: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss: Improved One-Run Privacy
+        Auditing" (2026), for canary-aligned sums as Gaussian scores. The paper's bound compares two
+        fitted Gaussians. This bound is exact in finite samples and applies to single rounds, whose
+        sums are exactly Gaussian.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -97,24 +104,34 @@ def noise_ratio(
     check(0.0, confidence)
     x, a = np.asarray(observed, dtype=np.float64), np.asarray(planned, dtype=np.float64)
     if x.shape != a.shape or x.ndim != 1:
-        raise ConfigError(f"observed and planned must be lists of equal length, got {x.shape} and {a.shape}")
+        raise ConfigError(
+            f"observed and planned must be lists of equal length, got {x.shape} and {a.shape}"
+        )
     signal = float(a @ a)
     noise = noise or NoiseSeen(len(x) - 1.0)
     freedom = noise.degrees if noise.variance is not None else min(noise.degrees, len(x) - 1.0)
     if signal == 0 or freedom < 1:
-        raise ConfigError(f"too few canaries: {int(np.count_nonzero(a))} of {len(x)} observations have a signal")
+        raise ConfigError(
+            f"too few canaries: {int(np.count_nonzero(a))} of {len(x)} observations have a signal"
+        )
     slope = float(a @ x) / signal
     variance = noise.variance
     if variance is None:
         variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
     if variance <= 1e-12 * slope**2:
         return math.inf
-    error = (math.sqrt(signal) if noise.length is None else noise.length) / signal  # of the slope, in planned noise
-    return max(0.0, noncentral_t_lower(slope / (math.sqrt(variance) * error), freedom, confidence)) * error
+    error = (
+        math.sqrt(signal) if noise.length is None else noise.length
+    ) / signal  # of the slope, in planned noise
+    return (
+        max(0.0, noncentral_t_lower(slope / (math.sqrt(variance) * error), freedom, confidence))
+        * error
+    )
 
 
 def seen_degrees(overlap: Array, canaries: int) -> float:
-    """Degrees of freedom of the noise variance as seen by canaries whose directions are not orthogonal.
+    """Degrees of freedom of the noise variance as seen by canaries whose directions are not
+    orthogonal.
 
     Args:
         overlap: mean square of the cosine of two canaries in each round, [T].
@@ -128,10 +145,12 @@ def seen_degrees(overlap: Array, canaries: int) -> float:
 
 
 def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian noise.
+    """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian
+    noise.
 
-    The noise has one common, unknown variance in and out, so the noncentral t law of the two-sample t statistic is
-    inverted. A release with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
+    The noise has one common, unknown variance in and out, so the noncentral t law of the two-sample
+    t statistic is inverted. A release with such a mu has epsilon =
+    `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
         scores: independent scores with Gaussian noise.
@@ -141,7 +160,8 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
         The bound, at least 0; `inf` where there is no noise at all.
 
     Raises:
-        ConfigError: the confidence is outside its range, or there are fewer than two scores in or out.
+        ConfigError: the confidence is outside its range, or there are fewer than two scores in or
+            out.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -159,7 +179,9 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     if variance <= 1e-12 * shift**2:
         return math.inf if shift > 0 else 0.0
     root = math.sqrt(1 / n + 1 / k)
-    return max(0.0, noncentral_t_lower(shift / (math.sqrt(variance) * root), n + k - 2, confidence) * root)
+    return max(
+        0.0, noncentral_t_lower(shift / (math.sqrt(variance) * root), n + k - 2, confidence) * root
+    )
 
 
 def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:

@@ -1,10 +1,11 @@
-"""Division of the level of an audit, 1 - confidence, among all statements that can make the audit fail.
+"""Division of the level of an audit, 1 - confidence, among all statements that can make the audit
+fail.
 
-An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of the noise fails. Each
-of these statements has its own level. By the union bound the levels add up to at most the level of the audit, so a
-release that is as reported fails with probability at most 1 - confidence. Checks without statistics (whitened
-sensitivity, plan purity, noise on the ledger) take no share. Guesses (one-run) are a single statement with the whole
-level.
+An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of
+the noise fails. Each of these statements has its own level. By the union bound the levels add up to
+at most the level of the audit, so a release that is as reported fails with probability at most 1 -
+confidence. Checks without statistics (whitened sensitivity, plan purity, noise on the ledger) take
+no share. Guesses (one-run) are a single statement with the whole level.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shares:
-    """Level of each statement of an audit, in equal parts for the kinds of statements and within each kind.
+    """Level of each statement of an audit, in equal parts for the kinds of statements and within
+    each kind.
 
-    The kinds are the bound on the releases as a whole, bounds on single layers and four checks of the noise: its scale
-    in each layer, its independence of earlier noise, its repetition, and its law.
+    The kinds are the bound on the releases as a whole, bounds on single layers and four checks of
+    the noise: its scale in each layer, its independence of earlier noise, its repetition, and its
+    law.
 
     Attributes:
         whole: level of the bound on the releases as a whole.

@@ -1,7 +1,8 @@
-"""Checks of a run's noise, which the auditor of canaries knows: its scale, independence, repetition and law.
+"""Checks of a run's noise, which the auditor of canaries knows: its scale, independence, repetition
+and law.
 
-Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for a sum of squares, t
-for the cosine of two vectors, binomial for the count of a cell.
+Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for
+a sum of squares, t for the cosine of two vectors, binomial for the count of a cell.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-_HEAD, _HEADS, _FEWEST = 256, 4096, 8  # first numbers that are compared: of a layer, of a round, and at least
-_EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])  # of magnitudes; the first cell is for numbers without noise
+_HEAD, _HEADS, _FEWEST = (
+    256,
+    4096,
+    8,
+)  # first numbers that are compared: of a layer, of a round, and at least
+_EDGES = np.array(
+    [1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+)  # of magnitudes; the first cell is for numbers without noise
 _PLANNED = np.diff(scipy.stats.chi(1).cdf([0.0, *_EDGES, np.inf]))
 
 
 def figures(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> dict[str, Array]:
-    """Figures of a round's noise for the checks: mean squares, first numbers and counts in cells of each layer.
+    """Figures of a round's noise for the checks: mean squares, first numbers and counts in cells of
+    each layer.
 
     Args:
         noise: noise of a round, in units of the plan's.
@@ -50,11 +58,15 @@ def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True
     rounds, layers = record.energy.shape
     heads = rounds * layers
     pairs, cells = heads * (heads - 1) // 2, (layers + 1) * len(_PLANNED)
-    return Shares.of(confidence, layers, distances=rounds - 1, pairs=pairs, cells=cells, per_layer=per_layer)
+    return Shares.of(
+        confidence, layers, distances=rounds - 1, pairs=pairs, cells=cells, per_layer=per_layer
+    )
 
 
 def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
-    """Check that the noise has its planned scale in every layer and is independent, new and Gaussian."""
+    """Check that the noise has its planned scale in every layer and is independent, new and
+    Gaussian.
+    """
     apart, most, pair = similar(record.head)
     far = int(np.argmax(apart))
     one, other = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
@@ -75,13 +87,15 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
 
 
 def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[int, int]]]:
-    """Significance |z| of rounds' correlations at each distance [T], and that of the most similar two layers' noise.
+    """Significance |z| of rounds' correlations at each distance [T], and that of the most similar
+    two layers' noise.
 
-    Two layers are compared in the numbers that both have, if these are eight or more. Correlations at one distance are
-    those of each layer with itself, over all rounds and layers together.
+    Two layers are compared in the numbers that both have, if these are eight or more. Correlations
+    at one distance are those of each layer with itself, over all rounds and layers together.
 
     Args:
-        heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are none.
+        heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are
+            none.
 
     Returns:
         The significances, the largest of any two, and (round, layer) of these two.
@@ -95,13 +109,19 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
     """
     rounds, layers, width = heads.shape
     known = (~np.isnan(heads)).reshape(-1, width).astype(np.float64)
-    rows, counts, each = np.nan_to_num(heads).reshape(-1, width), known.sum(axis=1), np.arange(layers)
+    rows, counts, each = (
+        np.nan_to_num(heads).reshape(-1, width),
+        known.sum(axis=1),
+        np.arange(layers),
+    )
     sums, times = np.zeros((2, rounds))
     highest, most, pair = 0.0, 0.0, ((0, 0), (0, 0))
     for t in range(rounds):
         new, all_ = slice(t * layers, (t + 1) * layers), slice((t + 1) * layers)
         squares = (rows[new] ** 2 @ known[all_].T) * (known[new] @ rows[all_].T ** 2)
-        cosines = np.clip(rows[new] @ rows[all_].T / np.sqrt(np.maximum(squares, 1e-300)), 1e-15 - 1, 1 - 1e-15)
+        cosines = np.clip(
+            rows[new] @ rows[all_].T / np.sqrt(np.maximum(squares, 1e-300)), 1e-15 - 1, 1 - 1e-15
+        )
         sizes = np.minimum.outer(counts[new], counts[all_])
         cosines[sizes < _FEWEST] = 0.0
         cosines[each, new.start + each] = 0.0  # with itself
@@ -111,7 +131,10 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
         ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # nearly |z|, and quick
         j, at = np.unravel_index(int(np.argmax(ranks)), ranks.shape)
         if ranks[j, at] > highest:
-            highest, most = float(ranks[j, at]), float(abs(normal_quantile(cosines[j, at], sizes[j, at])))
+            highest, most = (
+                float(ranks[j, at]),
+                float(abs(normal_quantile(cosines[j, at], sizes[j, at]))),
+            )
             pair = (int(at) // layers, int(at) % layers), (t, int(j))
     return np.abs(sums) / np.sqrt(np.maximum(times, 1)), most, pair
 
@@ -145,7 +168,8 @@ def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     j, cell = np.unravel_index(int(np.argmin(values)), values.shape)
     low, high = [0.0, *_EDGES, np.inf][cell : cell + 2]
     detail = (
-        f"least likely in {(*layers.names, 'all layers')[j]}: {counts[j, cell] / max(1.0, total[j, 0]):.3%} of it lies "
+        f"least likely in {(*layers.names, 'all layers')[j]}: "
+        f"{counts[j, cell] / max(1.0, total[j, 0]):.3%} of it lies "
         f"between {low:g} and {high:g} standard deviations from 0, planned {_PLANNED[cell]:.3%}"
     )
     return Check("noise law", bool(values[j, cell] >= shares.cell), detail)

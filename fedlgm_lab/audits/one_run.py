@@ -38,41 +38,50 @@ def audit_record(
     """Audit a run from its canaries' observations.
 
     Args:
-        record: the record, see `Canaries.record`. Bounds on single releases ("one-run-gaussian") need records with
-            presence = "release", bounds on whole runs ("one-run") records with presence = "run".
+        record: the record, see `Canaries.record`. Bounds on single releases ("one-run-gaussian")
+            need records with presence = "release", bounds on whole runs ("one-run") records with
+            presence = "run".
         layers: the layers that were released.
         reported: the run's reported figures.
-        method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
-            composes them; "one-run": scores of the run as a whole.
-        confidence: confidence of the whole audit. With at least this probability, releases that are as reported pass
-            and `epsilon_lower` is at most the true epsilon. Bounds and checks share the level (see `level.Shares`).
-        per_layer: whether single layers are examined. Without them the accountant is faster and the bound a thousandth
-            smaller.
+        method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and
+            the accountant composes them; "one-run": scores of the run as a whole.
+        confidence: confidence of the whole audit. With at least this probability, releases that are
+            as reported pass and `epsilon_lower` is at most the true epsilon. Bounds and checks
+            share the level (see `level.Shares`).
+        per_layer: whether single layers are examined. Without them the accountant is faster and the
+            bound a thousandth smaller.
 
     Raises:
         ConfigError: the record does not fit the method, or there are too few canaries.
     """
     if reported.run is not None:
         if method not in ("one-run-gaussian", "auto"):
-            raise ConfigError(f"{method} is for runs whose rounds are charged one by one: use 'one-run-gaussian'")
+            raise ConfigError(
+                f"{method} is for runs whose rounds are charged one by one: use 'one-run-gaussian'"
+            )
         return audit_whole_run(record, layers, reported, reported.run, confidence, per_layer)
     if method in ("one-run-gaussian", "auto"):
         return _audit_releases(record, layers, reported, confidence, per_layer)
     check_known("method for a run", method, Method)
     if record.presence != "run":
-        raise ConfigError(f"{method} needs canaries that are in or out of the whole run; these have a coin per round")
+        raise ConfigError(
+            f"{method} needs canaries that are in or out of the whole run; these have a coin per "
+            "round"
+        )
     return _audit_run(record, reported, confidence)
 
 
-def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False) -> float:
+def epsilon_at_ratio(
+    reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False
+) -> float:
     """Epsilon of releases whose noise is that of the plan divided by `ratio`.
 
     Args:
         reported: reported figures, of which rate, relation and delta are used.
         signals: planned mu of each release, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
-        quick: compute on a grid ten times as coarse, at a tenth of the cost, and subtract a thousandth. The epsilon of
-            this grid is at most 1e-4 too large.
+        quick: compute on a grid ten times as coarse, at a tenth of the cost, and subtract a
+            thousandth. The epsilon of this grid is at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -80,10 +89,16 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])  # no more than they all cost
+        levels, counts = (
+            np.array([float(levels.min())]),
+            np.array([int(counts.sum())]),
+        )  # no more than they all cost
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
-        (privacy.events.gaussian_event(1.0 / (float(level) * ratio * factor), reported.rate), int(count))
+        (
+            privacy.events.gaussian_event(1.0 / (float(level) * ratio * factor), reported.rate),
+            int(count),
+        )
         for level, count in zip(levels, counts, strict=True)
     ]
     if not quick or reported.rate == 1:
@@ -92,13 +107,19 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
-    """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the last watched one."""
+    """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the
+    last watched one.
+    """
     share = record.layer_signal[:, layer] * record.multipliers
     return extended(share, len(reported.multipliers)) / reported.multipliers
 
 
-def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on the releases' signal-to-noise ratio over the planned one; see `noise_ratio`."""
+def release_ratio(
+    record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE
+) -> float:
+    """Lower bound on the releases' signal-to-noise ratio over the planned one; see
+    `noise_ratio`.
+    """
     squared = np.sum(record.weights**2 * record.length, axis=1)
     length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
     noise = NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)
@@ -106,8 +127,12 @@ def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = 
     return noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, noise)
 
 
-def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on the ratio of one layer alone, of `size` coordinates; 0 if it was never released."""
+def layer_ratio(
+    record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE
+) -> float:
+    """Lower bound on the ratio of one layer alone, of `size` coordinates; 0 if it was never
+    released.
+    """
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)
     if len(seen) == 0:
         return 0.0
@@ -119,7 +144,9 @@ def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float =
         math.sqrt(float(np.sum(share**2 * record.length[seen, layer, None]))),
     )
     planned = record.signs[seen] * share
-    return noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, noise)
+    return noise_ratio(
+        record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, noise
+    )
 
 
 def _audit_releases(
@@ -134,21 +161,34 @@ def _audit_releases(
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(reported, signals, layer_ratio(record, j, size, 1 - shares.layer), quick=True)
+        found = epsilon_at_ratio(
+            reported, signals, layer_ratio(record, j, size, 1 - shares.layer), quick=True
+        )
         planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
         rows.append(LayerRow(layers.names[j], size, found, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
     turned = record.aligned * record.orientation
-    checks, scores = noise_checks(record, layers, shares), {"inside": turned[inside], "outside": turned[outside]}
+    checks, scores = (
+        noise_checks(record, layers, shares),
+        {"inside": turned[inside], "outside": turned[outside]},
+    )
     return reported.audited(
-        "one-run-gaussian", whole, confidence, scores, record.aligned.size, layers=rows, checks=checks
+        "one-run-gaussian",
+        whole,
+        confidence,
+        scores,
+        record.aligned.size,
+        layers=rows,
+        checks=checks,
     )
 
 
 def run_scores(record: CanaryRecord) -> Scores:
-    """Log-likelihood ratios "in the run" against "not in it", of canaries that are in and of canaries that are out.
+    """Log-likelihood ratios "in the run" against "not in it", of canaries that are in and of
+    canaries that are out.
 
-    A score is a function only of the releases (and of public plans): the sum over the rounds of ln(1 - q + q exp(mu x
+    A score is a function only of the releases (and of public plans): the sum over the rounds of
+    ln(1 - q + q exp(mu x
     - mu^2 / 2)), with x the round's canary-aligned sum.
     """
     mu = record.signal[:, None]
@@ -164,7 +204,8 @@ def _audit_run(record: CanaryRecord, reported: Reported, confidence: float) -> A
     needed = bounds.canaries_needed("one-run", 0.0, reported.delta, confidence)
     if count < needed:
         raise ConfigError(
-            f"{count} canaries are too few for a confidence of {confidence:g}: one-run needs at least {needed} to "
+            f"{count} canaries are too few for a confidence of {confidence:g}: one-run needs at "
+            f"least {needed} to "
             "show anything; use more canaries or a lower confidence"
         )
     scores = run_scores(record)

@@ -1,7 +1,8 @@
-"""Deterministic checks without noise: how far one client moves the whitened sum, and whether it changes the plan.
+"""Deterministic checks without noise: how far one client moves the whitened sum, and whether it
+changes the plan.
 
-The checks need no statistics and take milliseconds. They assume that the noise follows the plan, which the other
-audits test.
+The checks need no statistics and take milliseconds. They assume that the noise follows the plan,
+which the other audits test.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ProbeReading:
     """The probe's findings over all neighbours tried.
 
     Attributes:
-        ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted distance.
+        ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted
+            distance.
         changed: figures of a plan that a neighbour changed, in words; empty if there are none.
         plan: the first round's plan.
 
@@ -67,7 +69,8 @@ def probe(subject: Subject) -> ProbeReading:
 
 
 def distance(one: World, other: World) -> float:
-    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for Laplace noise.
+    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for
+    Laplace noise.
 
     Example:
         >>> subject = Subject.of("snr-consistent")
@@ -103,7 +106,9 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
         Check(
             "plan purity",
             reading.pure,
-            f"no {unit}'s data changes the plan" if reading.pure else f"one {unit}'s data changes {reading.changed}",
+            f"no {unit}'s data changes the plan"
+            if reading.pure
+            else f"one {unit}'s data changes {reading.changed}",
         ),
     )
 
@@ -146,7 +151,9 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
 
 
 def _accounted(plan: ReleasePlan) -> float:
-    """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too large)."""
+    """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too
+    large).
+    """
     factor = SENSITIVITY_FACTOR[plan.facts.relation]
     multiplier = plan.effective_multiplier
     if multiplier == 0 and not plan.protected:
@@ -164,7 +171,9 @@ def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
         "noise scales": (one.sigma, other.sigma),
         "the denominator": (np.array(one.denominator), np.array(other.denominator)),
     }
-    found = [name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)]
+    found = [
+        name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)
+    ]
     return " and ".join(found) or "the plan"
 
 

@@ -19,25 +19,25 @@ Presence = Literal["release", "run"]
 class CanaryRecord:
     """Observations over T rounds with m canaries and K layers.
 
-    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, with u_ij the canary's unit direction
-    in this layer.
+    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, with u_ij the
+    canary's unit direction in this layer.
 
     Attributes:
         round: number of each round, from 1, [T].
-        layer_aligned: canary-aligned sums of each layer, with the other canaries' known contributions subtracted, [T,
-            m, K]; NaN where not released.
+        layer_aligned: canary-aligned sums of each layer, with the other canaries' known
+            contributions subtracted, [T, m, K]; NaN where not released.
         layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
         signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
-        orientation: the direction's sign in that round, whether or not the canary was in, [T, m]; 0 where a canary of
-            a run whose rounds are one mechanism could not take part.
+        orientation: the direction's sign in that round, whether or not the canary was in, [T, m]; 0
+            where a canary of a run whose rounds are one mechanism could not take part.
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
-        energy: mean square of the noise (whitened, where it is correlated) in each layer, in units of the plan's,
-            [T, K]; NaN where not released.
+        energy: mean square of the noise (whitened, where it is correlated) in each layer, in units
+            of the plan's, [T, K]; NaN where not released.
         head: first numbers of that noise in each layer, [T, K, width]; NaN where there are none.
         cells: number of that noise's magnitudes in each cell of their law, [T, K, cells].
         multipliers: the plan's effective multiplier of each round, [T].
-        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]; empty if
-            canaries have a coin per round.
+        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m];
+            empty if canaries have a coin per round.
         member: whether the canary's coin put it into the run, bool [m].
         rate: probability that an included canary takes part in a round.
         presence: "release" (a coin per round) or "run" (a coin per run).
@@ -72,10 +72,17 @@ class CanaryRecord:
             ConfigError: there are no rows, or rows are incomplete.
         """
         if not rows:
-            raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
-        names = [field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")]
+            raise ConfigError(
+                "nothing was released while the canaries watched: there is nothing to audit"
+            )
+        names = [
+            field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")
+        ]
         try:
-            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in names}
+            values = {
+                name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows])
+                for name in names
+            }
         except (KeyError, ValueError) as error:
             raise ConfigError(f"the canaries' record is damaged: {error}") from error
         return cls(**values, member=member, rate=rate, presence=presence)
@@ -87,7 +94,9 @@ class CanaryRecord:
 
     @cached_property
     def weights(self) -> Array:
-        """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T, K]."""
+        """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T,
+        K].
+        """
         return self.layer_signal / self.signal[:, None]
 
     @cached_property

@@ -30,7 +30,8 @@ class Reported:
         subject: description in words.
         epsilon: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
         delta: delta at which it is stated.
-        multipliers: planned effective noise multiplier of every release, [T]; watched releases come first.
+        multipliers: planned effective noise multiplier of every release, [T]; watched releases come
+            first.
         rate: sampling rate q of each release.
         relation: neighbouring relation.
         guarantee: the guarantee in one line.
@@ -57,7 +58,8 @@ class Reported:
         layers: Sequence[LayerRow] = (),
         checks: tuple[Check, ...] = (),
     ) -> AuditResult:
-        """The result of an audit of these releases; the arguments are the attributes of `AuditResult`.
+        """The result of an audit of these releases; the arguments are the attributes of
+        `AuditResult`.
 
         A bound from a single layer also bounds the whole, so the audit reports the largest bound.
         """
@@ -110,7 +112,8 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class AdversaryRow:
-    """Lower bound for one of several adversaries, from the noise of the nodes whose shares it does not know.
+    """Lower bound for one of several adversaries, from the noise of the nodes whose shares it does
+    not know.
 
     Example:
         >>> AdversaryRow("readers", nodes=20, epsilon_lower=6.7, epsilon_reported=7.3).nodes
@@ -137,10 +140,11 @@ class AuditResult:
         subject: what was audited.
         method: the audit's method.
         epsilon_lower: lower bound on the epsilon of the releases.
-        epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
+        epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is
+            claimed.
         delta: delta at which both are stated.
-        confidence: smallest probability with which an audit passes releases that are as reported and `epsilon_lower`
-            does not exceed the truth; 1 for methods without statistics.
+        confidence: smallest probability with which an audit passes releases that are as reported
+            and `epsilon_lower` does not exceed the truth; 1 for methods without statistics.
         guarantee: the releases' guarantee, in one line.
         observations: scores behind the bound.
         layers: one row per layer, if the method examines layers.

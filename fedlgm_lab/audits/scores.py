@@ -14,7 +14,8 @@ Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 CONFIDENCE = 0.999
-"""Default confidence, at which on average one audit of sound releases in a thousand raises a false alarm."""
+"""Default confidence, at which on average one audit of sound releases in a thousand raises a false
+alarm."""
 XTOL = 1e-9  # of the roots that bounds are
 
 
@@ -43,7 +44,9 @@ class Scores:
         for name in ("inside", "outside"):
             values = np.asarray(getattr(self, name), dtype=np.float64)
             if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
-                raise ConfigError(f"scores {name} must be a non-empty list of numbers, got shape {values.shape}")
+                raise ConfigError(
+                    f"scores {name} must be a non-empty list of numbers, got shape {values.shape}"
+                )
             object.__setattr__(self, name, values)
 
     @property
@@ -64,12 +67,15 @@ class Scores:
             halves.append((values[order[:cut]], values[order[cut:]]))
         if any(part.size == 0 for half in halves for part in half):
             raise ConfigError(
-                f"too few scores to split: {self.inside.size} of included and {self.outside.size} of excluded canaries"
+                f"too few scores to split: {self.inside.size} of included and {self.outside.size} "
+                "of excluded canaries"
             )
         return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
 
     def frontier(self) -> tuple[Array, Counts, Counts]:
-        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in below each."""
+        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in
+        below each.
+        """
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
         rejected = np.searchsorted(np.sort(self.outside), thresholds, side="left")

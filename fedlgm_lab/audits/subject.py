@@ -1,8 +1,9 @@
-"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
+"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations on
+which it is tried.
 
-Plan, `BoundedSum` and `release` are the library's own. Only the clients' updates are artificial, since an audit
-searches for the worst case of a client's data. If the unit is an example, an "update" is an example's gradient, which
-the mechanism's scaling bounds.
+Plan, `BoundedSum` and `release` are the library's own. Only the clients' updates are artificial,
+since an audit searches for the worst case of a client's data. If the unit is an example, an
+"update" is an example's gradient, which the mechanism's scaling bounds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ _ABOVE = 8.0  # raw updates over their bounds
 _ANSWER = 1e6  # far above any bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number: one client decides where a median lies
-_BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0  # examples that agree, and one whose gradient is ten times the bound
+_BATCH, _ANGLE, _CANARY = (
+    100,
+    0.01,
+    10.0,
+)  # examples that agree, and one whose gradient is ten times the bound
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,11 @@ class World:
         """One release of its sum, through the public path, [plan.size]."""
         plan, noised_by = self.plan, self.plan.facts.noised_by
         found = noised_by.observed(self.total, plan, keys, round, backend)
-        return release(self.total.clone(), plan, keys, round, noised_by.party(0), backend) if found is None else found
+        return (
+            release(self.total.clone(), plan, keys, round, noised_by.party(0), backend)
+            if found is None
+            else found
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,8 @@ class Subject:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(
-                f"method must be a fedlgm.mechanisms.method.Method, which Subject.of makes; got {self.method!r}"
+                "method must be a fedlgm.mechanisms.method.Method, which Subject.of makes; got "
+                f"{self.method!r}"
             )
 
     @classmethod
@@ -105,11 +115,12 @@ class Subject:
 
         Args:
             name: name of a registered mechanism, "package.module:Class", or an object.
-            variant: "sound" or "published"; variants that plan from a client's own update run under local trust.
+            variant: "sound" or "published"; variants that plan from a client's own update run under
+                local trust.
             epsilon: budget of the run.
             delta: its delta.
-            rounds: its rounds; None for a few, or for one if only single releases can be audited (Laplace noise, no
-                noise, variants that are not private).
+            rounds: its rounds; None for a few, or for one if only single releases can be audited
+                (Laplace noise, no noise, variants that are not private).
             rate: Poisson sampling rate.
             layers: layers of the model; by default three of very different sizes.
             options: options of the mechanism.
@@ -121,7 +132,9 @@ class Subject:
             mechanism, label = name, name.name
         else:
             if variant == "published" and "clip" in mechanisms.options(name):
-                options.setdefault("clip", "med")  # what is published and not private there is only MedClip
+                options.setdefault(
+                    "clip", "med"
+                )  # what is published and not private there is only MedClip
             mechanism = mechanisms.get(name, variant=variant, **options)
             label = name if variant == "sound" else f"{name} ({variant})"
         local = isinstance(mechanism, UsesPrivateUpdates)
@@ -160,7 +173,9 @@ class Subject:
 
     @property
     def private_plan(self) -> bool:
-        """Whether the plan itself depends on private data, as in published variants that are not private."""
+        """Whether the plan itself depends on private data, as in published variants that are not
+        private.
+        """
         return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
 
     @property
@@ -170,7 +185,9 @@ class Subject:
 
     @cached_property
     def alignable(self) -> bool:
-        """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central trust."""
+        """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central
+        trust.
+        """
         if self.private_plan or self.facts.noised_by.uploads_released:
             return False
         plan = self.method.plan(self.start)
@@ -191,7 +208,9 @@ class Subject:
         first = self.method.plan(start)
         generator = self._generator(2)
         mean = 0.05 * torch.randn(first.size, generator=generator)
-        return start.extend(start.models[-1] + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
+        return start.extend(
+            start.models[-1] + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first
+        )
 
     def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
         """The round's plan for clients with these updates, which sound mechanisms never see."""
@@ -209,8 +228,12 @@ class Subject:
             plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
         return plan
 
-    def world(self, transcript: Transcript, updates: list[Tensor], base: World | None = None) -> World:
-        """A population with these updates, the target's last; `base` is the same without the target, if known."""
+    def world(
+        self, transcript: Transcript, updates: list[Tensor], base: World | None = None
+    ) -> World:
+        """A population with these updates, the target's last; `base` is the same without the
+        target, if known.
+        """
         plan = self.plan(transcript, updates)
         if plan.size == 0:
             raise ConfigError(f"{self.name} releases nothing here: there is no release to audit")
@@ -223,10 +246,14 @@ class Subject:
         return World(plan, block.total)
 
     def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
-        """Add raw updates to a sum under the plan for which it was made; gradients of examples form one batch."""
+        """Add raw updates to a sum under the plan for which it was made; gradients of examples form
+        one batch.
+        """
         mechanism = self.method.mechanism
         if isinstance(mechanism, BoundsExamples):
-            block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
+            block.add(
+                bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan)
+            )
             return
         for update in updates:
             block.add(self._answered(update, block.plan))
@@ -240,33 +267,47 @@ class Subject:
         return AnsweredUpdates(update[None], answers) if answers else update
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
-        """Pairs of populations that differ in one client: with the target, and without it or with another client."""
+        """Pairs of populations that differ in one client: with the target, and without it or with
+        another client.
+        """
         for others in self._populations():
             base = self.world(transcript, others)
             for target in self._targets():
                 if self.facts.relation == "replace-one":
                     for instead in (-target, target / 100):
-                        pair = (self.world(transcript, [*others, update], base) for update in (target, instead))
+                        pair = (
+                            self.world(transcript, [*others, update], base)
+                            for update in (target, instead)
+                        )
                         yield next(pair), next(pair)
                 else:
                     yield self.world(transcript, [*others, target], base), base
 
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Effective noise multiplier of every round, float64 [rounds], from that of a first plan."""
+        """Effective noise multiplier of every round, float64 [rounds], from that of a first
+        plan.
+        """
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged(self, plan: ReleasePlan) -> np.ndarray:
-        """Multipliers of the releases that can contain one unit's data, the costliest if a cap leaves some out."""
+        """Multipliers of the releases that can contain one unit's data, the costliest if a cap
+        leaves some out.
+        """
         multipliers = self.multipliers(plan)
-        return multipliers if self.facts.run is not None else np.sort(multipliers)[: self.facts.releases]
+        return (
+            multipliers
+            if self.facts.run is not None
+            else np.sort(multipliers)[: self.facts.releases]
+        )
 
     def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
         """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
 
         Args:
             plan: the first round's plan.
-            whole: all releases of a unit, with the run's sampling; otherwise one in which every client takes part.
+            whole: all releases of a unit, with the run's sampling; otherwise one in which every
+                client takes part.
         """
         multipliers = self.charged(plan) if whole else self.multipliers(plan)[:1]
         if not plan.protected:
@@ -275,7 +316,9 @@ class Subject:
             if "epsilon" in plan.claim:
                 return len(multipliers) * float(plan.claim["epsilon"])
             event = privacy.events.decode(plan.claim["event"])
-            return privacy.accounting.composed_epsilon([(event, len(multipliers))], self.delta, self.facts.accountant)
+            return privacy.accounting.composed_epsilon(
+                [(event, len(multipliers))], self.delta, self.facts.accountant
+            )
         events = self.facts.process.events(plan, multipliers, whole)
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
 
@@ -285,12 +328,19 @@ class Subject:
         return torch.Generator().manual_seed(1000 * self.seed + number)
 
     def _reach(self) -> np.ndarray:
-        """Norm of each layer in an update that its bound clips; without bounds, a norm that training can reach."""
+        """Norm of each layer in an update that its bound clips; without bounds, a norm that
+        training can reach.
+        """
         clip = np.full(len(self.layers), np.inf)
         if self.examples or not isinstance(self.method.mechanism, UsesPrivateNorms):
             clip = self.method.plan(self.start).clip
         training = self.facts.training
-        free = training.lr * training.epochs * (training.gradient_clip or 1.0) / math.sqrt(len(self.layers))
+        free = (
+            training.lr
+            * training.epochs
+            * (training.gradient_clip or 1.0)
+            / math.sqrt(len(self.layers))
+        )
         return np.where(np.isfinite(clip), np.maximum(_ABOVE * clip, LEAST_CLIP), free)
 
     def _targets(self) -> Iterator[Tensor]:
@@ -305,7 +355,9 @@ class Subject:
         order = np.argsort(widths)
         for j in sorted({0, len(widths) - 1, int(order[0]), int(order[-1])}):
             alone = np.zeros(self.layers.size)
-            alone[self.layers.offsets[j] : self.layers.offsets[j + 1]] = reach[j] / math.sqrt(widths[j])
+            alone[self.layers.offsets[j] : self.layers.offsets[j + 1]] = reach[j] / math.sqrt(
+                widths[j]
+            )
             yield torch.from_numpy(alone).float()
         if self.examples and len(widths) > 1:
             yield self._alone(1, _CANARY * float(np.linalg.norm(reach) / _ABOVE))
@@ -317,11 +369,15 @@ class Subject:
         return update
 
     def _populations(self) -> Iterator[list[Tensor]]:
-        """The other clients: similar, or in two halves that differ in their first layer (one client sets medians)."""
+        """The other clients: similar, or in two halves that differ in their first layer (one client
+        sets medians).
+        """
         reach, widths = self._reach() / _ABOVE, self.layers.sizes
         generator = self._generator(4)
         scale = torch.from_numpy(np.repeat(reach / np.sqrt(widths), widths)).float()
-        yield [scale * torch.randn(self.layers.size, generator=generator) for _ in range(_CLIENTS - 1)]
+        yield [
+            scale * torch.randn(self.layers.size, generator=generator) for _ in range(_CLIENTS - 1)
+        ]
         first = int(widths[0])
         halves = []
         for client in range(_CLIENTS - 1):
@@ -330,7 +386,10 @@ class Subject:
             halves.append(update)
         yield halves
         if self.examples and len(widths) > 1:
-            # Examples that agree, nearly all in their first layer: weights of the batch hang on one of the second.
+            # Examples that agree, nearly all in their first layer: weights of the batch hang on one
+            # of the second.
             bound = float(np.linalg.norm(reach))
-            agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(1, bound * math.sin(_ANGLE))
+            agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(
+                1, bound * math.sin(_ANGLE)
+            )
             yield [agreed] * _BATCH

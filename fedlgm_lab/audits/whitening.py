@@ -1,9 +1,10 @@
-"""The independent noise z behind noise that is correlated over rounds: z = C w, round by round or afterwards.
+"""The independent noise z behind noise that is correlated over rounds: z = C w, round by round or
+afterwards.
 
-Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1). Multiplication of the
-releases by C gives a release with independent noise, in which a client that takes part in the rounds pi contributes C
-1_pi times its bound (`privacy.whole_run`). C is lower triangular, so the first rounds can be whitened without the
-later ones.
+Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1).
+Multiplication of the releases by C gives a release with independent noise, in which a client that
+takes part in the rounds pi contributes C 1_pi times its bound (`privacy.whole_run`). C is lower
+triangular, so the first rounds can be whitened without the later ones.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Whitening:
 
         Args:
             round: its number; skipped rounds count as not observed.
-            w: the round's noise, [n]; NaN where it was not observed. Whitened values that depend on these are also
-                NaN.
+            w: the round's noise, [n]; NaN where it was not observed. Whitened values that depend on
+                these are also NaN.
         """
         for _ in range(min(round - 1 - self._done, len(self._correlation.coefficients))):
             self._step(np.full(self._size, np.nan))

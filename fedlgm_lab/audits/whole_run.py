@@ -1,17 +1,22 @@
-"""Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted participation, or both.
+"""Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted
+participation, or both.
 
-If the releases are as planned, the whitened release of round t along canary i consists of the canary's contribution (C
-s_i)_t times the bound, with s_i its signs over the rounds, and Gaussian noise of standard deviation 1 that is
-independent over rounds, layers and orthogonal directions. The audit uses one of two bounds on the noise:
+If the releases are as planned, the whitened release of round t along canary i consists of the
+canary's contribution (C s_i)_t times the bound, with s_i its signs over the rounds, and Gaussian
+noise of standard deviation 1 that is independent over rounds, layers and orthogonal directions. The
+audit uses one of two bounds on the noise:
 
-* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid if whitening makes
+* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid
+  if whitening makes
 the noise white, which a check tests;
-* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This is the adversary's
-best test and valid for any Gaussian noise. For a sound run it is used only if the check failed by chance, so it takes
-no share of the level.
+* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This
+  is the adversary's
+best test and valid for any Gaussian noise. For a sound run it is used only if the check failed by
+chance, so it takes no share of the level.
 
-Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the epsilon of the run with
-its noise divided by this ratio. It assumes that participation and sampling follow the schema.
+Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the
+epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling
+follow the schema.
 """
 
 from __future__ import annotations
@@ -35,9 +40,15 @@ from fedlgm_lab.audits.whitening import whitenable, whitened
 
 
 def audit_whole_run(
-    record: CanaryRecord, layers: LayerTable, reported: Reported, run: WholeRun, confidence: float, per_layer: bool
+    record: CanaryRecord,
+    layers: LayerTable,
+    reported: Reported,
+    run: WholeRun,
+    confidence: float,
+    per_layer: bool,
 ) -> AuditResult:
-    """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits of whole runs.
+    """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits
+    of whole runs.
 
     Raises:
         ConfigError: there are fewer consecutive releases than whitening needs, or too few canaries.
@@ -67,12 +78,16 @@ def audit_whole_run(
     )
 
 
-def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False) -> float:
-    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst group.
+def run_epsilon(
+    run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False
+) -> float:
+    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst
+    group.
 
     Args:
         run: the run.
-        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last one is then repeated).
+        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last one
+            is then repeated).
         ratio: signal-to-noise over the planned one.
         delta: delta.
         quick: compose sampled releases at a tenth of the cost, and subtract a thousandth.
@@ -95,7 +110,10 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
     if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
         shifts = (scaled * run.noise.column_norms())[::b]
         events = [
-            (privacy.events.gaussian_event(1.0 / float(shift), run.sampling.within_group), int(times))
+            (
+                privacy.events.gaussian_event(1.0 / float(shift), run.sampling.within_group),
+                int(times),
+            )
             for shift, times in zip(*np.unique(shifts[shifts > 0], return_counts=True), strict=True)
         ]
         if quick:
@@ -126,8 +144,8 @@ class View:
         orientation: sign of each canary's contributions, 0 for one that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
-        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not observed
-            completely, as in the first rounds after a resumption.
+        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not
+            observed completely, as in the first rounds after a resumption.
 
     Example:
         >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
@@ -170,7 +188,8 @@ class View:
         known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
         if not known.any():
             raise ConfigError(
-                "no round's noise can be whitened, because the rounds on which it depends released nothing"
+                "no round's noise can be whitened, because the rounds on which it depends released "
+                "nothing"
             )
         mask = known[:, None].astype(np.float64)
         return cls(
@@ -188,19 +207,25 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never observed."""
+        """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never
+        observed.
+        """
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
         if not (planned != 0).any():
             return 0.0
-        noise = _noise_seen(self.energy[at, layer, None], np.ones((at.sum(), 1)), np.array([size]), seen.shape[1])
+        noise = _noise_seen(
+            self.energy[at, layer, None], np.ones((at.sum(), 1)), np.array([size]), seen.shape[1]
+        )
         return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
         """The same bound for all layers together, from every canary in every round."""
         weights = self._weights()
         at = weights.any(axis=1)
-        seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
+        seen, planned = (
+            np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned)
+        )
         noise = _noise_seen(self.energy[at], weights[at], layers.sizes, seen.shape[1])
         return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
@@ -224,7 +249,9 @@ class View:
         return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
+        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few
+        canaries.
+        """
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
         overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)
         degrees = seen_degrees(overlap, len(sums))
@@ -238,7 +265,9 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which it was observed completely; without such rounds, that of the canaries' sums."""
+    """The noise of the rounds in which it was observed completely; without such rounds, that of the
+    canaries' sums.
+    """
     whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if whole.any():
         return NoiseSeen.of_layers(energy[whole], weights[whole], sizes)

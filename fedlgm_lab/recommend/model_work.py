@@ -1,4 +1,6 @@
-"""The amount of computation for advice, limited by operations, so that it is the same on every machine."""
+"""The amount of computation for advice, limited by operations, so that it is the same on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from simulations.config.assembly import Assembly
 OPERATIONS = 3e11
 """Floating-point operations of all passes together, which take some twenty seconds of one core."""
 PASSES = 120_000
-"""Largest number of passes over an example for small models, for which arithmetic does not limit the speed."""
+"""Largest number of passes over an example for small models, for which arithmetic does not limit
+the speed."""
 STEPS = 512
 """Largest number of steps of a warm-up."""
 LEAST_PASSES = 1000
@@ -56,9 +59,12 @@ class Work:
         passes = min(PASSES, int(OPERATIONS / each))
         if passes < LEAST_PASSES:
             raise ConfigError(
-                f"model: {model} takes {each:.2g} operations for one example and step, so a minute of one core "
-                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model "
-                "of the same kind, such as --set model.name=resnet20, or, if clients are the unit, let them choose: "
+                f"model: {model} takes {each:.2g} operations for one example and step, so a minute "
+                "of one core "
+                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask "
+                "for a smaller model "
+                "of the same kind, such as --set model.name=resnet20, or, if clients are the unit, "
+                "let them choose: "
                 "mechanism.name = 'voted-filling'"
             )
         batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
@@ -76,10 +82,19 @@ class Work:
         return sorted(found)
 
     def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
-        """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the examples."""
+        """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the
+        examples.
+        """
         per_pass = max(1, examples // self.batch)
-        orders = [np.random.default_rng(p).permutation(examples) for p in range(math.ceil(last / per_pass))]
-        made = [order[i * self.batch : (i + 1) * self.batch] for order in orders for i in range(per_pass)]
+        orders = [
+            np.random.default_rng(p).permutation(examples)
+            for p in range(math.ceil(last / per_pass))
+        ]
+        made = [
+            order[i * self.batch : (i + 1) * self.batch]
+            for order in orders
+            for i in range(per_pass)
+        ]
         return [torch.from_numpy(rows) for rows in made[first:last]]
 
 

@@ -26,20 +26,23 @@ MOST = 20_000
 _HELD_OUT = 4  # one example in so many measures, the others train
 
 
-def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | None) -> tuple[DataSet, str]:
+def public_examples(
+    recipe: Recipe, task: Task, public: Any, outline: DataSet | None
+) -> tuple[DataSet, str]:
     """The examples that `public` names, shuffled and divided into two parts.
 
     Args:
         recipe: the recipe.
         task: its task.
-        public: None for synthetic examples; "test" for the recipe's test examples, which every run evaluates without
-            protection; the name of a data set, a `DataSet` or a mapping, whose training examples are public; or (x, y).
-        outline: the set's shapes, classes and test examples if the data are objects; its training examples are never
-            read.
+        public: None for synthetic examples; "test" for the recipe's test examples, which every run
+            evaluates without protection; the name of a data set, a `DataSet` or a mapping, whose
+            training examples are public; or (x, y).
+        outline: the set's shapes, classes and test examples if the data are objects; its training
+            examples are never read.
 
     Returns:
-        Examples that replace the clients' (train) and examples on which losses are measured (test); and their origin,
-        in words.
+        Examples that replace the clients' (train) and examples on which losses are measured (test);
+        and their origin, in words.
 
     Raises:
         ConfigError: there are no synthetic examples for the task.
@@ -50,8 +53,10 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         shapes = outline or data.outline(section.name, **section.reading) or _test_part(recipe)
         warnings.warn(
             Notice(
-                "no public examples are given: the advice rests on synthetic ones of the same shape, which show how "
-                "large the layers' updates are but little about your task; pass --public (public=...)"
+                "no public examples are given: the advice rests on synthetic ones of the same "
+                "shape, which show how "
+                "large the layers' updates are but little about your task; pass --public "
+                "(public=...)"
             ),
             stacklevel=3,
         )
@@ -60,8 +65,12 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         found = outline or _test_part(recipe)
         source = f"test examples of {found.name}"
     elif isinstance(public, tuple) and len(public) == 2:
-        known = outline or (data.outline(section.name, **section.reading) if _is_named(recipe) else None)
-        found = DataSet.from_arrays(public, public, classes=None if known is None else known.classes, name="given")
+        known = outline or (
+            data.outline(section.name, **section.reading) if _is_named(recipe) else None
+        )
+        found = DataSet.from_arrays(
+            public, public, classes=None if known is None else known.classes, name="given"
+        )
         source = "given examples"
     else:
         directory = section.dir if isinstance(public, str) else None
@@ -76,7 +85,8 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
-    """Shapes, classes, test examples and number of clients of data given as objects, without training examples.
+    """Shapes, classes, test examples and number of clients of data given as objects, without
+    training examples.
 
     Args:
         given: data as for `simulate`; None for a recipe's own.
@@ -91,7 +101,8 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
         return None, None
     if callable(given) and not isinstance(given, DataSet | Mapping):
         raise DataError(
-            "data: this function would also return private examples, so it is not called: pass {'test': (x, y)}, or "
+            "data: this function would also return private examples, so it is not called: pass "
+            "{'test': (x, y)}, or "
             "leave data out and pass public examples"
         )
     if isinstance(given, DataSet):
@@ -100,9 +111,13 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
         return DataSet.from_arrays(test, test, classes=given.classes, name=given.name), clients
     if not isinstance(given, Mapping) or "test" not in given:
         raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
-    columns: Any = getattr(given["test"], "column_names", None) or getattr(given["test"], "columns", ())
+    columns: Any = getattr(given["test"], "column_names", None) or getattr(
+        given["test"], "columns", ()
+    )
     named = isinstance(given.get("users"), str) and given["users"] in list(columns)
-    clients = _number(given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users"))
+    clients = _number(
+        given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users")
+    )
     owners = ("clients",) if named else ("clients", "users")  # a column is not a feature
     kept = {key: value for key, value in given.items() if key not in owners}
     return DataSet.from_mapping(kept | {"train": given["test"]}), clients
@@ -130,14 +145,19 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         own = recipe.data.name
         if data.overlap(public, own):
             raise DataError(
-                f"public: {public!r} holds training examples of the recipe ([data] is {own!r}), which are private: "
-                "pass another set, a half that is declared public (such as digits/public with data.name = "
+                f"public: {public!r} holds training examples of the recipe ([data] is {own!r}), "
+                "which are private: "
+                "pass another set, a half that is declared public (such as digits/public with "
+                "data.name = "
                 "'digits/private'), or test"
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()
     if any(one is other or _share_memory(one, other) for one, other in pairs):
-        raise DataError("public: these are the training examples of data, which are private: pass others, or 'test'")
+        raise DataError(
+            "public: these are the training examples of data, which are private: pass others, or "
+            "'test'"
+        )
 
 
 def _training(given: Any) -> list[Any]:
@@ -154,8 +174,12 @@ def _training(given: Any) -> list[Any]:
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is therefore not noticed."""
-    found = [each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (one, other)]
+    """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is
+    therefore not noticed.
+    """
+    found = [
+        each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (one, other)
+    ]
     if not all(issubclass(type(array), np.ndarray) for array in found):
         return False
     try:
@@ -165,7 +189,9 @@ def _share_memory(one: Any, other: Any) -> bool:
 
 
 def examples_of(recipe: Recipe) -> int | None:
-    """Published number of training examples of a recipe's set; None if it is known only from private data."""
+    """Published number of training examples of a recipe's set; None if it is known only from
+    private data.
+    """
     section = recipe.data
     if not _is_named(recipe):
         return None
@@ -187,12 +213,16 @@ def _test_part(recipe: Recipe) -> DataSet:
 
 
 def of_public(recipe: Recipe) -> Recipe:
-    """The recipe without the name and the folder of its data, so that objects made from it cannot read them."""
+    """The recipe without the name and the folder of its data, so that objects made from it cannot
+    read them.
+    """
     section = recipe.data
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):
         scheme, options = "iid", {}  # it divides the private examples
-    kept = Data(name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options)
+    kept = Data(
+        name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options
+    )
     return recipe.model_copy(update={"data": kept})
 
 
@@ -204,18 +234,27 @@ def _divided(found: DataSet) -> DataSet:
     order = np.random.default_rng(0).permutation(count)[:MOST]
     held, kept = order[::_HELD_OUT], np.delete(order, np.s_[::_HELD_OUT])
     return DataSet(
-        found.name, inputs.take(found.train_x, kept), found.train_y[kept], inputs.take(found.train_x, held),
-        found.train_y[held], found.classes,
-    )  # fmt: skip
+        found.name,
+        inputs.take(found.train_x, kept),
+        found.train_y[kept],
+        inputs.take(found.train_x, held),
+        found.train_y[held],
+        found.classes,
+    )
 
 
 def _synthetic(like: DataSet, task: Task) -> DataSet:
     """Learnable examples: noisy class means, or text of a random Markov chain."""
     rng, first = np.random.default_rng(0), inputs.first(like.train_x)
     classes, count = like.classes, SYNTHETIC
-    if isinstance(like.train_x, tuple) or classes is None or task.name not in ("classification", "next-token"):
+    if (
+        isinstance(like.train_x, tuple)
+        or classes is None
+        or task.name not in ("classification", "next-token")
+    ):
         raise ConfigError(
-            f"there are no synthetic examples for the task {task.name!r} with such data: give public ones (--public)"
+            f"there are no synthetic examples for the task {task.name!r} with such data: give "
+            "public ones (--public)"
         )
     if task.name == "next-token":
         following = rng.integers(classes, size=(classes, 4))  # four tokens may follow each

@@ -37,9 +37,11 @@ from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""The scored allocations. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
+"""The scored allocations. max-snr-sum releases only one layer, which the score of a single round
+cannot judge."""
 STAGES = (0.3, 0.6, 0.9)
-"""Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out loss."""
+"""Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out
+loss."""
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
 
 
@@ -47,7 +49,8 @@ class Recommendation(Figures):
     """A recommendation, as a JSON-compatible mapping with its figures as attributes.
 
     Attributes:
-        scores: rule -> its score as a ratio to the flat Gaussian's: the geometric mean over the stages.
+        scores: rule -> its score as a ratio to the flat Gaussian's: the geometric mean over the
+            stages.
         advice: what to use, in a sentence.
 
     Example:
@@ -83,35 +86,42 @@ def recommend(
     examples: int | None = None,
     **options: Any,
 ) -> Recommendation:
-    """Score allocation rules on public examples, without reading a private example or spending budget.
+    """Score allocation rules on public examples, without reading a private example or spending
+    budget.
 
-    A short warm-up trains the model on the public examples. At a few of its models each rule gets the score
+    A short warm-up trains the model on the public examples. At a few of its models each rule gets
+    the score
 
         (-g . m)^2 / sum_l trace(H_l) (sigma_l / (q N))^2
 
-    with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the noise of layer l
-    and q N the expected cohort. Scores are ratios to that of the flat Gaussian mechanism at the same bound. They assume
-    that each rule gets its own server learning rate. docs/results/recommend.md compares predictions with runs.
+    with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the
+    noise of layer l and q N the expected cohort. Scores are ratios to that of the flat Gaussian
+    mechanism at the same bound. They assume that each rule gets its own server learning rate.
+    docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
         model: as for `simulate`.
         data: as for `simulate`; only shapes and test examples are read.
-        users: as for `simulate`; only their number is read. For a column of tables `federation.clients` gives it.
-        public: examples for the computation: "test" (the recipe's test examples), the name of a data set, such as
-            "digits/public" for a recipe of "digits/private", or a `DataSet` or mapping, whose training examples are
-            public; or (x [n, ...], y [n, ...]). None generates examples of the right shape, with a warning.
+        users: as for `simulate`; only their number is read. For a column of tables
+            `federation.clients` gives it.
+        public: examples for the computation: "test" (the recipe's test examples), the name of a
+            data set, such as "digits/public" for a recipe of "digits/private", or a `DataSet` or
+            mapping, whose training examples are public; or (x [n, ...], y [n, ...]). None generates
+            examples of the right shape, with a warning.
         task: as for `simulate`.
         overrides: as for `simulate`.
-        examples: number of training examples of all clients together, if it is public; not needed for a bundled set.
+        examples: number of training examples of all clients together, if it is public; not needed
+            for a bundled set.
         options: unknown arguments, which are refused with the recipe key that may be meant.
 
     Returns:
-        Scores, advice, and sizes, norms and suggested bounds of the layers. Repeated calls return the same result.
+        Scores, advice, and sizes, norms and suggested bounds of the layers. Repeated calls return
+        the same result.
 
     Raises:
-        ConfigError: the warm-up did not get beyond chance, so its models are not representative; or the mechanism has
-            no noise.
+        ConfigError: the warm-up did not get beyond chance, so its models are not representative; or
+            the mechanism has no noise.
         DataError: the public examples do not fit.
 
     Example:
@@ -121,7 +131,9 @@ def recommend(
         (1.0, True)
     """
     refuse_unknown("recommend", options)
-    setting, source = setting_of(recipe, model, data_sets.with_users(data, users), public, task, overrides, examples)
+    setting, source = setting_of(
+        recipe, model, data_sets.with_users(data, users), public, task, overrides, examples
+    )
     assembly, parsed = setting.assembly, setting.assembly.recipe
     with torch_threads(1):
         work = Work.of(assembly)
@@ -130,10 +142,14 @@ def recommend(
         landscape = Landscape(assembly, units.layers, work.held_out, work.probes)
         stages, layers = _stages(units, methods, landscape, work)
     scores = {
-        rule: math.exp(float(np.mean([math.log(max(row["ratios"][rule], 1e-9)) for row in stages]))) for rule in methods
+        rule: math.exp(float(np.mean([math.log(max(row["ratios"][rule], 1e-9)) for row in stages])))
+        for rule in methods
     }
     sampling, facts = setting.facts.sampling, setting.facts
-    expected, parties = sampling.expected, math.sqrt(facts.noised_by.noises_in_sum(sampling.expected))
+    expected, parties = (
+        sampling.expected,
+        math.sqrt(facts.noised_by.noises_in_sum(sampling.expected)),
+    )
     if facts.steps:
         expected, parties = facts.steps.batch, 1.0
     return Recommendation(
@@ -165,7 +181,9 @@ def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[st
             made[rule] = mechanisms.get("dp-sgd", bound=bound, style="per-layer", allocation=rule)
     else:
         made = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES, LEVELLED)}
-    return {rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()}
+    return {
+        rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()
+    }
 
 
 def _units(setting: Setting, work: Work) -> Units:
@@ -193,14 +211,19 @@ def _stages(
         means, plans, lengths, found = seen[steps]
         values = [score(found, mean, plan) for mean, plan in zip(means, plans, strict=True)]
         if values[0] <= 0:
-            continue  # the loss on public examples does not fall along the mean update: nothing can be compared here
+            # the loss on public examples does not fall along the mean update: nothing can be
+            # compared here
+            continue
         ratios = {rule: value / values[0] for rule, value in zip(methods, values, strict=True)}
-        rows.append({"steps": steps, "metrics": found.metrics, "initial_loss": start, "ratios": ratios})
+        rows.append(
+            {"steps": steps, "metrics": found.metrics, "initial_loss": start, "ratios": ratios}
+        )
         norms.append(lengths)
         traces.append(found.traces)
     if not rows:
         raise ConfigError(
-            "the clients' mean update never lowers the loss on public examples, at any model of the warm-up: pass more "
+            "the clients' mean update never lowers the loss on public examples, at any model of "
+            "the warm-up: pass more "
             "public examples, or use a smaller learning rate"
         )
     together = torch.cat(norms)
@@ -215,13 +238,19 @@ def _stages(
             "trace": float(trace),
             "suggested_bound": float(length) * scale,
         }
-        for name, size, length, trace in zip(units.layers.names, units.layers.sizes, median, mean_traces, strict=True)
+        for name, size, length, trace in zip(
+            units.layers.names, units.layers.sizes, median, mean_traces, strict=True
+        )
     ]
     return rows, layers
 
 
-def _warmed_up(units: Units, landscape: Landscape, work: Work) -> tuple[float, list[tuple[int, Tensor, float]]]:
-    """Held-out loss of the initial model; then steps, model and loss at points of a warm-up without noise."""
+def _warmed_up(
+    units: Units, landscape: Landscape, work: Work
+) -> tuple[float, list[tuple[int, Tensor, float]]]:
+    """Held-out loss of the initial model; then steps, model and loss at points of a warm-up without
+    noise.
+    """
     model, done = units.assembly.initial_model(), 0
     start, path = landscape.metrics(model)["loss"], []
     for steps in work.points(units.layers.size):
@@ -238,9 +267,12 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
-            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, and {chance:.4g} for "
-            f"{whose}; such a model allows no advice: pass more or other public examples, or use another "
-            "learning rate or a model that learns faster; if clients are the unit, they may choose: "
+            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, "
+            f"and {chance:.4g} for "
+            f"{whose}; such a model allows no advice: pass more or other public examples, or use "
+            "another "
+            "learning rate or a model that learns faster; if clients are the unit, they may "
+            "choose: "
             "mechanism.name = 'voted-filling'"
         )
 

@@ -19,12 +19,16 @@ def recommend(
     public: Annotated[
         str | None,
         typer.Option(
-            help="Public examples: test (the recipe's test examples), or the name of a data set whose training "
+            help="Public examples: test (the recipe's test examples), or the name of a data set "
+            "whose training "
             "examples are public, such as digits/public. Default: synthetic examples."
         ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="Training examples of all clients, if the data set does not state it.")
+        int | None,
+        typer.Option(
+            min=1, help="Training examples of all clients, if the data set does not state it."
+        ),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -64,9 +68,15 @@ def tables(found: Advice) -> Group:
     known = " (assumed: one batch; --examples says how many there are)" if found["assumed"] else ""
     notes = [
         f"noise on the mean: {number(found['noise_on_mean'])} of the bound",
-        f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
+        (
+            f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound "
+            "is "
+            f"{found['bound']:g}"
+        ),
         f"computed on {found['public']}; no private example was read"
         + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
     ]
     picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
-    return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))
+    return Group(
+        rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold")
+    )

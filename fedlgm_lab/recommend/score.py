@@ -1,9 +1,10 @@
 """Ratio of progress to noise of every rule at one model.
 
-A round moves the model by eta (m + e), where m is the mean of the bounded contributions and e is noise of standard
-deviation sigma_l / (q N) in layer l. To second order the loss changes by eta g.m + eta^2 / 2 (m'Hm + sum_l trace(H_l)
-(sigma_l / (q N))^2). If noise outweighs the term m'Hm, the best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q
-N))^2). Up to the factor 2 this is the score of a rule.
+A round moves the model by eta (m + e), where m is the mean of the bounded contributions and e is
+noise of standard deviation sigma_l / (q N) in layer l. To second order the loss changes by eta g.m
++ eta^2 / 2 (m'Hm + sum_l trace(H_l) (sigma_l / (q N))^2). If noise outweighs the term m'Hm, the
+best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q N))^2). Up to the factor 2 this is the
+score of a rule.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from simulations.config.assembly import Assembly
 _STEP = 1e-3
 """Length of the difference for second derivatives, per coordinate."""
 _LEAST = 1e-3
-"""Least curvature of a layer as a share of the mean over the layers, because estimates may be negative."""
+"""Least curvature of a layer as a share of the mean over the layers, because estimates may be
+negative."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Curvature:
     Attributes:
         metrics: metrics of the task.
         gradient: [D].
-        traces: estimates of trace(H_l) of each layer, at least a thousandth of their mean in size; float64 [K].
+        traces: estimates of trace(H_l) of each layer, at least a thousandth of their mean in size;
+            float64 [K].
     """
 
     metrics: dict[str, float]
@@ -69,14 +72,16 @@ class Landscape:
     def at(self, model: Tensor) -> Curvature:
         """Gradient and curvature at a model [D].
 
-        trace(H_l) is the mean of v_l.(Hv)_l over random signs v (Hutchinson 1989). Hv is a central difference of
-        gradients, so models need no second derivatives.
+        trace(H_l) is the mean of v_l.(Hv)_l over random signs v (Hutchinson 1989). Hv is a central
+        difference of gradients, so models need no second derivatives.
         """
         metrics, gradient = self.metrics(model), self._gradient(model)
         generator, sums = torch.Generator().manual_seed(0), np.zeros(len(self._layers))
         for _ in range(self._probes):
             signs = torch.randint(0, 2, (self._layers.size,), generator=generator).float() * 2 - 1
-            difference = self._gradient(model + _STEP * signs) - self._gradient(model - _STEP * signs)
+            difference = self._gradient(model + _STEP * signs) - self._gradient(
+                model - _STEP * signs
+            )
             products = (signs * difference / (2 * _STEP)).double()
             sums += [float(part.sum()) for part in self._layers.split(products)]
         found = sums / self._probes
@@ -92,7 +97,8 @@ class Landscape:
 
 
 def score(found: Curvature, mean: Tensor, plan: ReleasePlan) -> float:
-    """(progress)^2 over the loss that noise costs, up to factors that all rules share; 0 without progress.
+    """(progress)^2 over the loss that noise costs, up to factors that all rules share; 0 without
+    progress.
 
     Args:
         found: the loss around the model.

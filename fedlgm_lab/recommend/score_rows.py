@@ -29,8 +29,8 @@ class LayerAdvice(TypedDict):
         size: d_l.
         norm: median l2 norm of a unit's unbounded contribution, over units and stages.
         trace: curvature, trace(H_l), mean over the stages.
-        suggested_bound: a public norm for clip = "med", norms = "public". The total l2 norm of these bounds is the
-            median norm of a whole contribution.
+        suggested_bound: a public norm for clip = "med", norms = "public". The total l2 norm of
+            these bounds is the median norm of a whole contribution.
     """
 
     layer: str
@@ -52,8 +52,8 @@ class Advice(TypedDict):
         stages: the models of the warm-up.
         layers: the model's layers.
         noise_multiplier: z of a release, over the bound.
-        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, for the noise of k releases
-            in a sum of q N contributions.
+        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, for the
+            noise of k releases in a sum of q N contributions.
         bound: the bound S that was scored.
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.

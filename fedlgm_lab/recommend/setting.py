@@ -8,7 +8,13 @@ from typing import Any
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.planning.facts import RunFacts
-from fedlgm_lab.recommend.public import examples_of, of_public, outline_of, public_examples, refuse_private
+from fedlgm_lab.recommend.public import (
+    examples_of,
+    of_public,
+    outline_of,
+    public_examples,
+    refuse_private,
+)
 from simulations.arguments import apart, recipe_of
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
@@ -35,7 +41,13 @@ class Setting:
 
 
 def setting_of(
-    recipe: Any, model: Any, data: Any, public: Any, task: Any, overrides: Overrides, examples: int | None
+    recipe: Any,
+    model: Any,
+    data: Any,
+    public: Any,
+    task: Any,
+    overrides: Overrides,
+    examples: int | None,
 ) -> tuple[Setting, str]:
     """The recipe's objects over public examples only."""
     outline, clients = outline_of(data)
@@ -44,15 +56,23 @@ def setting_of(
     counted = {} if clients is None else {"federation.clients": clients}
     parsed = recipe_of(recipe, own, names, overrides, counted)
     if not mechanisms.is_private(parsed.mechanism.name):
-        raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
+        raise ConfigError(
+            f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise"
+        )
     refuse_private(parsed, objects.get("data"), public)
     own = Own(**(objects | {"data": None}))
     found, source = public_examples(parsed, Assembly(parsed, own).task, public, outline)
     assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found})))
     assembly.check_model()
-    ours = data is None and (recipe is not None or public is None or isinstance(public, str))  # the recipe's own data
+    ours = data is None and (
+        recipe is not None or public is None or isinstance(public, str)
+    )  # the recipe's own data
     total = examples if examples is not None else examples_of(parsed) if ours else None
-    share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
+    share = (
+        total / parsed.federation.clients
+        if total is not None
+        else float(parsed.training.batch_size)
+    )
     return Setting(assembly, _facts(parsed, total), share, total is None), source
 
 
@@ -61,7 +81,8 @@ def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:
         raise ConfigError(
-            "examples: a step's sampling rate is batch_size over the number of training examples: pass that number"
+            "examples: a step's sampling rate is batch_size over the number of training examples: "
+            "pass that number"
         )
     facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
     return unit.calibrated(mechanisms.get(unit.flat), facts)

@@ -1,4 +1,6 @@
-"""Noise and signal-to-noise ratio of a recipe at several budgets and populations, without training."""
+"""Noise and signal-to-noise ratio of a recipe at several budgets and populations, without
+training.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class SweepRow(TypedDict):
         epsilon, clients, delta: the setting.
         noise_multiplier: calibrated z, the noise of a release over the bound of a contribution.
         expected_cohort: q N, the divisor of a sum.
-        noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1 under central trust.
+        noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1
+            under central trust.
         noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
         refused: reason why there is no such plan; the figures above are then missing.
@@ -69,16 +72,16 @@ class SweepReport(TypedDict):
 def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> SweepReport:
     """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients, without training.
 
-    Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and `privacy.delta`. For a
-    setting that the recipe does not permit, the row has the reason.
+    Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and
+    `privacy.delta`. For a setting that the recipe does not permit, the row has the reason.
 
     Args:
         recipe: a bundled name, a TOML file, or None for the default.
         overrides: changes as "section.key=value".
 
     Raises:
-        ConfigError: the recipe is unknown or protects examples, an override sets a key that the sweep varies, or no
-            setting has a plan.
+        ConfigError: the recipe is unknown or protects examples, an override sets a key that the
+            sweep varies, or no setting has a plan.
 
     Example:
         >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])
@@ -89,21 +92,29 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
     changes = list(overrides)
     if any(change.partition("=")[0].strip() == "privacy.noise_multiplier" for change in changes):
         raise ConfigError(
-            "--sweep varies privacy.epsilon, from which the noise follows: leave out --set privacy.noise_multiplier, "
+            "--sweep varies privacy.epsilon, from which the noise follows: leave out --set "
+            "privacy.noise_multiplier, "
             "or leave out --sweep"
         )
     for key in ("privacy.epsilon", "federation.clients"):
         if any(change.partition("=")[0].strip() == key for change in changes):
             raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a delta that suits the recipe's population, not those of the rows
+        warnings.simplefilter(
+            "ignore"
+        )  # of a delta that suits the recipe's population, not those of the rows
         base = recipes.load(recipe, changes)
         if base.unit != "client":
             raise ConfigError(
-                f"--sweep varies the number of protected clients, but {base.name} protects {base.unit}s "
+                f"--sweep varies the number of protected clients, but {base.name} protects "
+                f"{base.unit}s "
                 "(privacy.unit): leave out --sweep"
             )
-        rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+        rows = [
+            _row(recipe, changes, base, epsilon, clients)
+            for epsilon in EPSILONS
+            for clients in CLIENTS
+        ]
     reasons = [row.get("refused", "") for row in rows]
     if all(reasons):
         raise ConfigError(reasons[0])
@@ -111,24 +122,35 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         "recipe": base.name,
         "mechanism": base.mechanism.name,
         "trust": base.privacy.trust,
-        "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
+        "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else "
+        "0.1/clients",
         "rows": rows,
     }
 
 
-def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int) -> SweepRow:
+def _row(
+    recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int
+) -> SweepRow:
     """The plan of a setting, or the reason why there is none."""
     delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
     row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
     try:
-        setting = [f"privacy.epsilon={epsilon!r}", f"federation.clients={clients}", f"privacy.delta={delta!r}"]
+        setting = [
+            f"privacy.epsilon={epsilon!r}",
+            f"federation.clients={clients}",
+            f"privacy.delta={delta!r}",
+        ]
         assembly = Assembly(recipes.load(recipe, [*changes, *setting]), planned=True)
         report = planned(assembly)
     except FedlgmError as error:
         return {**row, "refused": str(error)}
     cohort, multiplier = assembly.recipe.sampling.expected, report["noise_multiplier"]
     parties = assembly.recipe.noised_by.noises_in_sum(cohort)
-    row["noise_multiplier"], row["expected_cohort"], row["noises_in_sum"] = multiplier, cohort, parties
+    row["noise_multiplier"], row["expected_cohort"], row["noises_in_sum"] = (
+        multiplier,
+        cohort,
+        parties,
+    )
     row["noise_on_mean"] = multiplier * math.sqrt(parties) / cohort
     row["snr"] = {layer["layer"]: layer["snr"] for layer in report["layers"]}
     return row
@@ -169,12 +191,18 @@ def sweep_table(report: SweepReport) -> Group:
             cells += [number(row["noise_multiplier"]), number(row["noise_on_mean"])]
             cells += [f"{value:.3e}" for value in (snr if few else [min(snr), max(snr)])]
         else:
-            refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
+            refused.append(
+                f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: "
+                f"{row['refused']}"
+            )
             cells += ["refused"]
         settings.add_row(*cells)
     notes = [
         f"delta: {report['delta']}",
-        f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
+        (
+            "noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): "
+            f"{_noises(report)}"
+        ),
         *refused,
         "noise on mean:",
         *picture(report["rows"]),
@@ -185,5 +213,9 @@ def sweep_table(report: SweepReport) -> Group:
 def _noises(report: SweepReport) -> str:
     """Number of releases whose noise is in a sum, in words."""
     counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
-    known = f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "") if counts else "k"
+    known = (
+        f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "")
+        if counts
+        else "k"
+    )
     return f"{known} releases' noise in a sum of q N contributions, under {report['trust']} trust"

@@ -1,4 +1,6 @@
-"""Contributions of a run's units, computed from public examples: clients' updates, or examples' gradients."""
+"""Contributions of a run's units, computed from public examples: clients' updates, or examples'
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -46,24 +48,28 @@ class Units(ABC):
         self.x = inputs.tensors(assembly.dataset.train_x)
         self.y = torch.from_numpy(assembly.dataset.train_y)
         self.warming = len(self.y) * 2 // 5
-        """Number of examples for the warm-up, taken first. The units have the others, which are new to the model, as in
-        a run."""
+        """Number of examples for the warm-up, taken first. The units have the others, which are new
+        to the model, as in a run."""
 
     @abstractmethod
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """A copy of the model [D] after steps on batches of these rows, without noise."""
 
     @abstractmethod
-    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+    def observe(
+        self, model: Tensor, methods: Sequence[Method]
+    ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """Contributions at a model [D].
 
         Returns:
-            The mean bounded change of the model [D] and the plan of each method, and the layers' l2 norms of the
-            units' unbounded contributions [units, K].
+            The mean bounded change of the model [D] and the plan of each method, and the layers' l2
+            norms of the units' unbounded contributions [units, K].
         """
 
     def _descended(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
-        """The model after one step of the recipe's local optimizer by each gradient, which is taken in its turn."""
+        """The model after one step of the recipe's local optimizer by each gradient, which is taken
+        in its turn.
+        """
         training = self.assembly.recipe.training
         self._weights.copy_(model)
         self._module.train()
@@ -89,13 +95,19 @@ class Clients(Units):
         section, training = assembly.recipe.data, assembly.recipe.training
         whole = assembly.dataset
         found = replace(
-            whole, train_x=inputs.take(whole.train_x, slice(self.warming, None)), train_y=whole.train_y[self.warming :]
+            whole,
+            train_x=inputs.take(whole.train_x, slice(self.warming, None)),
+            train_y=whole.train_y[self.warming :],
         )
         count = max(2, round(len(found.train_y) / max(share, 1.0)))
-        division = data.divide(found, count, section.partition, seed=section.partition_seed, **section.options)
+        division = data.divide(
+            found, count, section.partition, seed=section.partition_seed, **section.options
+        )
         filled = [rows.astype(np.int64) for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
-        self._of_unit = max(1, assembly.recipe.federation.clients // assembly.recipe.sampling.population)
+        self._of_unit = max(
+            1, assembly.recipe.federation.clients // assembly.recipe.sampling.population
+        )
         units = max(4, min(CLIENTS, affordable) // self._of_unit)
         self._clients = filled[: min(units, max(1, len(filled) // self._of_unit)) * self._of_unit]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
@@ -104,26 +116,34 @@ class Clients(Units):
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`; the optimizer is that of the clients, on the examples of all of them.
 
-        Other trainers than the plain one may rely on the bound and on the server's step. They make rounds of one
-        client with one batch each.
+        Other trainers than the plain one may rely on the bound and on the server's step. They make
+        rounds of one client with one batch each.
         """
         if self.assembly.trainer_kind is kinds.PLAIN:
             return self._descended(model, map(self._gradient, rows))
         keys, bound = KeyRing.from_seed(0), bound_of(self.assembly)
         for i, batch in enumerate(rows):
-            task = ClientTask(inputs.take(self.x, batch), self.y[batch], keys.torch_generator(Purpose.PROBE, i), 1)
+            task = ClientTask(
+                inputs.take(self.x, batch), self.y[batch], keys.torch_generator(Purpose.PROBE, i), 1
+            )
             update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
-            model = self._server.step(model, update * min(1.0, bound / max(float(update.norm()), 1e-12)))
+            model = self._server.step(
+                model, update * min(1.0, bound / max(float(update.norm()), 1e-12))
+            )
         return model
 
     def _gradient(self, batch: Tensor) -> Tensor:
         task, clip = self.assembly.task, self.assembly.recipe.training.gradient_clip
-        gradient = gradient_of(self._module, self.layers, task, inputs.take(self.x, batch), self.y[batch])
+        gradient = gradient_of(
+            self._module, self.layers, task, inputs.take(self.x, batch), self.y[batch]
+        )
         if clip is not None:
             gradient *= min(1.0, clip / max(float(gradient.norm()), 1e-12))
         return gradient
 
-    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+    def observe(
+        self, model: Tensor, methods: Sequence[Method]
+    ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
         keys, epochs = KeyRing.from_seed(0), self.assembly.recipe.training.epochs
         tasks = [
@@ -138,13 +158,20 @@ class Clients(Units):
         plans = [method.plan(Transcript.start(model)) for method in methods]
         sums = [torch.zeros(plan.size, dtype=torch.float64) for plan in plans]
         norms = []
-        updates = (update.clone() for block in self._trainer.updates(model, tasks) for update in unbounded(block))
+        updates = (
+            update.clone()
+            for block in self._trainer.updates(model, tasks)
+            for update in unbounded(block)
+        )
         while members := list(islice(updates, self._of_unit)):
             update = torch.stack(members).mean(dim=0)
             norms.append(self.layers.norms(update).double())
             for total, plan in zip(sums, plans, strict=True):
                 total += bound_update(update, plan)
-        means = [plan.expand((total / len(norms)).float()) for total, plan in zip(sums, plans, strict=True)]
+        means = [
+            plan.expand((total / len(norms)).float())
+            for total, plan in zip(sums, plans, strict=True)
+        ]
         return means, plans, torch.stack(norms)
 
 
@@ -159,11 +186,17 @@ class Examples(Units):
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`; steps are on sums bounded as a whole, as in DP-SGD."""
         clip = FlatClip(bound_of(self.assembly))
-        sums = (self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows)
-        gradients = (found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True))
+        sums = (
+            self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows
+        )
+        gradients = (
+            found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True)
+        )
         return self._descended(model, gradients)
 
-    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+    def observe(
+        self, model: Tensor, methods: Sequence[Method]
+    ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
         self._weights.copy_(model)
         self._module.train()
@@ -184,7 +217,9 @@ def bound_of(assembly: Assembly) -> float:
     return float(getattr(assembly.mechanism, "bound", 1.0))
 
 
-def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor) -> Tensor:
+def gradient_of(
+    module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor
+) -> Tensor:
     """Gradient [D] of the mean loss of a batch."""
     parameters = dict(module.named_parameters())
     trained = [parameters[slot.name] for slot in layers.slots()]

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 FLAT = "gaussian"
 """The rule with which others are compared: one bound for the whole contribution."""
 LEVELLED = "water-filling"
-"""The rule with the flat bound that cuts the largest layers of an update first; for clients only."""
+"""The rule with the flat bound that cuts the largest layers of an update first; for clients
+only."""
 BETTER, WORSE = 1.2, 0.33
-"""Ratios above and below which a rule is called better or worse than the flat one. docs/results/recommend.md has the
-measurements behind them."""
+"""Ratios above and below which a rule is called better or worse than the flat one.
+docs/results/recommend.md has the measurements behind them."""
 
 
 def verdict(scores: Mapping[str, float], unit: str) -> str:
@@ -29,7 +30,9 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
     flat = {"client": FLAT, "example": "dp-sgd with style = 'flat'"}[unit]
     best = max(scores, key=lambda rule: scores[rule])
     if scores[best] >= BETTER:
-        words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
+        words = (
+            f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
+        )
     elif any(ratio > WORSE for rule, ratio in scores.items() if rule != FLAT):
         words = f"use {flat}: no other rule is expected to be better by a fifth"
     else:

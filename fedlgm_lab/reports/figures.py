@@ -14,7 +14,8 @@ from fedlgm_lab.reports.svg import drawing, save
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
-    """Draw the division of data as a heat map of sorted clients, or as sorted sizes if there is only one class.
+    """Draw the division of data as a heat map of sorted clients, or as sorted sizes if there is
+    only one class.
 
     Args:
         histogram: examples by client and class, int [clients, classes].
@@ -36,7 +37,9 @@ def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path
     save(figure, path)
 
 
-def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str, path: Path) -> None:
+def draw_spectrum(
+    exact: Sequence[float], released: Sequence[float], title: str, path: Path
+) -> None:
     """Eigenvalues, largest first, of the exact and of the released second-moment matrix."""
     figure, axes = _plain(xlabel="component", ylabel="eigenvalue", title=title)
     for values, label, style in ((exact, "exact", "-"), (released, "released", "--")):

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedlgm_lab.reports import page
 
-# Notebooks have themes of their own, which an image cannot know: the summary brings its own light background.
+# Notebooks have themes of their own, which an image cannot know: the summary brings its own light
+# background.
 _STYLE = """
 .fedlgm{color-scheme:light;background:#fff;color:#1f2329;border:1px solid #d5dae1;border-radius:8px;padding:12px 16px;
 max-width:64rem;font:14px/1.45 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -38,13 +39,15 @@ def summary_html(
     *,
     correlated: bool = False,
 ) -> str:
-    """A run's summary as HTML for `_repr_html_`: key figures, guarantee, layer table, curves of metrics and epsilon.
+    """A run's summary as HTML for `_repr_html_`: key figures, guarantee, layer table, curves of
+    metrics and epsilon.
 
     Args:
         result: the run's summary, as `simulations.launch.simulate` returns it.
         rows: its public rows (`RunFolder.rows()`); without rows there are no curves.
-        layers: `simulations.summaries.planning.layer_rows` of its plan, or `fedlgm_lab.reports.page.layer_rows` of one
-            of its rows; without layers there is no table.
+        layers: `simulations.summaries.planning.layer_rows` of its plan, or
+            `fedlgm_lab.reports.page.layer_rows` of one of its rows; without layers there is no
+            table.
         correlated: whether noise is correlated over the rounds.
     """
     title = f"{result['recipe']}: {result['mechanism']}, {result['variant']}"

@@ -1,4 +1,6 @@
-"""Pieces of HTML that the report and the notebook summary share: figures, guarantee, layer table, pictures."""
+"""Pieces of HTML that the report and the notebook summary share: figures, guarantee, layer table,
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, num
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The run's key figures by label, with the kind of guarantee for every epsilon."""
     name, value = headline(result)
-    readers = [("epsilon of readers", number(result["readers_epsilon"]))] if "readers_epsilon" in result else []
+    readers = (
+        [("epsilon of readers", number(result["readers_epsilon"]))]
+        if "readers_epsilon" in result
+        else []
+    )
     return [
         (f"test {name}", shown(name, value)),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
@@ -33,7 +39,9 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def figure_list(figures: Iterable[tuple[str, str]]) -> str:
     """Labels and values as a description list."""
-    items = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures)
+    items = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures
+    )
     return f'<dl class="figures">{items}</dl>'
 
 
@@ -56,7 +64,9 @@ def gallery(pictures: Iterable[Picture | None]) -> str:
     return f'<div class="gallery">{"".join(images)}</div>' if images else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False) -> str:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False
+) -> str:
     """A table that scrolls if it is too wide, and whose first column names the row.
 
     Args:
@@ -67,23 +77,29 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, w
     """
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
         for row in rows
     )
     kind = ' class="words"' if words else ""
     return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0"><table{kind}>'
+        f'<div class="scroll" role="region" aria-label="{escape(caption)}" '
+        f'tabindex="0"><table{kind}>'
         f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *, correlated: bool = False) -> str:
+def layer_table(
+    layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *, correlated: bool = False
+) -> str:
     """Layers as `simulations.summaries.planning.layer_rows` describes them, then their totals.
 
     Args:
         layers: one row per layer.
         caption: description of the table.
-        correlated: whether noise is correlated over the rounds; sigma_j is then not the scale of a round's own noise.
+        correlated: whether noise is correlated over the rounds; sigma_j is then not the scale of a
+            round's own noise.
     """
     scale = f"noise sigma_j{OF_Z if correlated else ''}"
     head = ("layer", "d_j", "bound s_j", scale, "share p_j", "SNR_j", "noise norm on the mean")
@@ -97,7 +113,9 @@ def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *,
     return table(head, rows, caption)
 
 
-def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True) -> list[Picture | None]:
+def curves(
+    rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True
+) -> list[Picture | None]:
     """The task's metrics, with the headline metric first, then epsilon, over the evaluated rounds.
 
     Args:
@@ -115,7 +133,9 @@ def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True)
     for name in names:
         values = [row["metrics"].get(name, math.nan) for row in seen]
         shares = shown(name, 0.5).endswith("%")
-        pictures.append(over_rounds(f"Test {name}", rounds, {name: values}, percent=shares, dark=dark))
+        pictures.append(
+            over_rounds(f"Test {name}", rounds, {name: values}, percent=shares, dark=dark)
+        )
     spent = {
         epsilon_label(status).removeprefix("epsilon "): [row["epsilon"] for row in seen],
         "claimed": [row["claimed_epsilon"] for row in seen],
@@ -125,7 +145,8 @@ def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True)
 
 
 def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int]) -> list[LayerRow]:
-    """A round's layers from its public row, in the form of `simulations.summaries.planning.layer_rows`.
+    """A round's layers from its public row, in the form of
+    `simulations.summaries.planning.layer_rows`.
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.
@@ -136,8 +157,14 @@ def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int]) -> list[LayerR
     factor = row["noise_norm"] / float(np.linalg.norm(each)) if each.any() else 0.0
     return [
         {
-            "layer": name, "size": size, "clip": row["clip"][j], "sigma": row["sigma"][j], "share": row["share"][j],
-            "snr": row["snr"][j], "noise_norm": factor * float(each[j]), "released": row["sigma"][j] is not None,
+            "layer": name,
+            "size": size,
+            "clip": row["clip"][j],
+            "sigma": row["sigma"][j],
+            "share": row["share"][j],
+            "snr": row["snr"][j],
+            "noise_norm": factor * float(each[j]),
+            "released": row["sigma"][j] is not None,
         }
         for j, (name, size) in enumerate(layers.items())
-    ]  # fmt: skip
+    ]

@@ -20,7 +20,8 @@ class PartitionReport(TypedDict):
 
     Attributes:
         recipe, scheme, clients, classes: the divided data and the division.
-        sizes: examples per client: min, median and max, and as "empty" the number of clients without any.
+        sizes: examples per client: min, median and max, and as "empty" the number of clients
+            without any.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
     """
@@ -70,7 +71,9 @@ def partition_table(report: PartitionReport) -> Group:
     more = report["clients"] - 20
     sizes = report["sizes"]
     text = (
-        f"{f'... and {more} more. ' if more > 0 else ''}examples per client: min {sizes['min']}, median "
-        f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: {report['picture']}"
+        f"{f'... and {more} more. ' if more > 0 else ''}examples per client: min {sizes['min']}, "
+        "median "
+        f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: "
+        f"{report['picture']}"
     )
     return Group(shown, text)

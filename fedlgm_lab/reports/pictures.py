@@ -1,4 +1,6 @@
-"""The pictures of a run: figures over the rounds, figures of the layers, and the division of the data."""
+"""The pictures of a run: figures over the rounds, figures of the layers, and the division of the
+data.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def over_rounds(
     dark: bool = True,
     percent: bool = False,
 ) -> Picture | None:
-    """Curves over the rounds, or bars if there is only one; None if there is nothing finite to show.
+    """Curves over the rounds, or bars if there is only one; None if there is nothing finite to
+    show.
 
     Args:
         title: heading.
@@ -68,7 +71,13 @@ def over_rounds(
     with drawing() as figure:
         axes = _axes(figure, "round")
         for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
-            axes.plot(*zip(*points, strict=True), style, label=name, marker=_marker(points), markersize=3.5)
+            axes.plot(
+                *zip(*points, strict=True),
+                style,
+                label=name,
+                marker=_marker(points),
+                markersize=3.5,
+            )
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(*ticks.limits(*axes.get_ylim(), most=1.0 if percent else math.inf))
@@ -105,7 +114,8 @@ def per_layer(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture | None:
-    """A figure of each layer: bars if it is constant, otherwise curves or a heat map over the rounds.
+    """A figure of each layer: bars if it is constant, otherwise curves or a heat map over the
+    rounds.
 
     Args:
         title: heading.
@@ -143,25 +153,41 @@ def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool) -> Pi
             _steps(axes, values)
         _scale(axes, "x" if named else "y", values, log)
         svg = to_svg(figure)
-    return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
+    return Picture(
+        title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg
+    )
 
 
-def _curves(title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool) -> Picture:
+def _curves(
+    title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool
+) -> Picture:
     with drawing() as figure:
         axes = _axes(figure, "round")
         for position, name in enumerate(names):
             style = ("-", "--")[position // 4 % 2]
             color, marker = SERIES[position % len(SERIES)], _marker(rounds)
             axes.plot(
-                rounds, values[:, position], style, label=_short(name), color=color, marker=marker, markersize=3.5
+                rounds,
+                values[:, position],
+                style,
+                label=_short(name),
+                color=color,
+                marker=marker,
+                markersize=3.5,
             )
         _scale(axes, "y", values, log)
         axes.margins(x=0.02)
         if len(names) > 1:
             columns = 3 if max(map(len, names)) <= _NARROW else 2
-            figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
+            figure.legend(
+                loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2
+            )
         svg = to_svg(figure)
-    return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
+    return Picture(
+        title,
+        f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.",
+        svg,
+    )
 
 
 def heat_map(
@@ -173,13 +199,17 @@ def heat_map(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture:
-    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, with positive values if `log`."""
+    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, with positive values
+    if `log`.
+    """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     norm = LogNorm(low, high) if log else Normalize(low, high)
     with drawing(height=3.4) as figure:
         axes = _axes(figure, "round", grid=False)
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(names) + 0.5, 0.5)
-        image = axes.imshow(values.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, norm=norm)
+        image = axes.imshow(
+            values.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, norm=norm
+        )
         if len(names) <= _LINES:
             axes.set_yticks(range(1, len(names) + 1), [_short(name) for name in names])
         else:
@@ -189,14 +219,21 @@ def heat_map(
         if log:
             ticks.logarithmic(bar.ax.yaxis, low, high)
         svg = to_svg(figure)
-    return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
+    return Picture(
+        title,
+        f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.",
+        svg,
+    )
 
 
 def division(histogram: np.ndarray) -> Picture:
-    """The division of the training data among clients, readable for any number of clients; see `draw_division`."""
+    """The division of the training data among clients, readable for any number of clients; see
+    `draw_division`.
+    """
     sizes, classes = histogram.sum(axis=1), histogram.shape[1]
     figures = (
-        f"{len(sizes)} clients with {int(sizes.min())} to {int(sizes.max())} examples, median {np.median(sizes):g}, "
+        f"{len(sizes)} clients with {int(sizes.min())} to {int(sizes.max())} examples, median "
+        f"{np.median(sizes):g}, "
         f"{int((sizes == 0).sum())} without data"
     )
     with drawing(5.4, 3.4 if classes > 1 else 2.6) as figure:
@@ -204,9 +241,12 @@ def division(histogram: np.ndarray) -> Picture:
         svg = to_svg(figure)
     if classes == 1:
         return Picture("Examples by client", f"Numbers of examples, sorted: {figures}.", svg)
-    largest = float(np.mean(histogram.max(axis=1)[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+    largest = (
+        float(np.mean(histogram.max(axis=1)[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+    )
     told = (
-        f"Heat map of {classes} classes over clients sorted by their largest class: {figures}; on average "
+        f"Heat map of {classes} classes over clients sorted by their largest class: {figures}; on "
+        "average "
         f"{largest:.0%} of a client's examples are of its largest class."
     )
     return Picture("Examples by client and class", told, svg)
@@ -222,12 +262,14 @@ def _steps(axes: Axes, values: np.ndarray) -> None:
 def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> None:
     """Draw the division of data among clients.
 
-    With classes there is one column per client, sorted by its most frequent class and coloured by the classes' shares,
-    below its number of examples. Without classes, the numbers of examples are shown, sorted.
+    With classes there is one column per client, sorted by its most frequent class and coloured by
+    the classes' shares, below its number of examples. Without classes, the numbers of examples are
+    shown, sorted.
 
     Args:
         figure: where to draw.
-        histogram: examples by client and class, int [clients, classes]; one column if there are no classes.
+        histogram: examples by client and class, int [clients, classes]; one column if there are no
+            classes.
         title: heading.
     """
     if histogram.shape[1] == 1:
@@ -255,12 +297,15 @@ def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> Non
     if classes <= 12:
         below.set_yticks(range(classes))
     whole = PercentFormatter(1.0)
-    bar = figure.colorbar(image, ax=[top, below], pad=0.02, format=whole, label="share of the client's examples")
+    bar = figure.colorbar(
+        image, ax=[top, below], pad=0.02, format=whole, label="share of the client's examples"
+    )
     bar.outline.set_visible(False)  # type: ignore[operator]
 
 
 def sorted_clients(histogram: np.ndarray) -> np.ndarray:
-    """Order of the clients: by their most frequent class, then by its share; clients without data are last.
+    """Order of the clients: by their most frequent class, then by its share; clients without data
+    are last.
 
     >>> sorted_clients(np.array([[0, 4], [2, 2], [0, 0], [5, 1]]))
     array([3, 1, 0, 2])
@@ -274,7 +319,9 @@ def _axes(figure: Figure, label: str, grid: bool = True) -> Axes:
     axes = figure.add_subplot()
     axes.set_xlabel(label)
     if label == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(_TICKS, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(_TICKS, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        )
     axes.set_axisbelow(True)
     if grid:
         axes.grid(alpha=0.9)
@@ -317,10 +364,18 @@ def _extremes(names: Sequence[str], values: np.ndarray) -> str:
     return f"least {number(float(values[low]))} ({names[low]}), most {number(float(values[high]))} ({names[high]})"
 
 
-def layer_columns(rows: Sequence[Mapping[str, Any]], key: str, layers: int) -> tuple[list[int], np.ndarray]:
-    """Rounds and values [T, K] of a per-layer figure in a run's rows; NaN where a layer was not released."""
+def layer_columns(
+    rows: Sequence[Mapping[str, Any]], key: str, layers: int
+) -> tuple[list[int], np.ndarray]:
+    """Rounds and values [T, K] of a per-layer figure in a run's rows; NaN where a layer was not
+    released.
+    """
     kept = [row for row in rows if isinstance(row.get(key), list) and len(row[key]) == layers]
-    values = np.array([[math.nan if v is None else v for v in row[key]] for row in kept], dtype=float)
+    values = np.array(
+        [[math.nan if v is None else v for v in row[key]] for row in kept], dtype=float
+    )
     released = [[sigma is not None for sigma in row.get("sigma", [0.0] * layers)] for row in kept]
     values = values.reshape(len(kept), layers)
-    return [row["round"] for row in kept], np.where(np.array(released).reshape(values.shape), values, np.nan)
+    return [row["round"] for row in kept], np.where(
+        np.array(released).reshape(values.shape), values, np.nan
+    )

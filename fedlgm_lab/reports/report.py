@@ -25,20 +25,22 @@ _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 
 
 def write_report(run: Path, private: bool = False) -> RunSummary:
-    """Write a run's report as one self-contained HTML file, and return its summary with the file as `report`.
+    """Write a run's report as one self-contained HTML file, and return its summary with the file as
+    `report`.
 
-    The page holds the run's public figures: the released model's test figures, plans and the ledger. It shows the
-    division of the clients' data only for bundled data sets, which are public.
+    The page holds the run's public figures: the released model's test figures, plans and the
+    ledger. It shows the division of the clients' data only for bundled data sets, which are public.
 
     Args:
         run: run folder.
-        private: also show the operator's figures (participants, round times, failures, the division of data that is
-            not bundled). The page is then `private/report.html`, which only its owner may read, and `report.html` is
-            not changed.
+        private: also show the operator's figures (participants, round times, failures, the division
+            of data that is not bundled). The page is then `private/report.html`, which only its
+            owner may read, and `report.html` is not changed.
 
     Raises:
         RunError: the folder is not a run's, the run is not finished, or the page cannot be written.
-        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own
+            hashes.
     """
     folder = RunFolder.open(run)
     result, rows = folder.finished(), folder.rows(private=private)
@@ -64,15 +66,20 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
 def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:
     title = escape(str(result["recipe"]))
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-    lead = escape(f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine {result['engine']}")
+    lead = escape(
+        f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine "
+        f"{result['engine']}"
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title} · fedlgm run</title><style>\n{style}</style></head>\n<body><header><h1>{title}</h1>"
+        f"<title>{title} · fedlgm "
+        f"run</title><style>\n{style}</style></head>\n<body><header><h1>{title}</h1>"
         + (f'<p class="lead">{escape(subtitle)}</p>' if subtitle else "")
         + f'<p class="lead">{lead}</p>{page.guarantee(result)}</header>\n<main>'
         + "\n".join(section for section in sections if section)
-        + "</main>\n<footer><p>Written by fedlgm. Figures of the layers are those of the released plans; test figures "
+        + "</main>\n<footer><p>Written by fedlgm. Figures of the layers are those of the released "
+        "plans; test figures "
         "are those of the released models on the public test set.</p></footer></body></html>\n"
     )
 
@@ -91,11 +98,18 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
     pictures = page.curves(rows, str(result["guarantee_status"]))
     noise = [row["noise_norm"] for row in rows]
     if max(noise, default=0.0) > min(noise, default=0.0) * 1.001:
-        pictures.append(over_rounds("Noise on the mean update", [row["round"] for row in rows], {"noise norm": noise}))
+        pictures.append(
+            over_rounds(
+                "Noise on the mean update", [row["round"] for row in rows], {"noise norm": noise}
+            )
+        )
     unbounded = (
         ""
         if result["epsilon"] != float("inf")
-        else ('<p class="note">No epsilon is proven for this run, so there is no curve of it: it is infinite.</p>')
+        else (
+            '<p class="note">No epsilon is proven for this run, so there is no curve of it: it is '
+            "infinite.</p>"
+        )
     )
     return _section("Over the rounds", unbounded, page.gallery(pictures))
 
@@ -119,7 +133,13 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     answers = [{**row, **(row.get("queries") or {})} for row in rows]
     rounds, within = layer_columns(answers, "below-bound", len(layers))
     pictures.append(
-        per_layer("Share of clients that were clipped (noisy)", names, rounds, 1.0 - within, limits=(0.0, 1.0))
+        per_layer(
+            "Share of clients that were clipped (noisy)",
+            names,
+            rounds,
+            1.0 - within,
+            limits=(0.0, 1.0),
+        )
     )
     caption = f"Layers as planned for round {rows[-1]['round']}"
     table = page.layer_table(page.layer_rows(rows[-1], layers), caption, correlated=correlated)
@@ -129,7 +149,9 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
-    """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one mechanism."""
+    """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one
+    mechanism.
+    """
     from simulations.config.facts import facts_of
 
     recipe, layers = folder.recipe(), folder.provenance.layers()
@@ -146,12 +168,20 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     series = {name: list(values) for name, values in found.series().items()}
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
-        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is larger in a single "
-        "round and smaller in the model, which is made of all rounds. Root mean square over the rounds of the model's "
+        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is "
+        "larger in a single "
+        "round and smaller in the model, which is made of all rounds. Root mean square over the "
+        "rounds of the model's "
         f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
-        heat_map("Noise norm of one round's mean", list(layers), rounds, values / facts.sampling.expected, log=True),
+        heat_map(
+            "Noise norm of one round's mean",
+            list(layers),
+            rounds,
+            values / facts.sampling.expected,
+            log=True,
+        ),
         over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
     ]
     return _section("Noise over the rounds", note, page.gallery(pictures))
@@ -165,7 +195,9 @@ def _division(folder: RunFolder, private: bool) -> str:
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = data_sets.is_bundled(recipe.data.name)
     if not simulated:
-        return _section("Clients", "<p>Real nodes: this server does not know how their data are divided.</p>")
+        return _section(
+            "Clients", "<p>Real nodes: this server does not know how their data are divided.</p>"
+        )
     facts = [
         ("data", str(recipe.data.name)),
         ("partition", _options(recipe.data.partition, recipe.data.options)),
@@ -174,7 +206,8 @@ def _division(folder: RunFolder, private: bool) -> str:
     ]
     if not public and not private:
         hidden = (
-            '<p class="note">The division of this data set is not released: `fedlgm report --private` shows it.</p>'
+            '<p class="note">The division of this data set is not released: '
+            "`fedlgm report --private` shows it.</p>"
         )
         return _section("Clients", _facts(facts), hidden)
     try:
@@ -201,12 +234,21 @@ def _inputs(folder: RunFolder) -> str:
         )
         for column in columns
     ]
-    table = page.table(("column", "kind", "mean", "deviation"), rows, "Columns, in the order of the inputs", words=True)
+    table = page.table(
+        ("column", "kind", "mean", "deviation"),
+        rows,
+        "Columns, in the order of the inputs",
+        words=True,
+    )
     return _section("Inputs", table, facts)
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
-    return f"{name} ({', '.join(f'{key} = {value}' for key, value in options.items())})" if options else name
+    return (
+        f"{name} ({', '.join(f'{key} = {value}' for key, value in options.items())})"
+        if options
+        else name
+    )
 
 
 def _ledger(ledger: Mapping[str, Any]) -> str:
@@ -229,9 +271,15 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
         ("head", str(ledger["ledger_head"])),
         ("verified", f"rows follow from each other and from the recipe, and agree with {heads}"),
     ]
-    table = page.table(("rounds", "releases", "what was released, and its noise"), rows, "Charges", words=True)
+    table = page.table(
+        ("rounds", "releases", "what was released, and its noise"), rows, "Charges", words=True
+    )
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in ledger["notes"])
-    rest = f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>' if more > 0 else ""
+    rest = (
+        f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>'
+        if more > 0
+        else ""
+    )
     return _section("Ledger", _facts(facts), table, rest, notes)
 
 
@@ -241,9 +289,20 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
     facts = [
         ("model SHA-256", str(result["model_sha256"])),
         ("mechanism", f"{result['mechanism']}, {result['variant']}"),
-        ("noise", f"drawn by {result.get('noise_backend', 'cpu')}; trained on {result.get('device', 'cpu')}"),
+        (
+            "noise",
+            (
+                f"drawn by {result.get('noise_backend', 'cpu')}; trained on "
+                f"{result.get('device', 'cpu')}"
+            ),
+        ),
         ("trained by", provenance.get("trained_by", "")),
-        ("seed", "public: the noise can be drawn again" if result["noise_reproducible"] else "none: fresh noise"),
+        (
+            "seed",
+            "public: the noise can be drawn again"
+            if result["noise_reproducible"]
+            else "none: fresh noise",
+        ),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
@@ -255,7 +314,10 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     """Figures for the operator only."""
     known = [row for row in rows if "cohort" in row]
     rounds = [row["round"] for row in known]
-    taking_part = {"drawn": [row["cohort"] for row in known], "asked": [row["present"] for row in known]}
+    taking_part = {
+        "drawn": [row["cohort"] for row in known],
+        "asked": [row["present"] for row in known],
+    }
     pictures = [
         over_rounds("Clients that took part", rounds, taking_part),
         over_rounds("Seconds per round", rounds, {"seconds": [row["seconds"] for row in known]}),
@@ -266,17 +328,32 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         f"<p><strong>Only for the run's operator.</strong> {warning}</p>",
         page.gallery(pictures),
-        f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as zero"
-        + (f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}" if discarded else "")
+        f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as "
+        "zero"
+        + (
+            f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}"
+            if discarded
+            else ""
+        )
         + ".</p>",
     ]
     if failed:
-        cells = [(str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"])) for r, f in failed]
+        cells = [
+            (str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"]))
+            for r, f in failed
+        ]
         caption = f"Failures, the first {min(len(cells), 10 * _LONGEST)} of {len(cells)}"
         parts.append(
-            page.table(("round", "kind", "node", "client", "reason"), cells[: 10 * _LONGEST], caption, words=True)
+            page.table(
+                ("round", "kind", "node", "client", "reason"),
+                cells[: 10 * _LONGEST],
+                caption,
+                words=True,
+            )
         )
-    return _section("Private diagnostics", *parts).replace("<section ", '<section class="operator" ')
+    return _section("Private diagnostics", *parts).replace(
+        "<section ", '<section class="operator" '
+    )
 
 
 def _write(target: Path, text: str, private: bool) -> None:

@@ -1,7 +1,7 @@
 """Matplotlib figures as small SVG images for web pages, readable on a light and on a dark page.
 
-Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image sets by
-`prefers-color-scheme`, so one image serves both kinds of page.
+Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image
+sets by `prefers-color-scheme`, so one image serves both kinds of page.
 """
 
 from __future__ import annotations
@@ -21,15 +21,31 @@ from fedlgm.errors import RunError
 
 # Tableau's colour-blind-safe ten begin like this; the dark values are the same hues, lighter.
 LIGHT = {
-    "ink": "#1f2329", "muted": "#5b6470", "rule": "#d5dae1",
-    "c0": "#0b5fa5", "c1": "#b8480a", "c2": "#2b7a3d", "c3": "#8a3a9c", "c4": "#8a6100", "c5": "#0f7a85",
-    "c6": "#b0305c", "c7": "#575f6b",
-}  # fmt: skip
+    "ink": "#1f2329",
+    "muted": "#5b6470",
+    "rule": "#d5dae1",
+    "c0": "#0b5fa5",
+    "c1": "#b8480a",
+    "c2": "#2b7a3d",
+    "c3": "#8a3a9c",
+    "c4": "#8a6100",
+    "c5": "#0f7a85",
+    "c6": "#b0305c",
+    "c7": "#575f6b",
+}
 _DARK = {
-    "ink": "#e6e9ee", "muted": "#a3adba", "rule": "#3a424d",
-    "c0": "#6cb2f2", "c1": "#f59a5b", "c2": "#78c98a", "c3": "#d193e0", "c4": "#e0b84c", "c5": "#5fc7d3",
-    "c6": "#f183a6", "c7": "#aab3bf",
-}  # fmt: skip
+    "ink": "#e6e9ee",
+    "muted": "#a3adba",
+    "rule": "#3a424d",
+    "c0": "#6cb2f2",
+    "c1": "#f59a5b",
+    "c2": "#78c98a",
+    "c3": "#d193e0",
+    "c4": "#e0b84c",
+    "c5": "#5fc7d3",
+    "c6": "#f183a6",
+    "c7": "#aab3bf",
+}
 SERIES = tuple(LIGHT[f"c{i}"] for i in range(8))
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _STYLE = {
@@ -60,7 +76,9 @@ _STYLE = {
 
 @contextmanager
 def drawing(width: float = 4.8, height: float = 3.0) -> Iterator[Figure]:
-    """A figure in the page's style, `width` x `height` inches, with 72 CSS pixels per inch at its natural size."""
+    """A figure in the page's style, `width` x `height` inches, with 72 CSS pixels per inch at its
+    natural size.
+    """
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         yield Figure(figsize=(width, height), layout="constrained")
 
@@ -87,14 +105,20 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
     """
     buffer = io.StringIO()
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"font: ([\d.]+px) [^;\"]*", rf"font-size: \1; font-family: {_FONT}".replace("'", ""), text)
+    text = re.sub(
+        r"font: ([\d.]+px) [^;\"]*", rf"font-size: \1; font-family: {_FONT}".replace("'", ""), text
+    )
     # Hundredths of a pixel are enough; what stands between tags is text and stays.
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(?<![\w.])(-?\d+\.\d{2})\d+", r"\1", tag[0]), text)
+    text = re.sub(
+        r"<[^>]*>", lambda tag: re.sub(r"(?<![\w.])(-?\d+\.\d{2})\d+", r"\1", tag[0]), text
+    )
     text = re.sub(r"\s*\n\s*", "\n", text)
     if not dark:
         return text
@@ -106,7 +130,9 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
 
 
 def to_uri(svg: str) -> str:
-    """An SVG document as a data URI, with percent-encoding, which is shorter than base64 and stays readable."""
+    """An SVG document as a data URI, with percent-encoding, which is shorter than base64 and stays
+    readable.
+    """
     return "data:image/svg+xml," + quote(svg, safe=" !$&()*+,-./:;=?@_~{}[]|^'<>")
 
 

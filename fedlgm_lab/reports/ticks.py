@@ -9,7 +9,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 
 def limits(low: float, high: float, most: float = math.inf) -> tuple[float, float]:
-    """Ends of an axis that do not enlarge differences below a thousandth of its values, and do not exceed `most`.
+    """Ends of an axis that do not enlarge differences below a thousandth of its values, and do not
+    exceed `most`.
 
     Example:
         >>> limits(1000.0, 1000.0), limits(0.9, 1.1, most=1.0)
@@ -21,7 +22,9 @@ def limits(low: float, high: float, most: float = math.inf) -> tuple[float, floa
 
 
 def logarithmic(axis: Axis, low: float, high: float) -> None:
-    """Label a logarithmic axis over values from `low` to `high`: powers of ten, or 1, 2 and 5 where these are few."""
+    """Label a logarithmic axis over values from `low` to `high`: powers of ten, or 1, 2 and 5 where
+    these are few.
+    """
     few = math.log10(high / low) < 2
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=7))
     axis.set_major_formatter("{x:.4g}")

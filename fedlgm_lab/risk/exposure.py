@@ -1,12 +1,14 @@
-"""Layer risk: how accurately an adversary detects members from a layer's output, measured only on public data.
+"""Layer risk: how accurately an adversary detects members from a layer's output, measured only on
+public data.
 
-A shadow model of the target's architecture is trained on one part of a public data set. One adversary per layer is
-trained on the layer's outputs for this part (members) and for the rest (non-members). Its error rate ER_l measures the
-layer's leakage; 0.5 means no leakage. These adversaries see only outputs. Another one uses the norm of an example's
-gradient in the layer, the quantity that is bounded and noised. `layer_risk` takes no private data and no model trained
-on it.
+A shadow model of the target's architecture is trained on one part of a public data set. One
+adversary per layer is trained on the layer's outputs for this part (members) and for the rest
+(non-members). Its error rate ER_l measures the layer's leakage; 0.5 means no leakage. These
+adversaries see only outputs. Another one uses the norm of an example's gradient in the layer, the
+quantity that is bounded and noised. `layer_risk` takes no private data and no model trained on it.
 
-Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's layers.
+Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's
+layers.
 
 >>> x, y = torch.linspace(-1, 1, 60)[:, None].expand(60, 4), torch.arange(60) // 30
 >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -39,10 +41,14 @@ from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 FEATURES = 256
 """Numbers per example that an adversary sees: larger outputs are projected at random."""
 _QUANTILES = torch.linspace(0.0, 1.0, 17)
-"""Quantiles of an example's output, which the adversary sees too, since outliers may be at any coordinate."""
+"""Quantiles of an example's output, which the adversary sees too, since outliers may be at any
+coordinate."""
 LEAST = 40
 """Least number of public examples."""
-_LOOKS, _LOOKED_AT = 5, 256  # times in a shadow model's training at which its gradients are looked at, and of how many
+_LOOKS, _LOOKED_AT = (
+    5,
+    256,
+)  # times in a shadow model's training at which its gradients are looked at, and of how many
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,14 @@ class LayerRisk:
 
     Attributes:
         layer: its name in the layer table.
-        training_error: error rate of the adversary on its training set, as in the paper; it is biased low.
+        training_error: error rate of the adversary on its training set, as in the paper; it is
+            biased low.
         held_out_error: error rate on members and non-members that the adversary has not seen.
-        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training (see
-            `fedlgm.planning.queries.LayerStrength`).
-        gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of an example's
-            gradient in the layer; members have smaller norms, because the model fits them.
+        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's
+            training (see `fedlgm.planning.queries.LayerStrength`).
+        gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of
+            an example's gradient in the layer; members have smaller norms, because the model fits
+            them.
     """
 
     layer: str
@@ -75,7 +83,8 @@ class ShadowTraining:
         epochs: passes of the shadow model.
         lr: its learning rate (Adam).
         batch_size: examples per step of shadow model and adversaries.
-        adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of 64).
+        adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of
+            64).
 
     Raises:
         ConfigError: a number is outside its range.
@@ -88,7 +97,11 @@ class ShadowTraining:
     adversary_epochs: int = 30
 
     def __post_init__(self) -> None:
-        if not 0 < self.members < 1 or min(self.epochs, self.batch_size, self.adversary_epochs) < 1 or self.lr <= 0:
+        if (
+            not 0 < self.members < 1
+            or min(self.epochs, self.batch_size, self.adversary_epochs) < 1
+            or self.lr <= 0
+        ):
             raise ConfigError(f"shadow training out of range: {self}")
 
 
@@ -104,10 +117,12 @@ def layer_risk(
 ) -> list[LayerRisk]:
     """Error rates of the layers of an architecture, in the order of its layer table.
 
-    A layer without an output (parameters that another module uses) has no adversary, and its rates are 0.5.
+    A layer without an output (parameters that another module uses) has no adversary, and its rates
+    are 0.5.
 
     Args:
-        shadow: a freshly initialised model of the target's architecture; it is trained in place on public data.
+        shadow: a freshly initialised model of the target's architecture; it is trained in place on
+            public data.
         public_x: public inputs [N, ...], N >= 40.
         public_y: public targets [N, ...].
         keys: source of splits, batches and the adversaries' initial weights.
@@ -116,7 +131,8 @@ def layer_risk(
         progress: called with (done, total, description): passes of the shadow model, then layers.
 
     Raises:
-        ConfigError: there are too few examples, settings are out of range, or the module has no gradients per example.
+        ConfigError: there are too few examples, settings are out of range, or the module has no
+            gradients per example.
     """
     settings, losses = training or ShadowTraining(), tasks.get(task)
     if len(public_y) < LEAST:
@@ -138,7 +154,14 @@ def layer_risk(
             progress(epoch, steps, "shadow model")
 
     stream = keys.torch_generator(Purpose.PROBE, 1)
-    _fit(shadow, lambda rows: losses.losses(shadow(public_x[rows]), public_y[rows]), inside, settings, stream, after)
+    _fit(
+        shadow,
+        lambda rows: losses.losses(shadow(public_x[rows]), public_y[rows]),
+        inside,
+        settings,
+        stream,
+        after,
+    )
     strengths = dict(zip(table.names, torch.stack(looks).mean(dim=0).tolist(), strict=True))
     errors = layer_errors(
         shadow,
@@ -147,7 +170,9 @@ def layer_risk(
         outside,
         keys=keys,
         training=settings,
-        progress=None if progress is None else lambda done, layer: progress(settings.epochs + done, steps, layer),
+        progress=None
+        if progress is None
+        else lambda done, layer: progress(settings.epochs + done, steps, layer),
     )
     rates = {layer: (min(seen, 0.5), min(unseen, 0.5)) for layer, (seen, unseen) in errors.items()}
     equal = min(len(inside), len(outside))
@@ -160,7 +185,8 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Error rate of a threshold on gradient norms for each layer, chosen on one half of the examples for the other.
+    """Error rate of a threshold on gradient norms for each layer, chosen on one half of the
+    examples for the other.
 
     Args:
         members: norms of members' gradients in each layer, [n, L].
@@ -177,9 +203,13 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
     for j in range(members.shape[1]):
         places = torch.cat([members[seen, j], others[seen, j]]).sort().values
         inside, outside = members[seen, j].sort().values, others[seen, j].sort().values
-        below = torch.searchsorted(inside, places, right=True) - torch.searchsorted(outside, places, right=True)
+        below = torch.searchsorted(inside, places, right=True) - torch.searchsorted(
+            outside, places, right=True
+        )
         threshold = places[below.argmax()]
-        wrong = (members[unseen, j] > threshold).double().mean() + (others[unseen, j] <= threshold).double().mean()
+        wrong = (members[unseen, j] > threshold).double().mean() + (
+            others[unseen, j] <= threshold
+        ).double().mean()
         found.append(min(float(wrong) / 2, 0.5))
     return found
 
@@ -192,7 +222,9 @@ def _halves(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _norms(gradients: ExampleGradients, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
     """Norms of single examples' gradients in each layer, [n, L]."""
-    return torch.cat([gradients.sum(x[part], y[part], FlatClip(1.0)).norms for part in rows.split(_LOOKED_AT)])
+    return torch.cat(
+        [gradients.sum(x[part], y[part], FlatClip(1.0)).norms for part in rows.split(_LOOKED_AT)]
+    )
 
 
 def layer_errors(
@@ -205,11 +237,12 @@ def layer_errors(
     training: ShadowTraining | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Error rates of one adversary per layer against a trained model, by layer: (training, held out).
+    """Error rates of one adversary per layer against a trained model, by layer: (training, held
+    out).
 
-    The adversary knows half of the members and half of the non-members; the held-out rate is its error on the other
-    half. This is the second part of Algorithm 2. With a private model and its members it is an attack on this model,
-    and its result is private.
+    The adversary knows half of the members and half of the non-members; the held-out rate is its
+    error on the other half. This is the second part of Algorithm 2. With a private model and its
+    members it is an attack on this model, and its result is private.
 
     Args:
         module: the model.
@@ -232,20 +265,29 @@ def layer_errors(
     members = torch.cat([torch.ones(equal), torch.zeros(equal)])
     errors = {}
     for number, (layer, features) in enumerate(_representations(module, x, rows, keys).items()):
-        errors[layer] = _errors(features, members, settings, keys.torch_generator(Purpose.PROBE, 2, number))
+        errors[layer] = _errors(
+            features, members, settings, keys.torch_generator(Purpose.PROBE, 2, number)
+        )
         if progress is not None:
             progress(number + 1, layer)
     return errors
 
 
 def public_bias_weights(
-    module: nn.Module, layers: LayerTable, public_x: Tensor, public_y: Tensor, clip: float, task: Any = None
+    module: nn.Module,
+    layers: LayerTable,
+    public_x: Tensor,
+    public_y: Tensor,
+    clip: float,
+    task: Any = None,
 ) -> np.ndarray:
-    """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L], at least 0.
+    """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L],
+    at least 0.
 
-    Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public examples. The weights
-    minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative ones are then set to 0. Passed as
-    `strengths` of "lm-dp-sgd" without error rates, they are a public form of the paper's weights for convergence.
+    Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public
+    examples. The weights minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative
+    ones are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
+    public form of the paper's weights for convergence.
 
     Args:
         module: a model of the architecture, at weights independent of private data.
@@ -275,8 +317,12 @@ def public_bias_weights(
     return np.maximum(bias_minimising_weights(squares, products), 0.0)
 
 
-def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) -> dict[str, Tensor]:
-    """Standardised outputs of every layer with trained parameters, of all its calls side by side, [n, features]."""
+def _representations(
+    module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing
+) -> dict[str, Tensor]:
+    """Standardised outputs of every layer with trained parameters, of all its calls side by side,
+    [n, features].
+    """
     table = LayerTable.from_module(module)
     found: dict[str, list[Tensor]] = {name: [] for name in table.names}
     modules = dict(module.named_modules())
@@ -291,11 +337,15 @@ def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) 
         if flat.shape[1] > FEATURES:
             if name not in projections:
                 stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
-                projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
+                projections[name] = (
+                    torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
+                )
             flat = flat @ projections[name]
         return torch.cat([flat, shape], dim=1)
 
-    handles = [modules[name].register_forward_hook(keep(name)) for name in table.names if name in modules]
+    handles = [
+        modules[name].register_forward_hook(keep(name)) for name in table.names if name in modules
+    ]
     try:
         with torch.no_grad():
             for part in rows.split(256):
@@ -307,7 +357,10 @@ def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) 
         for handle in handles:
             handle.remove()
     stacked = {name: torch.cat(parts) for name, parts in found.items() if parts}
-    return {name: (value - value.mean(0)) / value.std(0).clamp(min=1e-6) for name, value in stacked.items()}
+    return {
+        name: (value - value.mean(0)) / value.std(0).clamp(min=1e-6)
+        for name, value in stacked.items()
+    }
 
 
 def _errors(
@@ -316,10 +369,18 @@ def _errors(
     """Error rates of an adversary on the examples it is trained on, and on as many others."""
     seen, unseen = _halves(len(members), stream)
     with seeded(int(torch.randint(2**62, (), generator=stream))):
-        adversary = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+        adversary = nn.Sequential(
+            nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0)
+        )
     entropy = nn.functional.binary_cross_entropy_with_logits
     own = ShadowTraining(epochs=settings.adversary_epochs, batch_size=settings.batch_size)
-    _fit(adversary, lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"), seen, own, stream)
+    _fit(
+        adversary,
+        lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"),
+        seen,
+        own,
+        stream,
+    )
     with torch.no_grad():
         wrong = (adversary(features) > 0).float() != members
     return float(wrong[seen].float().mean()), float(wrong[unseen].float().mean())
@@ -333,7 +394,9 @@ def _fit(
     stream: torch.Generator,
     after: Callable[[int], None] = lambda epoch: None,
 ) -> None:
-    """Minimise the mean loss of some examples with Adam; `after` is called with the number of passes, 0 at first."""
+    """Minimise the mean loss of some examples with Adam; `after` is called with the number of
+    passes, 0 at first.
+    """
     optimizer = torch.optim.Adam(module.train().parameters(), lr=settings.lr)
     after(0)
     for epoch in range(1, settings.epochs + 1):

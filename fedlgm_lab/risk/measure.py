@@ -1,4 +1,5 @@
-"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in, error rates out.
+"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in,
+error rates out.
 
 >>> from simulations.config.recipe import load
 >>> public: PublicExamples = public_examples(load("digits", ["risk.examples=60"]))
@@ -66,8 +67,8 @@ class Findings:
         public: origin of the examples.
         examples: number of examples.
         unseen: number of them behind the held-out errors.
-        bias_weights: public weights for convergence at the initial model, which can replace `strengths` (see
-            `public_bias_weights`), [L].
+        bias_weights: public weights for convergence at the initial model, which can replace
+            `strengths` (see `public_bias_weights`), [L].
     """
 
     risks: tuple[LayerRisk, ...]
@@ -77,8 +78,13 @@ class Findings:
     bias_weights: tuple[float, ...] = ()
 
     def rates(self, errors: Errors) -> list[float]:
-        """Error rates on unseen examples, or on the adversaries' training sets as in the paper, [L]."""
-        return [risk.training_error if errors == "training" else risk.held_out_error for risk in self.risks]
+        """Error rates on unseen examples, or on the adversaries' training sets as in the paper,
+        [L].
+        """
+        return [
+            risk.training_error if errors == "training" else risk.held_out_error
+            for risk in self.risks
+        ]
 
     def weights(self, errors: Errors, emphasis: float) -> np.ndarray:
         """Layer weights that `lm-dp-sgd` derives from the error rates, float64 [L].
@@ -109,26 +115,41 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     """The recipe's public examples; private examples in the same files are read and dropped.
 
     Raises:
-        FedlgmError: there is no such set, the recipe trains on it, or its examples are not single tensors.
+        FedlgmError: there is no such set, the recipe trains on it, or its examples are not single
+            tensors.
     """
     section, own = recipe.risk or RiskSection(), recipe.data.name
     if section.data is None and is_object(own):
-        raise ConfigError("risk.data: name the public set, because the recipe's data were passed in Python")
+        raise ConfigError(
+            "risk.data: name the public set, because the recipe's data were passed in Python"
+        )
     if section.data is not None:
         _refuse_private(section, recipe.data)
     named = section.data or data.twin(own)
     folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.reading)
     if section.data == data.IMAGE_FOLDER:
         images = {
-            key: value for key, value in recipe.data.reading.items() if key in ("image_size", "channels", "pixels")
+            key: value
+            for key, value in recipe.data.reading.items()
+            if key in ("image_size", "channels", "pixels")
         }
         images |= {} if section.attribute is None else {"attribute": section.attribute}
-    elif section.data is not None and recipe.data.pixels is not None and not is_reference(section.data):
-        images = {"pixels": recipe.data.pixels}  # the model's interval; a user's own set is taken as it is
+    elif (
+        section.data is not None
+        and recipe.data.pixels is not None
+        and not is_reference(section.data)
+    ):
+        images = {
+            "pixels": recipe.data.pixels
+        }  # the model's interval; a user's own set is taken as it is
     with prefix_key("risk.data" if named else "data"):
         found = recipe.task.build().prepare(data.load(named or own, folder, **images))
     if named is None:
-        source, x, y = f"the test examples of {own}, which runs evaluate without protection", found.test_x, found.test_y
+        source, x, y = (
+            f"the test examples of {own}, which runs evaluate without protection",
+            found.test_x,
+            found.test_y,
+        )
     else:
         source, x, y = f"the training examples of {named}", found.train_x, found.train_y
     if isinstance(x, tuple):
@@ -148,8 +169,10 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
         same = Path(section.dir or "").resolve() == Path(private.dir or "").resolve()
     if same:
         raise ConfigError(
-            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), which are private: "
-            f"use another set, train on {base}/private and measure on {base}/public, or leave the key out to "
+            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), "
+            "which are private: "
+            f"use another set, train on {base}/private and measure on {base}/public, or leave the "
+            "key out to "
             "use the test examples"
         )
 
@@ -163,12 +186,15 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
         (1, 8, 8)
     """
     section = recipe.data
-    known = data.outline(section.name, **section.reading) or data.load(section.name, section.dir, **section.reading)
+    known = data.outline(section.name, **section.reading) or data.load(
+        section.name, section.dir, **section.reading
+    )
     return known.shape
 
 
 def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour converted.
+    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour
+    converted.
 
     Source: LM-DP-SGD paper, Appendix E.1.
 
@@ -183,7 +209,8 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x
     if len(shape) != 3 or x.dim() != 4:
         raise ConfigError(
-            f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, but the model takes {tuple(shape)}"
+            f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, but the model takes "
+            f"{tuple(shape)}"
         )
     x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
     if x.shape[1] == shape[0]:
@@ -202,7 +229,8 @@ def measure(
     seed: int | None = None,
     progress: OnProgress | None = None,
 ) -> Findings:
-    """Layer risk of a model's architecture. The function sees only its arguments, and so no private example.
+    """Layer risk of a model's architecture. The function sees only its arguments, and so no private
+    example.
 
     Args:
         model: the recipe's section.
@@ -220,18 +248,33 @@ def measure(
     x = public.x if shape is None else fitted(public.x, shape)
     shape = tuple(x.shape[1:])
     with in_section("model", model.name):
-        shadow = models.build(model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options)
+        shadow = models.build(
+            model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options
+        )
     fresh, few = models.copied(shadow), slice(_BIASED)
     risks = layer_risk(
-        shadow, x, public.y, keys=KeyRing.from_seed(seed), training=settings, task=task, progress=progress
+        shadow,
+        x,
+        public.y,
+        keys=KeyRing.from_seed(seed),
+        training=settings,
+        task=task,
+        progress=progress,
     )
-    weights = public_bias_weights(fresh, LayerTable.from_module(fresh), x[few], public.y[few], clip, task)
+    weights = public_bias_weights(
+        fresh, LayerTable.from_module(fresh), x[few], public.y[few], clip, task
+    )
     members = int(settings.members * len(x))
-    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist()))
+    return Findings(
+        tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist())
+    )
 
 
-def risk_of(recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None) -> Findings:
-    """Layer risk of a recipe's model, by its section [risk] (see `measure`). docs/how-to/layer-risk.md has a run.
+def risk_of(
+    recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None
+) -> Findings:
+    """Layer risk of a recipe's model, by its section [risk] (see `measure`).
+    docs/how-to/layer-risk.md has a run.
 
     Raises:
         FedlgmError: a mistake in the recipe or its public data.
@@ -241,13 +284,22 @@ def risk_of(recipe: Recipe, seed: int | None = None, progress: OnProgress | None
         rates = mechanism.options.get("error_rates", ())
         check_risk(rates or None, mechanism.options.get("emphasis", 1.0), len(rates))
     section = recipe.risk or RiskSection()
-    settings = ShadowTraining(**section.model_dump(include=set(ShadowTraining.__dataclass_fields__)))
+    settings = ShadowTraining(
+        **section.model_dump(include=set(ShadowTraining.__dataclass_fields__))
+    )
     task = tasks.get(recipe.task.name, **recipe.task.options)
     chosen = recipe.run.seed if seed is None else seed
     shape, bound = input_shape(recipe), mechanism.options.get("bound")
     clip = float(bound) if isinstance(bound, int | float) and bound > 0 else 1.0
     return measure(
-        recipe.model, task, public_examples(recipe), settings, shape=shape, clip=clip, seed=chosen, progress=progress
+        recipe.model,
+        task,
+        public_examples(recipe),
+        settings,
+        shape=shape,
+        clip=clip,
+        seed=chosen,
+        progress=progress,
     )
 
 

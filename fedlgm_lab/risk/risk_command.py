@@ -22,17 +22,22 @@ _RISKS = "risk.json"
 def risk(
     recipe: RecipeArgument = None,
     public: Annotated[
-        str | None, typer.Option(help="Public data set; by default risk.data, else the set's public part.")
+        str | None,
+        typer.Option(help="Public data set; by default risk.data, else the set's public part."),
     ] = None,
     emphasis: Annotated[
-        float | None, typer.Option(help="Exponent r >= 1 of the weights; by default mechanism.emphasis, else 1.")
+        float | None,
+        typer.Option(help="Exponent r >= 1 of the weights; by default mechanism.emphasis, else 1."),
     ] = None,
     errors: Annotated[
-        str, typer.Option(help="Error rates for the weights: training (as in the paper) or held-out.")
+        str,
+        typer.Option(help="Error rates for the weights: training (as in the paper) or held-out."),
     ] = "training",
     overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure which layers of a recipe's model reveal membership, on public data only."""
@@ -48,7 +53,9 @@ def risk(
         raise ConfigError(f"--errors: unknown {errors!r}; known: training, held-out")
     if emphasis is not None:
         check_risk(None, emphasis, 1)
-    parsed = recipes.load(recipe, [*(overrides or ()), *([f"risk.data={public}"] if public else [])])
+    parsed = recipes.load(
+        recipe, [*(overrides or ()), *([f"risk.data={public}"] if public else [])]
+    )
     r = float(parsed.mechanism.options.get("emphasis", 1.0)) if emphasis is None else emphasis
     folder = out or Path("runs") / f"risk-{parsed.name}"
     if folder.exists() and not (folder / _RISKS).exists() and any(folder.iterdir()):
@@ -75,16 +82,36 @@ def table(found: Findings, weights: list[float]) -> Table:
     """Error rates by layer."""
     from simulations import tables
 
-    names = ("layer", "error, training set (paper)", "error, held out", "error, gradient norm", "strength", "weight")
+    names = (
+        "layer",
+        "error, training set (paper)",
+        "error, held out",
+        "error, gradient norm",
+        "strength",
+        "weight",
+    )
     rows = [
-        [row.layer, *(f"{value:.3f}" for value in (row.training_error, row.held_out_error, row.gradient_error,
-                                                   row.strength, weight))]
+        [
+            row.layer,
+            *(
+                f"{value:.3f}"
+                for value in (
+                    row.training_error,
+                    row.held_out_error,
+                    row.gradient_error,
+                    row.strength,
+                    weight,
+                )
+            ),
+        ]
         for row, weight in zip(found.risks, weights, strict=True)
-    ]  # fmt: skip
+    ]
     return tables.table("layer risk: 0.5 is a coin toss", names, rows, left=("layer",))
 
 
-def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path) -> dict[str, Any]:
+def _summary(
+    recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path
+) -> dict[str, Any]:
     """JSON form of the findings, with the weights of `lm-dp-sgd` and the written files."""
     return {
         "recipe_name": recipe.name,

@@ -31,7 +31,8 @@ class Claim(BaseModel):
         along: a key of the grid; `a` at its last value is compared with `a` at its first.
         at: values of the grid's keys to which the statement is restricted.
         metric: column of the frame; default: the task's headline.
-        expect: expected order of `a`'s figures: "higher", "lower", or "equal", which means within `margin`.
+        expect: expected order of `a`'s figures: "higher", "lower", or "equal", which means within
+            `margin`.
         margin: largest difference that counts as equal, in the metric's unit.
     """
 
@@ -61,10 +62,11 @@ class Checked(Difference):
     """A claim with its result.
 
     Attributes:
-        mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells (see `Difference`).
-            NaN if fewer than two seeds have figures of both sides.
+        mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
+            (see `Difference`). NaN if fewer than two seeds have figures of both sides.
         says, paper, metric, expect: see `Claim`.
-        p_holm: p adjusted for the study's claims of a direction; 1 for "equal", which the interval decides.
+        p_holm: p adjusted for the study's claims of a direction; 1 for "equal", which the interval
+            decides.
         outcome: see `check`.
     """
 
@@ -81,17 +83,21 @@ class Checked(Difference):
             return "fewer than two seeds"
         scale, unit = (100, " points") if is_share(self.metric) else (1, "")
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
-        adjusted = "" if self.expect == "equal" else f", p {self.p_holm:.2g} after Holm's correction"
+        adjusted = (
+            "" if self.expect == "equal" else f", p {self.p_holm:.2g} after Holm's correction"
+        )
         return f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds{adjusted}"
 
 
-def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str) -> list[Checked]:
+def check(
+    claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str
+) -> list[Checked]:
     """Test claims on a study's figures.
 
-    A direction is reproduced if the difference has it and its p-value, adjusted by Holm's method over the study's
-    claims of a direction, is below 0.05. It is refuted if the difference has the other direction at that level.
-    Equality is reproduced if the 95 % interval lies within the margin, and refuted if it lies outside. All other cases
-    are undecided.
+    A direction is reproduced if the difference has it and its p-value, adjusted by Holm's method
+    over the study's claims of a direction, is below 0.05. It is refuted if the difference has the
+    other direction at that level. Equality is reproduced if the 95 % interval lies within the
+    margin, and refuted if it lies outside. All other cases are undecided.
 
     Args:
         claims: the study's claims.
@@ -100,15 +106,26 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
         headline: metric for claims that name none.
     """
     found = [_difference(claim, frame, keys, claim.metric or headline) for claim in claims]
-    directed = [i for i, claim in enumerate(claims) if claim.expect != "equal" and not math.isnan(found[i].mean)]
+    directed = [
+        i
+        for i, claim in enumerate(claims)
+        if claim.expect != "equal" and not math.isnan(found[i].mean)
+    ]
     adjusted = dict(zip(directed, holm([found[i].p for i in directed]), strict=True))
     checked = []
     for index, (claim, one) in enumerate(zip(claims, found, strict=True)):
         p_holm = adjusted.get(index, 1.0)
-        checked.append(Checked(
-            **vars(one), says=claim.says, paper=claim.paper, metric=claim.metric or headline, expect=claim.expect,
-            p_holm=p_holm, outcome=_outcome(claim, one, p_holm),
-        ))  # fmt: skip
+        checked.append(
+            Checked(
+                **vars(one),
+                says=claim.says,
+                paper=claim.paper,
+                metric=claim.metric or headline,
+                expect=claim.expect,
+                p_holm=p_holm,
+                outcome=_outcome(claim, one, p_holm),
+            )
+        )
     return checked
 
 
@@ -118,7 +135,9 @@ def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
     if claim.expect == "equal":
         if -claim.margin < found.low and found.high < claim.margin:
             return "reproduced"
-        return "refuted" if found.low > claim.margin or found.high < -claim.margin else "not decided"
+        return (
+            "refuted" if found.low > claim.margin or found.high < -claim.margin else "not decided"
+        )
     if p >= LEVEL:
         return "not decided"
     return "reproduced" if (found.mean > 0) == (claim.expect == "higher") else "refuted"
@@ -133,4 +152,6 @@ def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
         own = frames.at(own, {"method": claim.a})
         sides = (claim.along, *((values[-1], values[0]) if values else (None, None)))
     cells = frames.cells_of(own, [key for key in keys if key != claim.along], {})
-    return over_cells(row for cell in cells for row in paired(own, cell, sides, metric)[0].itertuples(name=None))
+    return over_cells(
+        row for cell in cells for row in paired(own, cell, sides, metric)[0].itertuples(name=None)
+    )

@@ -1,4 +1,6 @@
-"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead over the others."""
+"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead over
+the others.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,28 @@ LAST = 5
 
 _OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
 _NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
-_NAMES = {"privacy.epsilon": "epsilon_budget", "data.partition": "partition", "seed": "repetition", "n": "seeds"}
+_NAMES = {
+    "privacy.epsilon": "epsilon_budget",
+    "data.partition": "partition",
+    "seed": "repetition",
+    "n": "seeds",
+}
 
 
 def summarise(found: Study) -> Row:
     """Figures of a finished comparison.
 
-    A run's headline metric is its mean over the last `LAST` evaluated rounds. `noise_scale` sums the norms of the
-    noise in the rounds' means; `model_noise` is the noise in the last model (see the function). Methods are compared
-    as in `Study.difference`.
+    A run's headline metric is its mean over the last `LAST` evaluated rounds. `noise_scale` sums
+    the norms of the noise in the rounds' means; `model_noise` is the noise in the last model (see
+    the function). Methods are compared as in `Study.difference`.
 
     Args:
         found: the runs (see `fedlgm_lab.studies.jobs.jobs`).
 
     Returns:
-        "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells", the first method's
-        lead over the others in "differences", "failed" with messages, and the joint cost "together".
+        "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells",
+        the first method's lead over the others in "differences", "failed" with messages, and the
+        joint cost "together".
 
     Raises:
         RunError: no run is finished.
@@ -65,7 +73,9 @@ def summarise(found: Study) -> Row:
         "headline": found.headline,
         "runs": _renamed(rows_of(done)),
         "cells": _renamed(cells),
-        "differences": _renamed([row for other in methods[1:] for row in _leads(found, done, methods[0], other)]),
+        "differences": _renamed(
+            [row for other in methods[1:] for row in _leads(found, done, methods[0], other)]
+        ),
         "failed": _renamed(rows_of(frame[frame["status"] != "finished"])),
         "together": found.joint,
     }
@@ -80,7 +90,12 @@ def _figures(found: Study) -> DataFrame:
         result = folder.finished()
         rows = folder.every_row(result)
         last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]
-        figures = [np.mean(last), model_noise(folder, rows)[-1], result["guarantee"], result["delta"]]
+        figures = [
+            np.mean(last),
+            model_noise(folder, rows)[-1],
+            result["guarantee"],
+            result["delta"],
+        ]
         frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures
     return frame
 
@@ -98,37 +113,78 @@ def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
 
 
 def _renamed(rows: Sequence[Row]) -> list[Row]:
-    return [{_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"} for row in rows]
+    return [
+        {_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"}
+        for row in rows
+    ]
 
 
 def tables(summary: Row) -> Group:
-    """Accuracy, noise and privacy of every cell, the first method's lead, and the explanatory sentences."""
+    """Accuracy, noise and privacy of every cell, the first method's lead, and the explanatory
+    sentences.
+    """
     cells, score = summary["cells"], summary["headline"]
-    columns = ("method", "budget", "partition", score, *_NOISES.values(), "guarantee", "proven", "claimed", "seconds")
-    made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"), keys=3)
+    columns = (
+        "method",
+        "budget",
+        "partition",
+        score,
+        *_NOISES.values(),
+        "guarantee",
+        "proven",
+        "claimed",
+        "seconds",
+    )
+    made = table(
+        "Accuracy, noise and privacy spent",
+        columns,
+        left=("method", "partition", "guarantee"),
+        keys=3,
+    )
     for cell in cells:
-        made.add_row(*_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell))
+        made.add_row(
+            *_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell)
+        )
     for row in summary["failed"]:
         made.add_row(*_names(row), row["status"])
-    notes = [f"note: {row['method']}, run {row['repetition']}: {row['reason']}" for row in summary["failed"]]
+    notes = [
+        f"note: {row['method']}, run {row['repetition']}: {row['reason']}"
+        for row in summary["failed"]
+    ]
     notes.append(
-        f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in a round's mean, "
-        "summed over the rounds; noise of the model: l2 norm of the noise in all rounds' means together"
+        f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in "
+        "a round's mean, "
+        "summed over the rounds; noise of the model: l2 norm of the noise in all rounds' means "
+        "together"
     )
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
     leads = [_lead_table(summary)] if summary["differences"] else []
-    return Group(made, *leads, *map(escape, sentences), "", joint.sentence(summary["together"]), *map(escape, notes))
+    return Group(
+        made,
+        *leads,
+        *map(escape, sentences),
+        "",
+        joint.sentence(summary["together"]),
+        *map(escape, notes),
+    )
 
 
 def _lead_table(summary: Row) -> Table:
     title = f"Differences: {summary['methods'][0]} minus the others, with the 95 % interval and p"
     made = table(
-        title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure"), keys=4
+        title,
+        ("method", "budget", "partition", "figure", "difference"),
+        left=("method", "partition", "figure"),
+        keys=4,
     )
     for row in summary["differences"]:
-        mean, low, high = (row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high"))
+        mean, low, high = (
+            row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high")
+        )
         figure = f"{row['metric'].replace('_', ' ')}{' in %' if is_share(row['metric']) else ''}"
-        made.add_row(*_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})")
+        made.add_row(
+            *_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})"
+        )
     return made
 
 
@@ -148,5 +204,7 @@ def _measured(cell: Row, name: str) -> str:
 
 
 def _spent(cell: Row) -> list[str]:
-    figures = [f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")]
+    figures = [
+        f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")
+    ]
     return [cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}"]

@@ -41,11 +41,18 @@ def draw(
         raise ConfigError(f"a picture's file must end in {', '.join(_KINDS)}, got {str(path)!r}")
     frame = study.to_frame()
     asked = [] if hue is None else [hue] if isinstance(hue, str) else list(hue)
-    varied = [key for key in ("method", *study.compared_keys) if len(frames.values_of(frame, key)) > 1]
-    over = x or next((key for key in varied if key not in ("method", *asked) and len(_values(frame, key)) > 1), "round")
+    varied = [
+        key for key in ("method", *study.compared_keys) if len(frames.values_of(frame, key)) > 1
+    ]
+    over = x or next(
+        (key for key in varied if key not in ("method", *asked) and len(_values(frame, key)) > 1),
+        "round",
+    )
     unknown = [key for key in (over, *asked) if key not in (*study.keys, "round")]
     if unknown or "round" in asked:
-        raise ConfigError(f"no key {(*unknown, 'round')[0]!r} in this study; it has {', '.join(study.keys)}")
+        raise ConfigError(
+            f"no key {(*unknown, 'round')[0]!r} in this study; it has {', '.join(study.keys)}"
+        )
     lines = asked or [key for key in varied if key != _method(over)] or ["method"]
     pooled = [key for key in varied if key not in map(_method, (over, *lines))]
     data = study.history() if over == "round" else frame
@@ -85,7 +92,13 @@ def draw(
         else:
             shift = 0.0 if numeric else 0.06 * index
             axes.errorbar(
-                at + shift, mean, [mean - low, high - mean], color=f"C{index}", marker="o", capsize=3, label=label
+                at + shift,
+                mean,
+                [mean - low, high - mean],
+                color=f"C{index}",
+                marker="o",
+                capsize=3,
+                label=label,
             )
     if numeric and over != "round" and min(ticks) > 0 and max(ticks) >= 20 * min(ticks):
         axes.set_xscale("log")
@@ -113,14 +126,19 @@ def _method(key: str) -> str:
 
 
 def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
-    """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that have most of them.
+    """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that
+    have most of them.
 
     The settings of one seed are not independent, so they count as one figure of an interval.
     """
     if not pooled or rows.empty:
         return rows
     keys = list(dict.fromkeys(keys))
-    means = rows.groupby([*keys, "seed"], sort=False, dropna=False)[y].agg(["mean", "size"]).reset_index()
+    means = (
+        rows.groupby([*keys, "seed"], sort=False, dropna=False)[y]
+        .agg(["mean", "size"])
+        .reset_index()
+    )
     most = means.groupby(keys, sort=False, dropna=False)["size"].transform("max")
     return means[means["size"] == most].rename(columns={"mean": y})
 

@@ -5,8 +5,8 @@ recipe = "digits"
 seeds = 5
 
 [grid]
-mechanism = ["uniform", "gaussian", {label = "small bound", name = "uniform", options = {bound = 0.5}}]
-"privacy.epsilon" = [8.0, 2.0]
+mechanism = ["uniform", "gaussian", {label = "small bound", name = "uniform", options = {bound =
+0.5}}] "privacy.epsilon" = [8.0, 2.0]
 
 [set]                      # for all runs
 "federation.rounds" = 50
@@ -42,7 +42,9 @@ from simulations.config.sections import Label
 BUNDLED = Path(__file__).parent / "bundled"
 _ELSEWHERE = "elsewhere"
 _DEEPEST = 5
-_IN_REPOSITORY = " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
+_IN_REPOSITORY = (
+    " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
+)
 
 
 class StudyFile(BaseModel):
@@ -63,8 +65,8 @@ class StudyFile(BaseModel):
         y: metric of the picture (see `Study.plot`).
         metrics: columns of the table (see `Study.table`).
 
-    In a file, `extends` names a bundled study that supplies the values which the file lacks. A section of the file
-    replaces the whole section.
+    In a file, `extends` names a bundled study that supplies the values which the file lacks. A
+    section of the file replaces the whole section.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,7 +108,9 @@ class Elsewhere(BaseModel):
     def __str__(self) -> str:
         if not self.command:
             return f"not made: {self.why}"
-        return f"made by: {self.command}" + _IN_REPOSITORY * self.command.startswith("python -m benchmarks.")
+        return f"made by: {self.command}" + _IN_REPOSITORY * self.command.startswith(
+            "python -m benchmarks."
+        )
 
 
 def elsewhere() -> dict[str, Elsewhere]:
@@ -146,7 +150,9 @@ def load(study: str) -> StudyFile:
     if study in names():
         path = BUNDLED / f"{study}.toml"
     elif path.suffix != ".toml" or not path.is_file():
-        known = alternatives(study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list")
+        known = alternatives(
+            study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list"
+        )
         raise ConfigError(f"no study {study!r}; {known}")
     try:
         return StudyFile.model_validate(_read(path, 0))
@@ -160,36 +166,57 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     raw = extends.read(path, depth, _DEEPEST, "studies")
     base = raw.pop("extends", None)
     if base is not None and base not in names():
-        raise ConfigError(f"{path}: `extends` names no bundled study; {alternatives(base, names())}")
-    return ({} if base is None else _read(BUNDLED / f"{base}.toml", depth + 1)) | {"name": path.stem} | raw
+        raise ConfigError(
+            f"{path}: `extends` names no bundled study; {alternatives(base, names())}"
+        )
+    return (
+        ({} if base is None else _read(BUNDLED / f"{base}.toml", depth + 1))
+        | {"name": path.stem}
+        | raw
+    )
 
 
 def asked(
-    name: str | None, grid: Iterable[str], search: Iterable[str], overrides: Iterable[str], quick: bool = False
+    name: str | None,
+    grid: Iterable[str],
+    search: Iterable[str],
+    overrides: Iterable[str],
+    quick: bool = False,
 ) -> StudyFile:
     """The study that a command names: a bundled one, one in a file, or a recipe with a grid.
 
     Args:
         name: name of the study, or of a recipe if there is a grid.
-        grid: "key=value,value", in addition to the study's; a key that the study has is replaced, with a notice.
+        grid: "key=value,value", in addition to the study's; a key that the study has is replaced,
+            with a notice.
         search: "key=value,value", in addition to the study's search.
         overrides: "section.key=value", in addition to the study's changes.
         quick: whether to apply the study's `quick` changes, with one seed.
 
     Raises:
-        ConfigError: as in `load` and `simulations.config.grids.parsed`; or there is neither a study nor a grid.
+        ConfigError: as in `load` and `simulations.config.grids.parsed`; or there is neither a study
+            nor a grid.
     """
     from simulations.config import recipe as recipes
 
     axes, searched = parsed(grid), parsed(search, "--search")
-    if name is not None and (not axes or name in names() or name in elsewhere() or _is_study(Path(name))):
+    if name is not None and (
+        not axes or name in names() or name in elsewhere() or _is_study(Path(name))
+    ):
         found = load(name)
     elif axes:
         found = StudyFile(recipe=name or recipes.DEFAULT)
     else:
-        raise ConfigError("a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study --list")
+        raise ConfigError(
+            "a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study "
+            "--list"
+        )
     for key in axes.keys() & found.grid.keys():
-        kept = ", ".join(f"{other} ({len(values)} values)" for other, values in found.grid.items() if other not in axes)
+        kept = ", ".join(
+            f"{other} ({len(values)} values)"
+            for other, values in found.grid.items()
+            if other not in axes
+        )
         warnings.warn(
             Notice(
                 f"--grid {key} replaces the study's own {len(found.grid[key])} values of it"

@@ -24,19 +24,30 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
-_FIRST, _LAST = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible"), ("seconds", "folder")
+_FIRST, _LAST = (
+    ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible"),
+    ("seconds", "folder"),
+)
 _ABOUT = (*_FIRST, *_LAST)
-_IN_LATEX = str.maketrans({"\\": r"\textbackslash ", **{character: f"\\{character}" for character in "&%$#_{}"}})
+_IN_LATEX = str.maketrans(
+    {"\\": r"\textbackslash ", **{character: f"\\{character}" for character in "&%$#_{}"}}
+)
 _FIGURES = (*_SPENT, "noise_norm", "noise_scale", "seconds")
 _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 
 
-def runs(jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str) -> DataFrame:
+def runs(
+    jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str
+) -> DataFrame:
     """One row per run, in the order of the jobs."""
     import pandas as pd
 
     rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
-    names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in (*keys, *_ABOUT)]
+    names = [
+        name
+        for name in dict.fromkeys(key for row in rows for key in row)
+        if name not in (*keys, *_ABOUT)
+    ]
     names = [headline, *(name for name in names if name != headline)]
     return pd.DataFrame(rows).reindex(columns=[*keys, *_FIRST, *names, *_LAST])
 
@@ -50,12 +61,24 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
         path = out / job.folder
         for row in RunFolder.open(path).rows() if path.exists() else ():
             own = {name: row[name] for name in _ROUND if name in row}  # type: ignore[literal-required]
-            rows.append({**_keys(job), "seed": job.repetition, "round": row["round"], **own, **row.get("metrics", {})})
-    return pd.DataFrame(rows).reindex(columns=list(dict.fromkeys([*keys, *(key for row in rows for key in row)])))
+            rows.append(
+                {
+                    **_keys(job),
+                    "seed": job.repetition,
+                    "round": row["round"],
+                    **own,
+                    **row.get("metrics", {}),
+                }
+            )
+    return pd.DataFrame(rows).reindex(
+        columns=list(dict.fromkeys([*keys, *(key for row in rows for key in row)]))
+    )
 
 
 def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> DataFrame:
-    """One row per cell, with n, mean, interval and standard deviation of the metrics, and the largest epsilons."""
+    """One row per cell, with n, mean, interval and standard deviation of the metrics, and the
+    largest epsilons.
+    """
     import pandas as pd
 
     rows = []
@@ -67,7 +90,12 @@ def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> Data
             values = done[name].astype(float).dropna()
             low, high = interval(values)
             spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-            row |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_std": spread}
+            row |= {
+                name: values.mean(),
+                f"{name}_low": low,
+                f"{name}_high": high,
+                f"{name}_std": spread,
+            }
         row |= {name: done[name].max() for name in ("epsilon", "claimed_epsilon")}
         rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
     return pd.DataFrame(rows)
@@ -75,29 +103,48 @@ def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> Data
 
 def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
     """A table of `cells` in LaTeX, for the package booktabs."""
-    shown = [key for key in keys if key != "mechanism" and (key == "method" or table[key].map(repr).nunique() > 1)]
+    shown = [
+        key
+        for key in keys
+        if key != "mechanism" and (key == "method" or table[key].map(repr).nunique() > 1)
+    ]
     header = [key.rpartition(".")[2].replace("_", " ") for key in shown]
-    header += [f"{name} (\\%)" if is_share(name) else name for name in metrics] + ["$n$", "$\\varepsilon$", "guarantee"]
+    header += [f"{name} (\\%)" if is_share(name) else name for name in metrics] + [
+        "$n$",
+        "$\\varepsilon$",
+        "guarantee",
+    ]
     lines = []
     for _, row in table.iterrows():
         values = [_escaped(_short(row[key])) for key in shown]
         values += [_measured(row, name) for name in metrics]
-        lines.append([*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))])
+        lines.append(
+            [*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))]
+        )
     layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
     body = "\n".join(" & ".join(line) + r" \\" for line in lines)
-    title = " & ".join(_escaped(name) if "\\" not in name and "$" not in name else name for name in header)
+    title = " & ".join(
+        _escaped(name) if "\\" not in name and "$" not in name else name for name in header
+    )
     return (
-        f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+        f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n"
+        f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
     )
 
 
-def cells_of(frame: DataFrame, keys: list[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The combinations of some columns' values, each once, in order; those of a mapping are fixed."""
+def cells_of(
+    frame: DataFrame, keys: list[str], values: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The combinations of some columns' values, each once, in order; those of a mapping are
+    fixed.
+    """
     seen = set()
     for _, row in frame.iterrows():
         cell = {key: row[key] for key in keys}
         name = tuple(map(name_of, cell.values()))
-        if name not in seen and all(name_of(cell[key]) == name_of(value) for key, value in values.items()):
+        if name not in seen and all(
+            name_of(cell[key]) == name_of(value) for key, value in values.items()
+        ):
             seen.add(name)
             yield cell
 
@@ -152,7 +199,8 @@ def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """A finished run's metrics. Those that were not measured in the run are measured on its final model.
+    """A finished run's metrics. Those that were not measured in the run are measured on its final
+    model.
 
     The names that `own.evaluate` returns are unknown before its call, so it is called again.
     """
@@ -161,14 +209,19 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
     if result is None:
         return {}
     found = dict(result["metrics"])
-    missing = {name: function for name, function in (own.metrics or {}).items() if name not in found}
+    missing = {
+        name: function for name, function in (own.metrics or {}).items() if name not in found
+    }
     if missing or own.evaluate is not None:
         from simulations.api import result_of
 
         module = result_of(result, own).model()
         if missing:
             measured = Assembly(folder.recipe(), own)
-            x, y = inputs.tensors(measured.dataset.test_x), torch.from_numpy(measured.dataset.test_y)
+            x, y = (
+                inputs.tensors(measured.dataset.test_x),
+                torch.from_numpy(measured.dataset.test_y),
+            )
             found |= evaluate(measured.task, module, x, y, metrics=missing)
         if own.evaluate is not None:
             found |= own_figures(own.evaluate, result["rounds"], module)
@@ -180,10 +233,19 @@ def _keys(job: Job) -> dict[str, Any]:
 
 
 def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
-    row = {**_keys(job), "seed": job.repetition, "status": "finished", "reason": "", "folder": str(path)}
+    row = {
+        **_keys(job),
+        "seed": job.repetition,
+        "status": "finished",
+        "reason": "",
+        "folder": str(path),
+    }
     if why is not None:
         diverged = path.exists() and RunFolder(path).diverged.read() is not None
-        return row | {"status": "diverged" if diverged else "failed" if path.exists() else "refused", "reason": why}
+        return row | {
+            "status": "diverged" if diverged else "failed" if path.exists() else "refused",
+            "reason": why,
+        }
     folder = RunFolder.open(path)
     result = folder.finished()
     row |= metrics_at(path, job.own)
@@ -191,7 +253,10 @@ def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
     rows = folder.every_row(result, private=True)
     row["noise_scale"] = sum(float(one["noise_scale"]) for one in rows)
     seconds = sum(float(one.get("seconds", 0.0)) for one in rows)
-    about = {"guarantee": result["guarantee_status"], "noise_reproducible": result["noise_reproducible"]}
+    about = {
+        "guarantee": result["guarantee_status"],
+        "noise_reproducible": result["noise_reproducible"],
+    }
     return row | about | {"seconds": seconds}
 
 
@@ -200,7 +265,9 @@ def _cell(value: Any) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """Equal names for equal values, regardless of their type in the frame; None and NaN have the same name."""
+    """Equal names for equal values, regardless of their type in the frame; None and NaN have the
+    same name.
+    """
     if is_missing(value):
         return "\0"  # no text has this name, not even "none"
     if isinstance(value, list):
@@ -232,7 +299,11 @@ def _measured(row: Any, name: str) -> str:
         return "--"
     share = is_share(name)
     mean, reach = row[name], (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    shown = [f"{100 * value:.2f}" if share else f"{value:.4g}" for value in (mean, reach) if np.isfinite(value)]
+    shown = [
+        f"{100 * value:.2f}" if share else f"{value:.4g}"
+        for value in (mean, reach)
+        if np.isfinite(value)
+    ]
     return "$" + r" \pm ".join(shown) + "$"
 
 

@@ -23,7 +23,8 @@ from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 
 _OWN_KEYS = ("name", "variant", "group_by")
-_RESERVED = {  # what tells the runs of a study apart, and what sets it on the command line and in Python
+# what tells the runs of a study apart, and what sets it on the command line and in Python
+_RESERVED = {
     "name": ("--out", "folder"),
     "mechanism.name": ("--methods", "grid={'mechanism': ...}"),
     "mechanism.variant": ("--methods", "grid={'mechanism': ...}"),
@@ -71,25 +72,30 @@ def jobs(
     epsilons: Sequence[float] = (),
     partitions: Sequence[str] = (),
 ) -> list[Job]:
-    """The runs of a comparison, that is, of a study of methods, budgets and partitions, with the first method's first.
+    """The runs of a comparison, that is, of a study of methods, budgets and partitions, with the
+    first method's first.
 
     Args:
-        recipe: bundled name or path; its mechanism section gives options to every method that has them.
-        methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the recipe's own mechanism
-            with plain ones (see `fedlgm_lab.studies.methods.usual`).
-        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all
-            settings of the run; without one they come from the operating system. Repetitions of all methods start from
-            the same initial models, which are public.
-        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
-            reach the methods that have such an option.
+        recipe: bundled name or path; its mechanism section gives options to every method that has
+            them.
+        methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the
+            recipe's own mechanism with plain ones (see `fedlgm_lab.studies.methods.usual`).
+        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from
+            it and from all settings of the run; without one they come from the operating system.
+            Repetitions of all methods start from the same initial models, which are public.
+        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them.
+            Keys of [mechanism] reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it does not have.
+        partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it
+            does not have.
 
     Raises:
         ConfigError: a method, key or value is unknown.
     """
     if methods is not None and (not methods or len(set(methods)) != len(methods)):
-        raise ConfigError(f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}")
+        raise ConfigError(
+            f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}"
+        )
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     given = list(overrides)
@@ -100,7 +106,9 @@ def jobs(
     else:
         common, mechanism, own = _sorted_overrides(methods, given)
         base = recipes.load(recipe, common)
-    made = [replace(method, changes=dict(settings(own[method.label]))) for method in methods_of(methods)]
+    made = [
+        replace(method, changes=dict(settings(own[method.label]))) for method in methods_of(methods)
+    ]
     grid: dict[str, list[Any]] = {
         "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
         "data.partition": list(partitions) or [base.data.partition],
@@ -119,8 +127,8 @@ def grid_jobs(
 
     Args:
         base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
-        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism" and "model" the
-            recipe's own are used.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism"
+            and "model" the recipe's own are used.
         seeds: numbers of the repetitions.
         overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
         own: objects of all runs.
@@ -128,13 +136,20 @@ def grid_jobs(
     Raises:
         ConfigError: a key, mechanism or value is unknown, or a label occurs twice.
     """
-    axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
+    axes = {
+        key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"
+    }
     for key in axes:
         if not isinstance(key, str):
-            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are strings, such as 'training.lr'")
+            raise ConfigError(
+                f"grid[{key!r}]: a recipe has no such key; its keys are strings, such as "
+                "'training.lr'"
+            )
         if key in _NO_AXIS:
             named = _RESERVED[key][1] if key in _RESERVED else "overrides"
-            raise ConfigError(f"grid[{key!r}]: the names of a study's runs hold this key, so set it with {named}")
+            raise ConfigError(
+                f"grid[{key!r}]: the names of a study's runs hold this key, so set it with {named}"
+            )
     networks = networks_of(axes.get(MODEL, ()))
     if networks:
         if own.model is not None:
@@ -150,7 +165,9 @@ def grid_jobs(
         section = base.mechanism
         methods = [Method(own_name(base), section.name, section.variant)]
     options = dict(settings(overrides))
-    return planned(base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks)
+    return planned(
+        base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks
+    )
 
 
 def planned(
@@ -165,14 +182,15 @@ def planned(
 ) -> list[Job]:
     """One job for every method, combination of the axes' values and repetition.
 
-    For a run that the recipe's rules refuse there is a job with the reason, unless all runs are refused.
+    For a run that the recipe's rules refuse there is a job with the reason, unless all runs are
+    refused.
 
     Args:
         base: the recipe of all runs.
         methods: result of `methods_of`.
-        axes: values by recipe key. A budget or noise multiplier has no effect on a method without privacy, and an
-            option of [mechanism] no effect on a method that lacks it. Such a method has one run where others have one
-            for each value.
+        axes: values by recipe key. A budget or noise multiplier has no effect on a method without
+            privacy, and an option of [mechanism] no effect on a method that lacks it. Such a method
+            has one run where others have one for each value.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
@@ -188,7 +206,10 @@ def planned(
         if not any(option in names for names in known.values()):
             raise ConfigError(f"--set {key}: none of {', '.join(known)} has the option {option}")
     # A value that is given twice would only double the seeds of its cell.
-    distinct = {key: [v for i, v in enumerate(values) if v not in values[:i]] for key, values in axes.items()}
+    distinct = {
+        key: [v for i, v in enumerate(values) if v not in values[:i]]
+        for key, values in axes.items()
+    }
     made: list[Job] = []
     why: ConfigError | None = None
     for method in methods:
@@ -199,7 +220,9 @@ def planned(
                 shown = ({"mechanism": method.label} if labelled else {}) | point
                 job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
                 try:
-                    made.append(_made(job, method, known[method.label], point, options, own, networks))
+                    made.append(
+                        _made(job, method, known[method.label], point, options, own, networks)
+                    )
                 except ConfigError as error:
                     why = why or error
                     made.append(replace(job, refused=str(error)))
@@ -208,12 +231,17 @@ def planned(
     names = [job.folder for job in made]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"two runs of the study would have the folder {twice}: choose other labels")
+        raise ConfigError(
+            f"two runs of the study would have the folder {twice}: choose other labels"
+        )
     return made
 
 
-def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None) -> int:
-    """Seed of one run of a set, different for every mechanism, option, budget, partition and repetition.
+def derived_seed(
+    seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None
+) -> int:
+    """Seed of one run of a set, different for every mechanism, option, budget, partition and
+    repetition.
 
     Args:
         seed: the recipe's seed.
@@ -221,7 +249,11 @@ def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[s
         repetition: number of the repetition.
         own: hashes of objects that the plain values name.
     """
-    facts = {section: values for section, values in raw.items() if section not in ("run", "name", "title")}
+    facts = {
+        section: values
+        for section, values in raw.items()
+        if section not in ("run", "name", "title")
+    }
     text = json.dumps(facts | ({"own objects": own} if own else {}), sort_keys=True)
     return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
 
@@ -237,17 +269,25 @@ def _made(
 ) -> Job:
     """The job with its own recipe, made from the study's, and with its objects."""
     base = job.recipe
-    raw = _raw(base, method, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
+    raw = _raw(
+        base,
+        method,
+        {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known},
+    )
     if MODEL in point:
         own = networks[point[MODEL]].into(raw, own)
     override(raw, method.changes)
-    override(raw, {key: value for key, value in point.items() if value is not None and key != MODEL})
+    override(
+        raw, {key: value for key, value in point.items() if value is not None and key != MODEL}
+    )
     raw["model"].setdefault("seed", (base.run.seed or 0) + job.repetition)
     raw["name"] = job.folder
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
     if MODEL in point and own.model is not None:
         objects[MODEL] = point[MODEL]  # the recipe names its class only
-    if base.run.seed is not None and "seed" in raw["run"]:  # a point of the grid with own data has none
+    if (
+        base.run.seed is not None and "seed" in raw["run"]
+    ):  # a point of the grid with own data has none
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
     used = own if method.mechanism is None else replace(own, mechanism=method.mechanism)
     return replace(job, recipe=recipes.validate(raw), own=used)
@@ -310,11 +350,14 @@ def _sorted_overrides(
         method, slash, _ = key.partition("/")
         single = text.removeprefix(f"{method}/") if slash else text
         if slash and method not in own:
-            raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
+            raise ConfigError(
+                f"--set {text}: {method!r} is not among the methods {', '.join(methods)}"
+            )
         option = _RESERVED.get(_key(single)) if slash or key in ("name", *_NAMING) else None
         if option is not None:
             raise ConfigError(
-                f"--set {text}: the names of a comparison's runs hold this key, so set it with {option[0]}"
+                f"--set {text}: the names of a comparison's runs hold this key, so set it with "
+                f"{option[0]}"
             )
         if slash:
             own[method].append(single)

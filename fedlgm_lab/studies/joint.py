@@ -18,11 +18,13 @@ from simulations.summaries.terminal import number
 def together(done: Sequence[Job], out: Path) -> JointCost:
     """The joint cost of all runs of a set, by composition over all releases from the data.
 
-    A run's participant with the largest cost represents all of its participants, and the events of all runs are
-    composed. There is no joint figure for releases with different units, relations or divisions of the data, or for
-    runs that their results ended early.
+    A run's participant with the largest cost represents all of its participants, and the events of
+    all runs are composed. There is no joint figure for releases with different units, relations or
+    divisions of the data, or for runs that their results ended early.
     """
-    done = [job for job in done if (out / job.folder).exists()]  # what was refused has released nothing
+    done = [
+        job for job in done if (out / job.folder).exists()
+    ]  # what was refused has released nothing
     events: list[tuple[Any, int]] = []
     protected_runs = 0
     protections, stopped = set(), False
@@ -43,11 +45,14 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         why = f"a {who} holds different data in each partition or data set, so epsilons of one {who} do not add up"
     elif stopped:
         why = (
-            "a run was stopped early by its results (run.patience), and the cost of fewer rounds is not a bound at a "
+            "a run was stopped early by its results (run.patience), and the cost of fewer rounds "
+            "is not a bound at a "
             "fixed epsilon"
         )
     accountant = accountant_of(event for event, _ in events)
-    protected = None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
+    protected = (
+        None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
+    )
     return {
         "epsilon": protected if protected_runs == len(done) else float("inf"),
         "epsilon_protected": protected,

@@ -14,14 +14,19 @@ from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
 from fedlgm.privacy.guarantee import Unit
 from simulations.config.recipe import Recipe
 
-PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "example": ("dp-sgd", "auto-s")}
+PLAIN: dict[Unit, tuple[str, ...]] = {
+    "client": ("uniform", "gaussian"),
+    "example": ("dp-sgd", "auto-s"),
+}
 """Mechanisms with which a recipe's own mechanism is compared by default."""
 
 FORMS = {
-    "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', 'package.module:Class', a mechanism "
+    "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', "
+    "'package.module:Class', a mechanism "
     "or a "
     "class of them, or (label, one of these[, {option: value}])",
-    "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class or function that "
+    "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class "
+    "or function that "
     "makes "
     "one, or (label, one of these[, {option: value}])",
 }
@@ -66,7 +71,9 @@ class Method:
             what, own = _made(what, own), {}
         if isinstance(what, Mechanism):
             if own:
-                raise ConfigError(f"{label!r}: an object has its options already, got {sorted(own)}")
+                raise ConfigError(
+                    f"{label!r}: an object has its options already, got {sorted(own)}"
+                )
             name = what.name.strip("<>")
             return cls(label or _shown(name, what.variant), name, what.variant, further, what)
         if not isinstance(what, str):
@@ -74,14 +81,20 @@ class Method:
         known = options(what)
         for key in own:
             if key not in known:
-                raise ConfigError(f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}")
+                raise ConfigError(
+                    f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}"
+                )
         changes = {f"mechanism.{key}": value for key, value in own.items()} | further
         return cls(label or what, *mechanisms.split(what), changes)
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options that a recipe's [mechanism] may give the method; an object takes none."""
-        return () if self.mechanism is not None else mechanisms.options(self.name, self.variant or "sound")
+        return (
+            ()
+            if self.mechanism is not None
+            else mechanisms.options(self.name, self.variant or "sound")
+        )
 
     @property
     def private(self) -> bool:
@@ -92,7 +105,8 @@ class Method:
 
 
 def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
-    """Label, object or name, and options of an entry: a study file's table, a tuple, or an object without a label.
+    """Label, object or name, and options of an entry: a study file's table, a tuple, or an object
+    without a label.
 
     Args:
         entry: an entry of the grid's `key`.
@@ -107,11 +121,15 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
     """
     if isinstance(entry, Mapping):
         if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
-            raise ConfigError(f"a table in grid.{key} must have label, name and options, got {sorted(entry)}")
+            raise ConfigError(
+                f"a table in grid.{key} must have label, name and options, got {sorted(entry)}"
+            )
         entry = entry["label"], entry["name"], entry.get("options", {})
     if not isinstance(entry, (tuple, list)):
         return None, entry, {}
-    label, what, options = (*entry, {}) if len(entry) == 2 else entry if len(entry) == 3 else (None, None, None)
+    label, what, options = (
+        (*entry, {}) if len(entry) == 2 else entry if len(entry) == 3 else (None, None, None)
+    )
     if not isinstance(label, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{FORMS[key]}; got {entry!r}")
     return label, what, options
@@ -127,15 +145,20 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     for index, method in enumerate(made):
         if method.label in [other.label for other in made[:index]]:
             raise ConfigError(
-                f"two mechanisms have the label {method.label!r}: label one of them, as (label, {method.label!r}, "
-                f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options = ...}} in a file"
+                f"two mechanisms have the label {method.label!r}: label one of them, as (label, "
+                f"{method.label!r}, "
+                f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options "
+                f"= ...}} in a file"
             )
     return made
 
 
 def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
     """An object of a user's class, named after the class if it needs a name."""
-    unnamed = next(field for field in dataclasses.fields(kind) if field.name == "name").default is dataclasses.MISSING
+    unnamed = (
+        next(field for field in dataclasses.fields(kind) if field.name == "name").default
+        is dataclasses.MISSING
+    )
     try:
         return kind(**({"name": kind.__name__} if unnamed else {}), **values)
     except TypeError as error:

@@ -45,16 +45,22 @@ class Network:
             known = (*models.options(what), *_SECTION)
             for key in options:
                 if key not in known:
-                    raise ConfigError(f"{label!r}: {what} has no option {key!r}; {alternatives(key, known)}")
+                    raise ConfigError(
+                        f"{label!r}: {what} has no option {key!r}; {alternatives(key, known)}"
+                    )
             return cls(label or what, what, options)
         if not callable(what):
             raise ConfigError(f"{FORMS['model']}; got {entry!r}")
         if options:
-            raise ConfigError(f"{label!r}: an object has its options already, got {sorted(options)}")
+            raise ConfigError(
+                f"{label!r}: an object has its options already, got {sorted(options)}"
+            )
         return cls(label or object_name(what).strip("<>"), what)
 
     def into(self, raw: dict[str, Any], own: Own) -> Own:
-        """Replace the [model] section of a recipe's plain values, except its seed, and return the run's objects."""
+        """Replace the [model] section of a recipe's plain values, except its seed, and return the
+        run's objects.
+        """
         seed = {key: value for key, value in raw["model"].items() if key == "seed"}
         if isinstance(self.what, str):
             raw["model"] = {"name": self.what, **self.options} | seed
@@ -73,7 +79,8 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
     for network in map(Network.of, entries):
         if network.label in found:
             raise ConfigError(
-                f"two models have the label {network.label!r}: label one of them, as in ('second', model)"
+                f"two models have the label {network.label!r}: label one of them, as in ('second', "
+                "model)"
             )
         found[network.label] = network
     return found
@@ -88,6 +95,7 @@ def task_of(entries: Iterable[Any]) -> str | None:
     found = {models.task_of(network.what) for network in networks_of(entries).values()}
     if len(found) > 1:
         raise ConfigError(
-            f"grid['model']: models of different tasks ({', '.join(sorted(map(str, found)))}): give task=..."
+            f"grid['model']: models of different tasks ({', '.join(sorted(map(str, found)))}): "
+            "give task=..."
         )
     return found.pop() if found else None

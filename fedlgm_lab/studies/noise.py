@@ -13,10 +13,11 @@ from simulations.summaries.rounds import layer_norms, noise_so_far, stored_sigma
 
 
 def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
-    """Root mean square l2 norm of the noise in the model after each round, without the server's learning rate, [T].
+    """Root mean square l2 norm of the noise in the model after each round, without the server's
+    learning rate, [T].
 
-    The squares of independent rounds' noise add up. Correlated noise cancels, within each layer as far as the layer's
-    noise scale stays the same.
+    The squares of independent rounds' noise add up. Correlated noise cancels, within each layer as
+    far as the layer's noise scale stays the same.
 
     Args:
         folder: folder of the run.

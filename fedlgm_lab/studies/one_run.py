@@ -35,8 +35,12 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
     if job.refused:
         return Ended(job.refused, ConfigError(job.refused))
     path = out / job.folder
-    if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
-        shutil.rmtree(path)  # only empty folders; one with a file may be a run's, which has spent something
+    if path.is_dir() and all(
+        inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")
+    ):
+        shutil.rmtree(
+            path
+        )  # only empty folders; one with a file may be a run's, which has spent something
 
     def report(row: FullRow) -> None:
         if on_row is not None:
@@ -47,7 +51,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
         folder = RunFolder.open(path)
         if not _same(folder.recipe(), job.recipe):
             raise ConfigError(
-                f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
+                f"{path} holds a different run from the requested one: choose another --out (in "
+                "Python: folder)"
             )
         for row in folder.rows():
             report(row)
@@ -62,7 +67,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
     except OtherObjectsError as error:
         raise ConfigError(
-            f"{error}; choose another folder for this study, or read the finished runs with Study.read({str(out)!r})"
+            f"{error}; choose another folder for this study, or read the finished runs with "
+            f"Study.read({str(out)!r})"
         ) from error
     except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
         raise
@@ -72,7 +78,9 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
-    """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
+    """Whether a stored run is the requested one; an "auto" may have been resolved when it
+    started.
+    """
     settled_at_start = (
         ("training", "vectorize"),
         ("training", "compile"),

@@ -24,7 +24,8 @@ _watching = threading.Event()
 def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tuple[Job, Ended]]:
     """Yield each run with its outcome, in the order in which they end.
 
-    Objects are sent by cloudpickle, which includes classes of a notebook; the caller's main module is not imported.
+    Objects are sent by cloudpickle, which includes classes of a notebook; the caller's main module
+    is not imported.
 
     Args:
         todo: the runs.
@@ -35,13 +36,18 @@ def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tu
 
     place = (str(Path.cwd()), list(sys.path))
     with parallel_config(backend="loky", inner_max_num_threads=1):
-        pool = Parallel(n_jobs=workers, return_as="generator_unordered", max_nbytes=None, batch_size=1)
-        for index, how in pool(delayed(work)(index, job, out, place) for index, job in enumerate(todo)):
+        pool = Parallel(
+            n_jobs=workers, return_as="generator_unordered", max_nbytes=None, batch_size=1
+        )
+        for index, how in pool(
+            delayed(work)(index, job, out, place) for index, job in enumerate(todo)
+        ):
             yield todo[index], how
 
 
 def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[Job, Ended]]:
-    """Yield each run with its outcome, from a Ray cluster with one run per CPU; "local" starts one on this machine.
+    """Yield each run with its outcome, from a Ray cluster with one run per CPU; "local" starts one
+    on this machine.
 
     Args:
         todo: the runs.
@@ -57,7 +63,9 @@ def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[J
 
     cpus = min(len(todo), os.cpu_count() or 1) if address == "local" else 1
     place = (str(Path.cwd()), list(sys.path))
-    with cluster.session(None if address == "local" else address, cpus, lambda: ray.remote(num_cpus=1)(work)) as ready:
+    with cluster.session(
+        None if address == "local" else address, cpus, lambda: ray.remote(num_cpus=1)(work)
+    ) as ready:
         remote: Any = ready()
         waiting = [remote.remote(index, job, out, place, False) for index, job in enumerate(todo)]
         while waiting:
@@ -66,14 +74,17 @@ def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[J
             yield todo[index], how
 
 
-def work(index: int, job: Job, out: Path, place: tuple[str, list[str]], with_parent: bool = True) -> tuple[int, Ended]:
+def work(
+    index: int, job: Job, out: Path, place: tuple[str, list[str]], with_parent: bool = True
+) -> tuple[int, Ended]:
     """Complete one run in this process.
 
     Args:
         index: number of the run, which is returned with the outcome.
         job: the run.
         out: folder of the run folders.
-        place: the caller's working directory and Python path, in which a recipe's own names are found.
+        place: the caller's working directory and Python path, in which a recipe's own names are
+            found.
         with_parent: whether the run ends with the process that requested it.
     """
     import torch

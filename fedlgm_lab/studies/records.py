@@ -75,7 +75,11 @@ class RunRecords:
     @property
     def shown(self) -> Sequence[str]:
         """Metrics of the table, if none are named."""
-        return list(dict.fromkeys([self.headline, *self._task.set_metrics(), *(self.jobs[0].own.metrics or {})]))
+        return list(
+            dict.fromkeys(
+                [self.headline, *self._task.set_metrics(), *(self.jobs[0].own.metrics or {})]
+            )
+        )
 
     @cached_property
     def runs(self) -> DataFrame:
@@ -92,8 +96,13 @@ class RunRecords:
         """See `Study.joint`."""
         further: list[Job] = []
         if self.before is not None:
-            further = [*self.before.jobs, *(job for jobs in self.before.shifted.values() for job in jobs)]
-        return together(list({job.folder: job for job in (*self.jobs, *further)}.values()), self.folder)
+            further = [
+                *self.before.jobs,
+                *(job for jobs in self.before.shifted.values() for job in jobs),
+            ]
+        return together(
+            list({job.folder: job for job in (*self.jobs, *further)}.values()), self.folder
+        )
 
     @property
     def searched(self) -> Sequence[str]:
@@ -102,8 +111,14 @@ class RunRecords:
 
     @cached_property
     def beside(self) -> Sequence[DataFrame] | None:
-        """Frames of the runs at neighbouring values of a search, one for each step; None if there was none."""
-        return None if self.before is None else [self._frame(jobs) for jobs in self.before.shifted.values()]
+        """Frames of the runs at neighbouring values of a search, one for each step; None if there
+        was none.
+        """
+        return (
+            None
+            if self.before is None
+            else [self._frame(jobs) for jobs in self.before.shifted.values()]
+        )
 
     @property
     def search(self) -> DataFrame | None:
@@ -112,7 +127,10 @@ class RunRecords:
             return None
         search = self.before.search
         table = frames.cells(self._frame(self.before.jobs), self.keys, [self.headline])
-        chosen = {(job.method, *(frames.name_of(job.point.get(key)) for key in self.keys[1:])) for job in self.jobs}
+        chosen = {
+            (job.method, *(frames.name_of(job.point.get(key)) for key in self.keys[1:]))
+            for job in self.jobs
+        }
         rows = table.to_dict("records")
         names = [tuple(frames.name_of(row[key]) for key in self.keys) for row in rows]
         table["chosen"] = [name in chosen for name in names]
@@ -175,7 +193,8 @@ class KeptRecords:
         """See `RunRecords`."""
         if not self.kept.get("rounds"):
             raise ConfigError(
-                "this study's file holds no rounds: plot over a key of its grid, or open the study from its runs"
+                "this study's file holds no rounds: plot over a key of its grid, or open the study "
+                "from its runs"
             )
         return _frame(self.kept["rounds"])
 
@@ -208,7 +227,8 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
         found: a study's records.
-        rounds: columns of the rounds to keep in addition to the keys; only rounds with these figures are kept.
+        rounds: columns of the rounds to keep in addition to the keys; only rounds with these
+            figures are kept.
     """
     made: dict[str, Any] = {
         "keys": list(found.keys),
@@ -218,10 +238,16 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
         "runs": rows_of(found.runs.drop(columns=NOT_KEPT)),
     }
     if rounds and {*rounds} <= {*(history := found.rounds)}:  # no run may have a round
-        made["rounds"] = rows_of(history.dropna(subset=list(rounds))[[*found.keys, "seed", "round", *rounds]])
+        made["rounds"] = rows_of(
+            history.dropna(subset=list(rounds))[[*found.keys, "seed", "round", *rounds]]
+        )
     if found.search is not None:
         beside = [rows_of(frame.drop(columns=NOT_KEPT)) for frame in found.beside or ()]
-        made |= {"searched": list(found.searched), "search": rows_of(found.search), "beside": beside}
+        made |= {
+            "searched": list(found.searched),
+            "search": rows_of(found.search),
+            "beside": beside,
+        }
     return made
 
 
@@ -236,7 +262,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"cannot write the study's tables to {folder}: {error.strerror}; its finished runs are kept, and the "
+            f"cannot write the study's tables to {folder}: {error.strerror}; its finished runs are "
+            "kept, and the "
             "same call writes the tables once the folder can be written"
         ) from error
 
@@ -254,5 +281,8 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     import pandas as pd
 
     return pd.DataFrame(
-        [{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()} for row in rows]
+        [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+            for row in rows
+        ]
     )

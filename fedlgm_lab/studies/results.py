@@ -32,13 +32,15 @@ class StudyDifference(Difference):
     """Difference between two methods' figures, over all cells of the grid and in each cell.
 
     Attributes:
-        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both
-            have, for the seeds with the most cells (see `Difference`); NaN if there is only one such seed.
-        cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
-            seeds, `left_out` (further seeds, of which a run diverged or failed), the proven epsilon of both sides, and
-            `claimed`. This is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are not a random
-            sample) and, after a search, the difference has the same sign and p below 0.05 with both methods one step
-            lower and one step higher.
+        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all
+            cells that both have, for the seeds with the most cells (see `Difference`); NaN if there
+            is only one such seed.
+        cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the
+            number of cells), seeds, `left_out` (further seeds, of which a run diverged or failed),
+            the proven epsilon of both sides, and `claimed`. This is true if `p_holm` is below 0.05,
+            no seed is left out (runs that diverge are not a random sample) and, after a search, the
+            difference has the same sign and p below 0.05 with both methods one step lower and one
+            step higher.
 
     Example:
         >>> import pandas as pd
@@ -68,8 +70,8 @@ class StudyDifference(Difference):
 class Study:
     """Finished runs of a grid. Figures are those of the final models on the test set.
 
-    `Study.read` reads the figures from the file `study.json` that every study writes into its folder; its frames have
-    no seconds and no folders.
+    `Study.read` reads the figures from the file `study.json` that every study writes into its
+    folder; its frames have no seconds and no folders.
 
     Example:
         >>> import simulations, tempfile
@@ -104,7 +106,8 @@ class Study:
             file /= FILE
             if not file.exists():
                 raise ConfigError(
-                    f"{path} has no {FILE}, which a study writes at its end: repeat its call, which does not repeat "
+                    f"{path} has no {FILE}, which a study writes at its end: repeat its call, "
+                    "which does not repeat "
                     "finished runs"
                 )
         return cls(file, KeptRecords.read(file))
@@ -116,8 +119,12 @@ class Study:
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values compared methods share, without keys of a search, which each method chooses for itself."""
-        return [key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)]
+        """Keys whose values compared methods share, without keys of a search, which each method
+        chooses for itself.
+        """
+        return [
+            key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)
+        ]
 
     @property
     def headline(self) -> str:
@@ -137,9 +144,9 @@ class Study:
     def to_frame(self) -> DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
-        The figures are seed, status and reason, epsilon proven, claimed and audited, the guarantee's status, metrics,
-        noise scale (l2 norm of the noise in each round's mean, summed over the rounds), seconds of the rounds, and
-        folder. A run without figures has a reason.
+        The figures are seed, status and reason, epsilon proven, claimed and audited, the
+        guarantee's status, metrics, noise scale (l2 norm of the noise in each round's mean, summed
+        over the rounds), seconds of the rounds, and folder. A run without figures has a reason.
         """
         return self._frame.copy()
 
@@ -150,16 +157,21 @@ class Study:
 
     @named_arguments
     def table(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
-        """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of each metric.
+        """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of
+        each metric.
 
         Args:
-            metrics: a name, or a list of names; default: the task's headline and the requested metrics.
+            metrics: a name, or a list of names; default: the task's headline and the requested
+                metrics.
         """
         return frames.cells(self._frame, self.keys, self._metrics(metrics))
 
     @named_arguments
-    def to_latex(self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None) -> str:
-        """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with its guarantee.
+    def to_latex(
+        self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None
+    ) -> str:
+        """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with
+        its guarantee.
 
         Args:
             path: file to write as well.
@@ -171,9 +183,13 @@ class Study:
         """
         if path is not None and path_of("path", path).suffix != ".tex":
             raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
-        text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
+        text = f"% {self._published()}\n" + frames.latex(
+            self.table(metrics), self.keys, self._metrics(metrics)
+        )
         if path is not None:
-            write_whole(path_of("path", path), lambda partial: partial.write_text(text, encoding="utf-8"))
+            write_whole(
+                path_of("path", path), lambda partial: partial.write_text(text, encoding="utf-8")
+            )
         return text
 
     @named_arguments
@@ -187,14 +203,16 @@ class Study:
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
     ) -> Figure:
-        """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its spread.
+        """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its
+        spread.
 
         Args:
             path: PNG, SVG or PDF to write.
-            x: a key of the grid, or "round"; default: the first key with several values, or else "round".
-            hue: key, or keys, with one line for each combination of their values; figures are then averaged over all
-                other keys, which the legend names. Default: all keys with several values, so that no line joins
-                different settings.
+            x: a key of the grid, or "round"; default: the first key with several values, or else
+                "round".
+            hue: key, or keys, with one line for each combination of their values; figures are then
+                averaged over all other keys, which the legend names. Default: all keys with several
+                values, so that no line joins different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -208,27 +226,39 @@ class Study:
 
     @named_arguments
     def difference(
-        self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str | None = None
+        self,
+        a: Any,
+        b: Any,
+        metric: str | None = None,
+        at: Mapping[str, Any] | None = None,
+        by: str | None = None,
     ) -> StudyDifference:
-        """Difference between the figures of two methods, models, or values of another key, paired by seed.
+        """Difference between the figures of two methods, models, or values of another key, paired
+        by seed.
 
         Args:
             a: label of a method or model, or a value of another key of the grid.
             b: another label or value of the same key.
             metric: metric to compare; default: the task's headline.
             at: values of the grid's keys that cells must have; default: all cells.
-            by: key of the grid that is compared, such as "model"; default: the first one that has both values.
+            by: key of the grid that is compared, such as "model"; default: the first one that has
+                both values.
 
         Raises:
-            ConfigError: a label, key or metric is unknown, or there is no cell for which both have at least two seeds.
+            ConfigError: a label, key or metric is unknown, or there is no cell for which both have
+                at least two seeds.
         """
         name = metric or self.headline
         by = by or self._key_of(a, b)
         if by not in self.keys:
-            raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
+            raise ConfigError(
+                f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}"
+            )
         for label in (a, b):
             if label not in (known := frames.values_of(self._frame, by)):
-                raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
+                raise ConfigError(
+                    f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}"
+                )
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = (
             self.compared_keys
@@ -238,7 +268,9 @@ class Study:
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:
-        """The first key with both values; if there is none, the first with several, whose values a message lists."""
+        """The first key with both values; if there is none, the first with several, whose values a
+        message lists.
+        """
         known = {key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)}
         holding = [key for key, values in known.items() if a in values and b in values]
         varied = [key for key, values in known.items() if len(values) > 1]
@@ -246,7 +278,8 @@ class Study:
 
     @property
     def search(self) -> DataFrame:
-        """The whole search: mean, interval and n of the headline for every method and value, and the choices.
+        """The whole search: mean, interval and n of the headline for every method and value, and
+        the choices.
 
         Raises:
             ConfigError: the study has no search.
@@ -296,10 +329,14 @@ def _differences(
 
     for key, value in at.items():
         if key not in own:
-            raise ConfigError(f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
+            raise ConfigError(
+                f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}"
+            )
         known = frames.values_of(frame, key)
         if frames.name_of(value) not in map(frames.name_of, known):
-            raise ConfigError(f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}")
+            raise ConfigError(
+                f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}"
+            )
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
         both, epsilons = paired(frame, cell, sides, metric)
@@ -307,15 +344,30 @@ def _differences(
             continue
         tested = difference(both["a"], both["b"])
         beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
-        held = all(len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside)
-        rows.append({
-            **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
-            "seeds": tested.seeds, "left_out": (left_out := _left_out(frame, cell, sides, both)),
-            "epsilon_a": epsilons[0], "epsilon_b": epsilons[1], "claimed": held and not left_out,
-        })  # fmt: skip
+        held = all(
+            len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside
+        )
+        rows.append(
+            {
+                **cell,
+                "mean": tested.mean,
+                "low": tested.low,
+                "high": tested.high,
+                "p": tested.p,
+                "p_holm": 1.0,
+                "seeds": tested.seeds,
+                "left_out": (left_out := _left_out(frame, cell, sides, both)),
+                "epsilon_a": epsilons[0],
+                "epsilon_b": epsilons[1],
+                "claimed": held and not left_out,
+            }
+        )
         pairs += both.itertuples(name=None)
     if not rows:
-        raise ConfigError(f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more seeds")
+        raise ConfigError(
+            f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more "
+            "seeds"
+        )
     cells = pd.DataFrame(rows)
     cells["p_holm"] = holm(cells["p"].tolist())
     cells["claimed"] &= cells["p_holm"] < LEVEL
@@ -325,15 +377,22 @@ def _differences(
 def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, both: DataFrame) -> int:
     """Number of a cell's seeds of which one side has no figure."""
     by, *values = sides
-    return len({seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]} - {*both.index})
+    return len(
+        {seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]}
+        - {*both.index}
+    )
 
 
 def _same_sign(found: Difference, wanted: Difference) -> bool:
     return found.p < LEVEL and found.mean * wanted.mean > 0
 
 
-def paired(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str) -> tuple[DataFrame, list[float]]:
-    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven epsilons."""
+def paired(
+    frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
+) -> tuple[DataFrame, list[float]]:
+    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven
+    epsilons.
+    """
     import pandas as pd
 
     if metric not in frame:  # a frame without runs

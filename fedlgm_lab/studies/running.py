@@ -1,11 +1,12 @@
-"""Completes the runs of a study, in this process or in worker processes, without repeating finished ones.
+"""Completes the runs of a study, in this process or in worker processes, without repeating finished
+ones.
 
-Every run has a separate folder. If a set is started again with the same arguments, finished runs are read, an
-interrupted one is continued, and the others are run.
+Every run has a separate folder. If a set is started again with the same arguments, finished runs
+are read, an interrupted one is continued, and the others are run.
 
-No two runs share noise, because a reader of two models with the same noise at different scales could subtract it.
-Without a seed every run has keys from the operating system; with a seed its keys are derived from the seed and all
-settings of the run.
+No two runs share noise, because a reader of two models with the same noise at different scales
+could subtract it. Without a seed every run has keys from the operating system; with a seed its keys
+are derived from the seed and all settings of the run.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set. A failed run does not stop the others, except where files cannot be written.
+    """Complete every run of a set. A failed run does not stop the others, except where files cannot
+    be written.
 
-    If the set is started again, a diverged run is not repeated, but a run that failed otherwise, or was refused, is.
+    If the set is started again, a diverged run is not repeated, but a run that failed otherwise, or
+    was refused, is.
 
     Args:
         todo: the set.
         out: folder of the run folders.
         engine: engine that trains, if the runs follow each other in this process.
-        on_row: called with each round's metrics row, also of finished runs, but not for runs in other processes.
-        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take one each; its
-            machines must then share the storage of `out`.
+        on_row: called with each round's metrics row, also of finished runs, but not for runs in
+            other processes.
+        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take
+            one each; its machines must then share the storage of `out`.
         on_end: called with each run that has ended.
 
     Returns: The reasons why runs have no figures, by name of their folder.
@@ -50,8 +54,8 @@ def run(
         FedlgmError: a mistake in the arguments prevents every run.
         LedgerError: a run's spending is unknown.
         DiskError: a run's files cannot be written.
-        RunError: the folder cannot be made, or something that is not a run has the name of a run, for example a run
-            that lost its recipe but still holds its ledger.
+        RunError: the folder cannot be made, or something that is not a run has the name of a run,
+            for example a run that lost its recipe but still holds its ledger.
     """
     there = out.exists()
     try:
@@ -80,19 +84,28 @@ def _unfinished(job: Job, out: Path) -> bool:
 def _outcomes(
     todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
 ) -> Iterator[tuple[Job, Ended]]:
-    """Yield the runs with their outcomes: those that need no other process, then the others, as they end.
+    """Yield the runs with their outcomes: those that need no other process, then the others, as
+    they end.
 
-    Finished runs come first, then interrupted ones, because a run of other settings or objects ends the set, and no
-    new run should be charged before.
+    Finished runs come first, then interrupted ones, because a run of other settings or objects ends
+    the set, and no new run should be charged before.
     """
     todo = sorted(todo, key=lambda job: (_unfinished(job, out), not (out / job.folder).exists()))
-    away = {} if workers == 1 else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
+    away = (
+        {}
+        if workers == 1
+        else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
+    )
     if away and engine != "local":
-        raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")
+        raise ConfigError(
+            f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine"
+        )
     for job in todo:
         if job.folder not in away:
             yield job, bring(job, out, engine, on_row)
     if away and isinstance(workers, str):
         yield from processes.on_cluster(list(away.values()), out.resolve(), workers)
     elif away and not isinstance(workers, str):
-        yield from processes.on_this_machine(list(away.values()), out.resolve(), min(workers, len(away)))
+        yield from processes.on_this_machine(
+            list(away.values()), out.resolve(), min(workers, len(away))
+        )

@@ -36,19 +36,26 @@ class Search:
         """The search of a study.
 
         Raises:
-            ConfigError: the values are not lists of different values, a key belongs to the grid, or there are too few
-                seeds.
+            ConfigError: the values are not lists of different values, a key belongs to the grid, or
+                there are too few seeds.
         """
         if not isinstance(search, Mapping) or not search:
             raise ConfigError(f"search must be a mapping {{recipe key: values}}, got {search!r}")
         if seeds < LEAST_SEEDS:
-            raise ConfigError(f"a search needs at least {LEAST_SEEDS} seeds, got {seeds}: fewer would select noise")
+            raise ConfigError(
+                f"a search needs at least {LEAST_SEEDS} seeds, got {seeds}: fewer would select "
+                "noise"
+            )
         axes = {}
         for key, values in search.items():
             if key in grid:
-                raise ConfigError(f"{key!r} is in the grid and in the search: it can only be in one of them")
+                raise ConfigError(
+                    f"{key!r} is in the grid and in the search: it can only be in one of them"
+                )
             found = list(dict.fromkeys(listed(f"search[{key!r}]", values, least=2)))
-            axes[key] = sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
+            axes[key] = (
+                sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
+            )
         return cls(axes, seeds)
 
     @property
@@ -61,7 +68,9 @@ class Search:
         return tuple(point[key] for key in self.axes)
 
     def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
-        """The point with the best mean figure, or the first of several equal ones; NaN is ignored."""
+        """The point with the best mean figure, or the first of several equal ones; NaN is
+        ignored.
+        """
         known = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda point: sign * known[point]) if known else None
@@ -75,10 +84,16 @@ class Search:
         place = list(self.axes).index(shift[0])
         values = list(self.axes[shift[0]])
         index = values.index(point[place]) + shift[1]
-        return (*point[:place], values[index], *point[place + 1 :]) if 0 <= index < len(values) else None
+        return (
+            (*point[:place], values[index], *point[place + 1 :])
+            if 0 <= index < len(values)
+            else None
+        )
 
     def edges(self, point: Point) -> list[str]:
         """Keys for which the point has the lowest or highest value."""
         return [
-            key for key, value in zip(self.axes, point, strict=True) if value in (self.axes[key][0], self.axes[key][-1])
+            key
+            for key, value in zip(self.axes, point, strict=True)
+            if value in (self.axes[key][0], self.axes[key][-1])
         ]

@@ -1,4 +1,6 @@
-"""The statistics of every comparison: intervals and tests over seeds, paired by seed, with Holm's correction."""
+"""The statistics of every comparison: intervals and tests over seeds, paired by seed, with Holm's
+correction.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,19 @@ class Difference:
 def difference(a: Any, b: Any) -> Difference:
     """Paired difference a - b over seeds: mean, 95 % interval and p-value.
 
-    Runs of one seed share their start and the division of the data, so they are paired. Rounds of one run depend on
-    each other, so each run counts as one figure, which is its mean. The test is Student's t over the differences of
-    these figures.
+    Runs of one seed share their start and the division of the data, so they are paired. Rounds of
+    one run depend on each other, so each run counts as one figure, which is its mean. The test is
+    Student's t over the differences of these figures.
 
     Args:
         a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
         b: the other method's figures, in the same order and shape.
 
     Returns:
-        The difference. If all seeds differ by exactly the same amount, the interval has width zero. Then p is 1 for no
-        difference, and 0 for figures that do not depend on the seed, with at least five seeds. In all other cases it
-        is that of the sign test, 2^(1 - seeds), since accuracies on a small test set agree by chance.
+        The difference. If all seeds differ by exactly the same amount, the interval has width zero.
+        Then p is 1 for no difference, and 0 for figures that do not depend on the seed, with at
+        least five seeds. In all other cases it is that of the sign test, 2^(1 - seeds), since
+        accuracies on a small test set agree by chance.
 
     Raises:
         ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.
@@ -71,16 +74,24 @@ def difference(a: Any, b: Any) -> Difference:
         raise ConfigError(f"a difference takes numbers, one per seed: {wrong}") from wrong
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ConfigError(
-            "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] of one shape, got "
+            "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] "
+            "of one shape, got "
             f"{list(first.shape)} and {list(second.shape)}"
         )
     if len(first) < 2 or first.size == 0:
-        raise ConfigError(f"a difference needs at least two seeds and one round, got {list(first.shape)}")
+        raise ConfigError(
+            f"a difference needs at least two seeds and one round, got {list(first.shape)}"
+        )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise ConfigError("a difference needs finite figures: leave out the seeds of which one has none, on both sides")
+        raise ConfigError(
+            "a difference needs finite figures: leave out the seeds of which one has none, on both "
+            "sides"
+        )
     first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
     pairs = first - second
-    pairs[np.abs(pairs) <= _ROUNDING * np.maximum(np.abs(first), np.abs(second))] = 0.0  # the same figure twice
+    pairs[np.abs(pairs) <= _ROUNDING * np.maximum(np.abs(first), np.abs(second))] = (
+        0.0  # the same figure twice
+    )
     mean = float(pairs.mean())
     if _equal(pairs):
         fixed = len(pairs) > 4 and _equal(first) and _equal(second)
@@ -99,10 +110,12 @@ def _equal(values: np.ndarray) -> bool:
 
 
 def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
-    """Difference of both sides' means over the cells of a grid, for the seeds with the largest number of cells.
+    """Difference of both sides' means over the cells of a grid, for the seeds with the largest
+    number of cells.
 
     Args:
-        figures: (seed, figure of one side, figure of the other) of every cell and seed that both sides have.
+        figures: (seed, figure of one side, figure of the other) of every cell and seed that both
+            sides have.
 
     Returns:
         The difference, NaN for fewer than two such seeds.
@@ -117,12 +130,19 @@ def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
     for seed, *sides in figures:
         by_seed.setdefault(seed, []).append((sides[0], sides[1]))
     most = max(map(len, by_seed.values()), default=0)
-    means = [np.mean(by_seed[seed], axis=0) for seed in sorted(by_seed) if len(by_seed[seed]) == most]
-    return difference(*np.array(means).T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
+    means = [
+        np.mean(by_seed[seed], axis=0) for seed in sorted(by_seed) if len(by_seed[seed]) == most
+    ]
+    return (
+        difference(*np.array(means).T)
+        if len(means) > 1
+        else Difference(*(math.nan,) * 4, len(means))
+    )
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer than two, or NaN.
+    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer
+    than two, or NaN.
 
     Args:
         values: [seeds].
@@ -141,8 +161,8 @@ def interval(values: Any) -> tuple[float, float]:
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of a family of tests, adjusted by Holm's step-down procedure.
 
-    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at 0.05, under any
-    dependence between the tests (Holm 1979).
+    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at
+    0.05, under any dependence between the tests (Holm 1979).
 
     Args:
         p: p-values of the family's tests.

@@ -53,58 +53,72 @@ def study(
     progress: bool = True,
     **options: Any,
 ) -> Study:
-    """Run every combination of a grid several times. A repeated call with the same folder makes the missing runs.
+    """Run every combination of a grid several times. A repeated call with the same folder makes the
+    missing runs.
 
-    Runs of one seed start from the same initial model and share the division of the data, so methods are compared run
-    by run. No two runs share their noise.
+    Runs of one seed start from the same initial model and share the division of the data, so
+    methods are compared run by run. No two runs share their noise.
 
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`.
-        model: see `simulations.simulate`; pass a class or function for a different initial model with each seed.
+        model: see `simulations.simulate`; pass a class or function for a different initial model
+            with each seed.
         data: see `simulations.simulate`.
         users: see `simulations.simulate`.
         task: see `simulations.simulate`.
-        grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
-            name, "name:variant", "package.module:Class", or (label, one of these[, {option: value}]). Options with a
-            dot are keys of the recipe, for this entry only. A model is any value of the argument `model`, or (label,
-            one of these).
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an
+            object, a class, a name, "name:variant", "package.module:Class", or (label, one of
+            these[, {option: value}]). Options with a dot are keys of the recipe, for this entry
+            only. A model is any value of the argument `model`, or (label, one of these).
         seeds: repetitions of each combination.
         workers: processes that take one run each, or the address of a Ray cluster.
-        overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
+        overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries
+            that have them.
         folder: folder of the run folders; default: `runs/study-NAME`.
         metrics: see `simulations.simulate`.
         evaluate: see `simulations.simulate`.
-        search: {recipe key: values}, of which each method and cell takes the best on separate seeds. The final runs
-            are made at the best values and at neighbouring ones.
+        search: {recipe key: values}, of which each method and cell takes the best on separate
+            seeds. The final runs are made at the best values and at neighbouring ones.
         search_seeds: repetitions of each value of the search, at least 3.
         progress: whether to show a line of progress.
         options: unknown arguments, which are refused with the recipe key that may be meant.
 
     Returns:
-        The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its reason.
+        The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its
+        reason.
 
     Raises:
-        ConfigError: an argument is wrong, or the folder holds runs of other settings or objects, such as a module
-            with other initial weights. Nothing new is then run, and `Study.read(folder)` reads the finished runs.
+        ConfigError: an argument is wrong, or the folder holds runs of other settings or objects,
+            such as a module with other initial weights. Nothing new is then run, and
+            `Study.read(folder)` reads the finished runs.
         LedgerError: a run's spending is unknown.
     """
     refuse_unknown("study", options)
     if isinstance(seeds, Sequence):
-        raise ConfigError(f"seeds must be the number of repetitions, whose seeds follow from run.seed, got {seeds!r}")
+        raise ConfigError(
+            "seeds must be the number of repetitions, whose seeds follow from run.seed, got "
+            f"{seeds!r}"
+        )
     seeds = check_count("seeds", seeds)
     if not isinstance(workers, str):
         check_count("workers", workers)
     if not isinstance(grid, Mapping | None):
         raise ConfigError(
-            f"grid must map keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}"
+            f"grid must map keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got "
+            f"{grid!r}"
         )
     axes = dict(grid or {})
     given = {
-        "model": model, "data": data_sets.with_users(data, users), "metrics": metrics, "evaluate": evaluate,
+        "model": model,
+        "data": data_sets.with_users(data, users),
+        "metrics": metrics,
+        "evaluate": evaluate,
         "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
-    }  # fmt: skip
+    }
     base, own, shared = base_of(recipe, axes, given, overrides)
-    out = (Path("runs") / f"study-{base.name}" if folder is None else path_of("folder", folder)).absolute()
+    out = (
+        Path("runs") / f"study-{base.name}" if folder is None else path_of("folder", folder)
+    ).absolute()
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
         return _kept(RunRecords(out, todo, complete(todo, out, workers, progress)))
@@ -113,7 +127,9 @@ def study(
     failed = complete(trials, out, workers, progress)
     finals = grid_jobs(base, axes | dict(wanted.axes), range(seeds), shared, own)
     chosen, shifted = _chosen(wanted, trials, finals, out, failed)
-    needed = {job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))}
+    needed = {
+        job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))
+    }
     failed |= complete(list(needed.values()), out, workers, progress)
     return _kept(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
 
@@ -126,9 +142,13 @@ def _kept(found: RunRecords) -> Study:
 
 
 def base_of(
-    recipe: str | Path | Recipe | None, grid: Mapping[str, Any], given: Mapping[str, Any], overrides: Overrides
+    recipe: str | Path | Recipe | None,
+    grid: Mapping[str, Any],
+    given: Mapping[str, Any],
+    overrides: Overrides,
 ) -> tuple[Recipe, Own, dict[str, Any]]:
-    """The recipe and the objects of all runs, and the options that only some of the grid's mechanisms may have.
+    """The recipe and the objects of all runs, and the options that only some of the grid's
+    mechanisms may have.
 
     Args:
         recipe: see `study`.
@@ -139,8 +159,13 @@ def base_of(
     changes = dict(settings(overrides))
     shared = "mechanism" in grid
     if MODEL in grid and any(key.startswith("model.") for key in changes if key != "model.seed"):
-        raise ConfigError("overrides of [model]: the models are in grid['model']; give (label, name, {option: value})")
-    options = {key: value for key, value in changes.items() if shared and key.startswith("mechanism.")}
+        raise ConfigError(
+            "overrides of [model]: the models are in grid['model']; give (label, name, {option: "
+            "value})"
+        )
+    options = {
+        key: value for key, value in changes.items() if shared and key.startswith("mechanism.")
+    }
     common = {key: value for key, value in changes.items() if key not in options}
     names, objects = apart(given)
     own = own_of(objects)
@@ -162,7 +187,11 @@ def complete(
 
 
 def _chosen(
-    search: Search, trials: Sequence[Job], finals: Sequence[Job], out: Path, failed: Mapping[str, str]
+    search: Search,
+    trials: Sequence[Job],
+    finals: Sequence[Job],
+    out: Path,
+    failed: Mapping[str, str],
 ) -> tuple[list[Job], dict[Shift, list[Job]]]:
     """Final runs at each cell's best values, and at the values one step away."""
     task = Assembly(trials[0].recipe, trials[0].own).task
@@ -177,7 +206,9 @@ def _chosen(
     chosen: list[Job] = []
     shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
     for cell, found in scores.items():
-        best = search.best({point: float(np.mean(figures)) for point, figures in found.items()}, task.better)
+        best = search.best(
+            {point: float(np.mean(figures)) for point, figures in found.items()}, task.better
+        )
         if best is None:
             chosen += at[cell, next(iter(found))]
             continue
@@ -189,4 +220,7 @@ def _chosen(
 
 
 def _cell(job: Job, search: Search) -> tuple:
-    return (job.method, *((key, repr(value)) for key, value in job.point.items() if key not in search.axes))
+    return (
+        job.method,
+        *((key, repr(value)) for key, value in job.point.items() if key not in search.axes),
+    )

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 def study(
     name: Annotated[
-        str | None, typer.Argument(help="A bundled study or a TOML file; or a recipe, with --grid.", metavar="STUDY")
+        str | None,
+        typer.Argument(
+            help="A bundled study or a TOML file; or a recipe, with --grid.", metavar="STUDY"
+        ),
     ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
             "--grid",
-            help="key=value,value: mechanism, or any key of the recipe; replaces the study's grid; repeatable.",
+            help="key=value,value: mechanism, or any key of the recipe; replaces the study's grid; "
+            "repeatable.",
         ),
     ] = None,
     search: Annotated[
@@ -40,12 +44,16 @@ def study(
     listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, each in its own process.")
+    ] = 1,
     ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster; each of its CPUs makes one run at a time.")
     ] = None,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; continued if it exists.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run every combination of a grid and show the figures; finished runs are not repeated."""
@@ -89,16 +97,29 @@ def study(
         return
     if console.is_terminal:
         texts = [
-            [escape(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row] for row in table.values
+            [escape(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row]
+            for row in table.values
         ]
-        console.print(tables.table(None, table.columns, texts, left=found.keys, keys=len(found.keys)), highlight=False)
+        console.print(
+            tables.table(None, table.columns, texts, left=found.keys, keys=len(found.keys)),
+            highlight=False,
+        )
     else:
         console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
     frame = found.to_frame()
     for _, row in frame[frame["reason"] != ""].iterrows():
-        console.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
+        console.print(
+            f"note: {row['method']}, seed {row['seed']}: {row['reason']}",
+            highlight=False,
+            markup=False,
+        )
     for one in checked:
-        console.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{one.outcome}: {one.says} ({one.found()})",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(str(found).splitlines()[-1], highlight=False, markup=False)
     console.print(files_told)
 
@@ -149,7 +170,9 @@ def compare(
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
-        wanted = wanted.numbered(Assembly(todo[0].recipe, todo[0].own).dataset)  # before the first run
+        wanted = wanted.numbered(
+            Assembly(todo[0].recipe, todo[0].own).dataset
+        )  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     with _continued(), contextlib.redirect_stdout(sys.stderr):
         failed = complete(todo, folder, workers, not as_json, engine)
@@ -169,13 +192,19 @@ def compare(
 
 
 def _write(
-    found: Study, kept: dict[str, Any], metrics: list[str] | None = None, x: str | None = None, y: str | None = None
+    found: Study,
+    kept: dict[str, Any],
+    metrics: list[str] | None = None,
+    x: str | None = None,
+    y: str | None = None,
 ) -> str:
     """Write a study's files into its folder; returns their names as text."""
     from fedlgm_lab.studies.records import FILE, NOT_KEPT, writing
     from simulations.runs import strict_json
 
-    csv, latex, picture, json = (found.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE))
+    csv, latex, picture, json = (
+        found.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE)
+    )
     with writing(found.folder):
         strict_json.write(json, kept, indent=1)
         found.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
@@ -199,12 +228,17 @@ def _list(as_json: bool) -> None:
     found = {name: files.load(name) for name in files.names()}
     others = files.elsewhere()
     if as_json:
-        described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
+        described = {
+            name: {"paper": one.paper, "title": one.title, "data": one.data}
+            for name, one in found.items()
+        }
         print_json(described | {name: one.model_dump() for name, one in others.items()})
         return
     from simulations.tables import listed
 
-    console.print("Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False)
+    console.print(
+        "Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False
+    )
     listed(console, [(name, study.title) for name, study in found.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)
     listed(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

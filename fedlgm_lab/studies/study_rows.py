@@ -1,4 +1,6 @@
-"""Rows of a comparison: plain figures of its runs and cells, where a cell is a method at a budget and partition."""
+"""Rows of a comparison: plain figures of its runs and cells, where a cell is a method at a budget
+and partition.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ class JointCost(TypedDict):
     """The joint cost of all runs.
 
     Attributes:
-        epsilon: epsilon of all runs; infinite if one is not private, None if there is no joint figure.
-        epsilon_protected: epsilon of the runs whose releases are private; None if there is no joint figure.
+        epsilon: epsilon of all runs; infinite if one is not private, None if there is no joint
+            figure.
+        epsilon_protected: epsilon of the runs whose releases are private; None if there is no joint
+            figure.
         why: reason why there is none.
         runs, runs_protected: number of these runs.
         delta: largest delta among the recipes.

@@ -1,4 +1,6 @@
-"""Scores that compare the runs of a search: on the public test set, or by a noised query of the private data."""
+"""Scores that compare the runs of a search: on the public test set, or by a noised query of the
+private data.
+"""
 
 from __future__ import annotations
 
@@ -81,17 +83,19 @@ class TestScore(Score):
 
 @dataclass(frozen=True)
 class PrivateScore(Score):
-    """The mean over the protected units of a figure in [0, 1] on a unit's own examples, with Gaussian noise.
+    """The mean over the protected units of a figure in [0, 1] on a unit's own examples, with
+    Gaussian noise.
 
-    The figure is the task's headline metric if it is a share (accuracy). Otherwise it is 1 - loss / (loss of the
-    initial model on the test set, which is public), cut to [0, 1]. The sum over units of figure - 1/2 is released with
-    noise.
+    The figure is the task's headline metric if it is a share (accuracy). Otherwise it is 1 - loss /
+    (loss of the initial model on the test set, which is public), cut to [0, 1]. The sum over units
+    of figure - 1/2 is released with noise.
 
-    **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the model, because every
-    unit has a separate forward pass. So the sum moves by at most 1/2 if a unit is added, removed or made zero, and by
-    at most 1 if it is replaced. This is the Gaussian mechanism for any scored model. A run with its score is the
-    adaptive composition of both, and its output (model, score) is ordered by the score: the base mechanism that
-    Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of the run's and the score's
+    **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the
+    model, because every unit has a separate forward pass. So the sum moves by at most 1/2 if a unit
+    is added, removed or made zero, and by at most 1 if it is replaced. This is the Gaussian
+    mechanism for any scored model. A run with its score is the adaptive composition of both, and
+    its output (model, score) is ordered by the score: the base mechanism that Papernot and Steinke
+    (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of the run's and the score's
     Renyi divergences, and the score of the published run may be published too.
 
     Attributes:
@@ -126,7 +130,11 @@ class PrivateScore(Score):
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
         z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
         units = Sampling("poisson", facts.sampling.population, 1.0, of=facts.sampling.of)
-        words = Guarantee("proven", "a unit's figure is bounded before noise is added to the sum", unit=recipe.unit)
+        words = Guarantee(
+            "proven",
+            "a unit's figure is bounded before noise is added to the sum",
+            unit=recipe.unit,
+        )
         once = RunFacts(z, units, relation, epsilon=epsilon, delta=delta)
         plan = ReleasePlan(LayerTable.from_sizes({"score": 1}), [_HALF], [z * _HALF], once, words)  # type: ignore[arg-type]
         ceiling = None
@@ -135,7 +143,8 @@ class PrivateScore(Score):
             ceiling = tasks.evaluate(assembly.task, assembly.module(), *tested)["loss"]
             if not 0 < ceiling < math.inf:
                 raise ConfigError(
-                    f"score_epsilon: the initial model's loss must be positive and finite, but it is {ceiling}"
+                    "score_epsilon: the initial model's loss must be positive and finite, but it "
+                    f"is {ceiling}"
                 )
         rows = recipe.protects.examples(recipe, assembly.partition)
         x, y = inputs.tensors(found.train_x), torch.from_numpy(found.train_y)
@@ -158,10 +167,14 @@ class PrivateScore(Score):
         """Terms of the units [n, 1] in [-1/2, 1/2]; 0 for a unit without examples."""
         module.eval()
         with torch_threads(1):
-            return torch.tensor([[self._term(module, torch.from_numpy(rows))] for rows in self.rows if len(rows)])
+            return torch.tensor(
+                [[self._term(module, torch.from_numpy(rows))] for rows in self.rows if len(rows)]
+            )
 
     def _term(self, module: nn.Module, rows: torch.Tensor) -> float:
         parts = ((inputs.take(self.x, part), self.y[part]) for part in rows.long().split(_BATCH))
         found = measured(self.task, ((inputs.call(module, x), y) for x, y in parts))
-        figure = found[self.task.headline] if self.ceiling is None else 1 - found["loss"] / self.ceiling
+        figure = (
+            found[self.task.headline] if self.ceiling is None else 1 - found["loss"] / self.ceiling
+        )
         return min(max(figure, 0.0), 1.0) - _HALF if math.isfinite(figure) else -_HALF

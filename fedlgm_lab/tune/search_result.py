@@ -24,7 +24,8 @@ class SearchTerms(TypedDict):
         epsilon_one_run: epsilon of one run with settings that were not searched, without a score.
         accountant: "rdp", since no other accountant covers a search.
         guarantee: guarantee of the one model, in a sentence.
-        noise_reproducible: whether a seed makes number, order and noise predictable, so that nothing is protected.
+        noise_reproducible: whether a seed makes number, order and noise predictable, so that
+            nothing is protected.
         protects: unit and relation.
     """
 
@@ -51,8 +52,8 @@ class SearchResult(SearchTerms):
     Attributes:
         folder: folder of the search.
         settings: the winning values, by key; missing if there is no model.
-        published_score: the winning score of the private data, with its noise; too high on average, as the best of
-            all.
+        published_score: the winning score of the private data, with its noise; too high on average,
+            as the best of all.
         metrics: figures of the published model on the test set.
         model_sha256: hash of the published model.
     """

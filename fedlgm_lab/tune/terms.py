@@ -64,13 +64,16 @@ class Search:
         """A search over all combinations of the grid's values; the arguments are those of `tune`.
 
         Raises:
-            ConfigError: there is nothing to search, a key may not be searched or does not exist, candidates differ in
-                cost, a run is not protected, or clients add the noise themselves.
+            ConfigError: there is nothing to search, a key may not be searched or does not exist,
+                candidates differ in cost, a run is not protected, or clients add the noise
+                themselves.
         """
         combinations = _combinations(grid)
         _refuse(base)
         if own.mechanism is not None and any(key.startswith("mechanism.") for key in grid):
-            raise ConfigError("search: the mechanism is given as an object, so its options cannot be searched")
+            raise ConfigError(
+                "search: the mechanism is given as an object, so its options cannot be searched"
+            )
         candidates, costs = [], {}
         for settings in combinations:
             raw = base.written()
@@ -81,26 +84,32 @@ class Search:
             assembly.check()  # what cannot run is refused before anything is charged
             if assembly.spent is not None:
                 raise ConfigError(
-                    "tune: these data were standardised with private statistics, which a search does not charge: use "
+                    "tune: these data were standardised with private statistics, which a search "
+                    "does not charge: use "
                     "public figures"
                 )
             costs[json.dumps(encode(run_event(assembly)))] = assembly
         if len({candidate.protects.division(candidate) for candidate in candidates}) > 1:
             raise ConfigError(
-                f"search ({', '.join(grid)}): the runs divide the data differently, so they have no common unit of "
+                f"search ({', '.join(grid)}): the runs divide the data differently, so they have "
+                "no common unit of "
                 "protection: leave out keys that change the division"
             )
         if len(costs) > 1:
             raise ConfigError(
-                f"search ({', '.join(grid)}): the runs do not all cost the same, and their joint cost is proven "
-                "only for runs of equal cost: leave out keys that change the noise or the number of releases"
+                f"search ({', '.join(grid)}): the runs do not all cost the same, and their joint "
+                "cost is proven "
+                "only for runs of equal cost: leave out keys that change the noise or the number "
+                "of releases"
             )
         ((_, assembly),) = costs.items()
         score: Score = TestScore(assembly.task)
         if score_epsilon is not None:
             score = PrivateScore.calibrated(assembly, score_epsilon)
         run, scored = run_event(assembly), score.events()
-        event = selection_event(dp_event.ComposedDpEvent([run, *scored]) if scored else run, expected_runs, law)
+        event = selection_event(
+            dp_event.ComposedDpEvent([run, *scored]) if scored else run, expected_runs, law
+        )
         plan, delta = assembly.first_plan(), base.privacy.delta
         epsilon = composed_epsilon([(event, 1)], delta)
         predictable = base.run.seed is not None
@@ -134,46 +143,60 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
     """
     plan, facts, name = assembly.first_plan(), assembly.facts, assembly.recipe.mechanism.name
     if not plan.protected:
-        raise ConfigError(f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}")
+        raise ConfigError(
+            f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}"
+        )
     if facts.run is None:
         costs = assembly.mechanism.costs(assembly.layers, facts.rounds)
         if not np.allclose(costs, costs[0], rtol=1e-9):
             raise ConfigError(
-                f"mechanism.name: {name} spends different shares in different rounds, which no search can charge"
+                f"mechanism.name: {name} spends different shares in different rounds, which no "
+                "search can charge"
             )
         return repeated(plan.event, facts.rounds)
     events = facts.run.events(facts.least_multiplier)
     gaussian = [(e, n) for e, n in events if isinstance(e, dp_event.GaussianDpEvent)]
     if len(gaussian) + sum(isinstance(e, dp_event.NoOpDpEvent) for e, _ in events) < len(events):
-        raise ConfigError("privacy.noise: sampled noise that is correlated over rounds cannot be charged as a search")
+        raise ConfigError(
+            "privacy.noise: sampled noise that is correlated over rounds cannot be charged as a "
+            "search"
+        )
     return gaussian_event(sum(n / e.noise_multiplier**2 for e, n in gaussian) ** -0.5)
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
     if grid and not isinstance(grid, Mapping):
         raise ConfigError(
-            f"search must map keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got {grid!r}"
+            f"search must map keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got "
+            f"{grid!r}"
         )
     if not grid:
-        raise ConfigError("search: give at least one key and its values, such as training.lr=0.1,0.5")
+        raise ConfigError(
+            "search: give at least one key and its values, such as training.lr=0.1,0.5"
+        )
     axes = {key: listed(f"search[{key!r}]", values) for key, values in grid.items()}
     for key in axes:
         if key.partition(".")[0] in _FIXED:
             raise ConfigError(
-                f"search: {key} cannot be searched: data, budget and seeds must be the same for every run"
+                f"search: {key} cannot be searched: data, budget and seeds must be the same for "
+                "every run"
             )
     count = math.prod(map(len, axes.values()))
     if count > MOST:
         raise ConfigError(f"search: {count:,} combinations are more than {MOST:,}")
-    return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    return tuple(
+        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+    )
 
 
 def _refuse(base: Recipe) -> None:
     """Refuse recipes whose runs are visible to others than the operator."""
     if base.noised_by.uploads_released:
         raise ConfigError(
-            f"privacy.trust = {base.noised_by.name!r}: a search hides its losing runs from readers of the model, and "
-            f"here the server sees {base.noised_by.observed_rounds} in each of them, so all of them count: use "
+            f"privacy.trust = {base.noised_by.name!r}: a search hides its losing runs from readers "
+            "of the model, and "
+            f"here the server sees {base.noised_by.observed_rounds} in each of them, so all of "
+            "them count: use "
             "`fedlgm compare`"
         )
     if base.run.audit:

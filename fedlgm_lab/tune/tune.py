@@ -1,8 +1,10 @@
 """Private selection: draw the number of runs, make them, and publish only the best one.
 
-Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the number of runs, the
-    losers and their order only through the best run. Names, times and messages of all files outside `private/` are
-    therefore fixed before the first run, and the files carry the date of this moment.
+Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the
+number of runs, the
+    losers and their order only through the best run. Names, times and messages of all files outside
+    `private/` are therefore fixed before the first run, and the files carry the date of this
+    moment.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from torch import nn
 from fedlgm import data as data_sets
 from fedlgm.errors import DiskError, DivergedError, RunError
 from fedlgm.extension.loader import named_arguments
-from fedlgm.files import PUBLIC, disk_errors, drafted, is_used, path_of, why, write_durably, write_whole
+from fedlgm.files import (
+    PUBLIC,
+    disk_errors,
+    drafted,
+    is_used,
+    path_of,
+    why,
+    write_durably,
+    write_whole,
+)
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
@@ -87,7 +98,9 @@ class TuneResult(Figures):
             RunError: there is no model.
         """
         if self._module is None:
-            raise RunError(f"{self.folder} publishes no model, because no run of the search produced one")
+            raise RunError(
+                f"{self.folder} publishes no model, because no run of the search produced one"
+            )
         return self._module
 
     def __repr__(self) -> str:
@@ -109,23 +122,25 @@ def tune(
 ) -> TuneResult:
     """Search settings privately, and publish only the best run.
 
-    A secret number of runs is made in this process, each with settings drawn at random. They are compared by the task's
-    headline metric on the public test set or, with `score_epsilon`, by a noised score of the private training data
-    (`fedlgm_lab.tune.score.PrivateScore` has the proof). The whole search, every score included, is charged before
-    its first run. A search that was stopped stays charged and cannot be continued. Unit and neighbouring relation are
-    those of the recipe.
+    A secret number of runs is made in this process, each with settings drawn at random. They are
+    compared by the task's headline metric on the public test set or, with `score_epsilon`, by a
+    noised score of the private training data (`fedlgm_lab.tune.score.PrivateScore` has the proof).
+    The whole search, every score included, is charged before its first run. A search that was
+    stopped stays charged and cannot be continued. Unit and neighbouring relation are those of the
+    recipe.
 
     Args:
         recipe: as for `simulate`; its budget is that of one run.
-        search: {"section.key": [values]}; a run draws each combination with the same probability. All combinations
-            must cost the same, so keys that change noise or releases are refused.
+        search: {"section.key": [values]}; a run draws each combination with the same probability.
+            All combinations must cost the same, so keys that change noise or releases are refused.
         expected_runs: mean of the number of runs, above 1 (Poisson: at least 1).
         law: law of this number: "logarithmic" (the cheapest), "geometric" or "poisson".
-        score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None uses the public test
-            set.
+        score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None
+            uses the public test set.
         overrides: as for `simulate`.
         folder: folder to create; default: `runs/<recipe>-search-<time>`.
-        objects: model, task, data, users, mechanism, partition, server_optimizer, as for `simulate`.
+        objects: model, task, data, users, mechanism, partition, server_optimizer, as for
+            `simulate`.
 
     Returns:
         The published run, with both epsilons.
@@ -155,20 +170,26 @@ def tune(
         with disk_errors(target, "search"):
             return _Searching(planned, target, own).made()
     except (KeyboardInterrupt, SystemExit):
-        interrupted(f"interrupted; {target} stays charged with the whole search, and a search is not continued")
+        interrupted(
+            f"interrupted; {target} stays charged with the whole search, and a search is not "
+            "continued"
+        )
         raise
 
 
 def _create(path: Path, planned: Search) -> None:
-    """Make the folder of a search, with its fixed terms, the charge of the whole search and a private part.
+    """Make the folder of a search, with its fixed terms, the charge of the whole search and a
+    private part.
 
     Raises:
         RunError: the folder exists and is not empty, or cannot be created.
     """
     if is_used(path):
         raise RunError(
-            f"{path} already exists: a search is made once and never continued, because the number of its runs must "
-            "not depend on their results; a stopped one stays charged, and a new one is charged again: choose another "
+            f"{path} already exists: a search is made once and never continued, because the number "
+            "of its runs must "
+            "not depend on their results; a stopped one stays charged, and a new one is charged "
+            "again: choose another "
             "folder"
         )
     try:
@@ -181,7 +202,9 @@ def _create(path: Path, planned: Search) -> None:
                 key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
                 ledger.charge(planned.event, round=1, key=key, protects=planned.terms["protects"])
     except OSError as error:
-        raise DiskError(f"cannot create the folder {path}: {why(error)}; choose another folder") from error
+        raise DiskError(
+            f"cannot create the folder {path}: {why(error)}; choose another folder"
+        ) from error
 
 
 class _Searching:
@@ -230,14 +253,23 @@ class _Searching:
             seed = int(self._keys.words(1, Purpose.SELECTION, number)[0])
         run = candidate.run.model_copy(update={"seed": seed, "trackers": []})
         path = self._folder / "private" / "runs" / f"{number:04d}"
-        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        silent = (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        )
         with silent[0], silent[1], warnings.catch_warnings():
             warnings.simplefilter("ignore")  # how many runs there are is secret
             try:
                 summary = launch.simulate(
-                    candidate.model_copy(update={"run": run}), engine="local", run_dir=path, own=self._own
+                    candidate.model_copy(update={"run": run}),
+                    engine="local",
+                    run_dir=path,
+                    own=self._own,
                 )
-                result, keys = result_of(summary, self._own), self._keys.derive(b"score", number.to_bytes(8, "little"))
+                result, keys = (
+                    result_of(summary, self._own),
+                    self._keys.derive(b"score", number.to_bytes(8, "little")),
+                )
                 score = self._planned.score.of(summary, result.module(), keys)
             except DivergedError:
                 return None, -math.inf
@@ -256,17 +288,28 @@ class _Searching:
         module, terms = result.model(), self._planned.terms
         winner = self._planned.candidates[index]
         write_durably(self._folder / "recipe.toml", winner.to_toml().encode(), PUBLIC)
-        state: dict[str, torch.Tensor] = {k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}
+        state: dict[str, torch.Tensor] = {
+            k: v.detach().clone().contiguous() for k, v in module.state_dict().items()
+        }
         with Ledger(self._folder / "ledger.sqlite") as ledger:
             head = str(ledger.head())
         told = excerpt(("mechanism", "variant", "rounds", "model_sha256"), result)
-        protection = {**told, **terms, "ledger_head": head}  # of the search: a single run has cost less
+        protection = {
+            **told,
+            **terms,
+            "ledger_head": head,
+        }  # of the search: a single run has cost less
         made = described(RunFolder.open(result.folder), protection, winner.to_toml(), module)
         metadata = texts(made) | {"search": strict_json.dumps(terms)}
-        write_whole(self._folder / "model.safetensors", lambda partial: save_file(state, partial, metadata=metadata))
+        write_whole(
+            self._folder / "model.safetensors",
+            lambda partial: save_file(state, partial, metadata=metadata),
+        )
 
     def _date(self) -> None:
-        """Date everything public as of the charge: the end time of a search would reveal its number of runs."""
+        """Date everything public as of the charge: the end time of a search would reveal its number
+        of runs.
+        """
         charged = (self._folder / SEARCH).stat().st_mtime
         for path in (*self._folder.iterdir(), self._folder):
             os.utime(path, (charged, charged))

@@ -18,31 +18,45 @@ if TYPE_CHECKING:
 def tune(
     recipe: RecipeArgument = None,
     search: Annotated[
-        list[str] | None, typer.Option("--search", help="section.key=value,value: values to try; repeatable.")
+        list[str] | None,
+        typer.Option("--search", help="section.key=value,value: values to try; repeatable."),
     ] = None,
-    expected_runs: Annotated[float, typer.Option(help="Mean of the secret random number of runs.")] = 10.0,
-    law: Annotated[str, typer.Option(help="Law of that number: logarithmic, geometric or poisson.")] = "logarithmic",
+    expected_runs: Annotated[
+        float, typer.Option(help="Mean of the secret random number of runs.")
+    ] = 10.0,
+    law: Annotated[
+        str, typer.Option(help="Law of that number: logarithmic, geometric or poisson.")
+    ] = "logarithmic",
     score_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Compare runs by a noised score on the private data, with this epsilon for each run. Default: compare "
+            help="Compare runs by a noised score on the private data, with this epsilon for each "
+            "run. Default: compare "
             "them on the public test set."
         ),
     ] = None,
     overrides: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to create; everything but private/ may be published.")
+        Path | None,
+        typer.Option(help="Folder to create; everything but private/ may be published."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search settings privately: charge the whole search, make a secret number of runs, publish the best."""
+    """Search settings privately: charge the whole search, make a secret number of runs, publish the
+    best.
+    """
     from fedlgm_lab.tune.tune import tune as tuning
     from simulations.config.grids import parsed
 
     found = tuning(
-        recipe, search=parsed(search or (), "--search"), expected_runs=expected_runs, law=law,  # type: ignore[arg-type]
-        overrides=overrides or (), score_epsilon=score_epsilon, folder=out,
-    )  # fmt: skip
+        recipe,
+        search=parsed(search or (), "--search"),
+        expected_runs=expected_runs,
+        law=law,  # type: ignore[arg-type]
+        overrides=overrides or (),
+        score_epsilon=score_epsilon,
+        folder=out,
+    )
     show(cast("SearchResult", dict(found)), summary, as_json)
 
 
@@ -65,13 +79,31 @@ def summary(found: SearchResult) -> Group:
     readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
     private = f"{found['folder']}/private"
     lines = [
-        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers who see only this model: {found['guarantee']}",
-        f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, {found['expected_runs']:g}",
+        (
+            f"epsilon {readers:.4g} at delta {found['delta']:g} for readers who see only this "
+            "model: "
+            f"{found['guarantee']}"
+        ),
+        (
+            f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, "
+            f"{found['expected_runs']:g}"
+        ),
         f"epsilon {one:.4g} would have been the cost of one run with fixed settings",
-        f"RDP accountant, {found['law']} number of runs; compared by {found['score']}{_score(found)}",
-        f"number, losers and order of the runs are secret: publish neither {private} nor how long this took",
+        (
+            f"RDP accountant, {found['law']} number of runs; compared by "
+            f"{found['score']}{_score(found)}"
+        ),
+        (
+            f"number, losers and order of the runs are secret: publish neither {private} nor how "
+            "long "
+            "this took"
+        ),
     ]
-    nothing = [] if "settings" in found else ["no run produced a model, so there is nothing else to publish"]
+    nothing = (
+        []
+        if "settings" in found
+        else ["no run produced a model, so there is nothing else to publish"]
+    )
     return Group(table, *map(Text, nothing + lines))
 
 
@@ -81,7 +113,8 @@ def _score(found: SearchResult) -> str:
         return ""
     words = f", with noise of standard deviation {found['score_noise']:.2g}, epsilon {found['score_epsilon']:g} each"
     if "published_score" in found:
+        score = f"{found['published_score']:.3f}"
         words += (
-            f"; the published run's score is {found['published_score']:.3f}, which is too high, as the best of several"
+            f"; the published run's score is {score}, which is too high, as the best of several"
         )
     return words

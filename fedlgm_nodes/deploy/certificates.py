@@ -42,9 +42,13 @@ def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
 
 
 def make_server_certificate(
-    folder: Path, authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey], hosts: Sequence[str]
+    folder: Path,
+    authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
+    hosts: Sequence[str],
 ) -> None:
-    """The SuperLink's certificate for `hosts` (names and addresses): `tls.crt` and `tls.key` in `folder`."""
+    """The SuperLink's certificate for `hosts` (names and addresses): `tls.crt` and `tls.key` in
+    `folder`.
+    """
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named(hosts[0])
@@ -53,18 +57,24 @@ def make_server_certificate(
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
         .sign(signer, hashes.SHA256())
     )
     _write(folder, "tls", key, certificate)
 
 
 def make_node_key(path: Path) -> bytes:
-    """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form, whose public key is returned in PEM."""
+    """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form, whose public key is returned
+    in PEM.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     create_durably(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key()
-    path.with_name(path.name + ".pub").write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    path.with_name(path.name + ".pub").write_bytes(
+        public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    )
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -81,7 +91,9 @@ def public_pem(openssh: bytes) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -105,7 +117,9 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _write(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+def _write(
+    folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> None:
     """Write `name`.key, which only its owner can read, and `name`.crt."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     create_durably(folder / f"{name}.key", private)

@@ -22,15 +22,22 @@ from simulations.tables import table
 if TYPE_CHECKING:
     from fedlgm_nodes.deploy.layout import DeploymentFolder
 
-app = typer.Typer(cls=Commands, help="Create, start, run and stop federations of real nodes.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Commands,
+    help="Create, start, run and stop federations of real nodes.",
+    no_args_is_help=True,
+)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 VOID = 1
 """Exit status of a run with void rounds, which moved nothing."""
 
-# The users of a deployment's processes may pass through its folder, and need not be able to list it.
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)]
+# The users of a deployment's processes may pass through its folder, and need not be able to list
+# it.
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)
+]
 
 
 @app.command()
@@ -38,38 +45,73 @@ def init(
     folder: NewFolderArgument,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
     example: Annotated[
-        str, typer.Option(help="Recipe whose data are divided among the nodes; 'none': edit their policies yourself.")
+        str,
+        typer.Option(
+            help="Recipe whose data are divided among the nodes; 'none': edit their policies "
+            "yourself."
+        ),
     ] = "nodes",
     hosts: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which nodes reach the server; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--host", help="Name or address under which nodes reach the server; repeatable."
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the SuperLink; by default a free one.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the SuperLink; by default a free one."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="Unit that the budgets protect: client (all of a node's data) or example.")
+        str | None,
+        typer.Option(
+            help="Unit that the budgets protect: client (all of a node's data) or example."
+        ),
     ] = None,
     trust: Annotated[
-        str | None, typer.Option(help="Who may add the noise, in every policy: local, central or distributed.")
+        str | None,
+        typer.Option(help="Who may add the noise, in every policy: local, central or distributed."),
     ] = None,
     test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a deployment: certificates, keys, Flower configuration, scripts, systemd units, nodes."""
+    """Create a deployment: certificates, keys, Flower configuration, scripts, systemd units,
+    nodes.
+    """
     from fedlgm_nodes.deploy.create import create
     from simulations.config import recipe as recipes
 
     shared = None if example == "none" else recipes.load(example)
     given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
     policy = {name: value for name, value in given.items() if value is not None}
-    made = create(folder, nodes, example=shared, hosts=hosts or (), port=port, policy=policy, test_seed=test_seed)
+    made = create(
+        folder,
+        nodes,
+        example=shared,
+        hosts=hosts or (),
+        port=port,
+        policy=policy,
+        test_seed=test_seed,
+    )
     settings = made.settings()
     if as_json:
-        print_json({"folder": str(made.path), "address": f"{settings.host}:{settings.port}", "nodes": nodes})
+        print_json(
+            {
+                "folder": str(made.path),
+                "address": f"{settings.host}:{settings.port}",
+                "nodes": nodes,
+            }
+        )
         return
-    _out.print(f"made {made.path} for https://{settings.host}:{settings.port} and {nodes} nodes", markup=False)
-    next_step = f"fedlgm deploy up {folder}" if shared is not None else f"edit {made.path}/nodes/*/service/policy.toml"
+    _out.print(
+        f"made {made.path} for https://{settings.host}:{settings.port} and {nodes} nodes",
+        markup=False,
+    )
+    next_step = (
+        f"fedlgm deploy up {folder}"
+        if shared is not None
+        else f"edit {made.path}/nodes/*/service/policy.toml"
+    )
     _out.print(f"next: {next_step}", markup=False)
 
 
@@ -78,10 +120,14 @@ def enrol(
     folder: FolderArgument,
     public: Annotated[Path, typer.Argument(metavar="PUBLIC", help="The node's public.toml.")],
     key: Annotated[
-        Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen.")
+        Path,
+        typer.Argument(
+            metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen."
+        ),
     ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the node that currently has this client number.")
+        bool,
+        typer.Option("--replace", help="Replace the node that currently has this client number."),
     ] = False,
 ) -> None:
     """Enrol a node that created its own keys."""
@@ -89,7 +135,9 @@ def enrol(
 
     entry = add(_opened(folder), public, key, replace=replace)
     _out.print(
-        f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode register", markup=False
+        f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode "
+        "register",
+        markup=False,
     )
 
 
@@ -105,7 +153,8 @@ def up(folder: FolderArgument) -> None:
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Show the processes, the connected nodes and the remaining budget of every node.
 
-    The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink does not answer.
+    The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink
+    does not answer.
     """
     from fedlgm_nodes.deploy import processes
 
@@ -123,30 +172,56 @@ def _show(found: dict[str, Any]) -> None:
     from clients.flower_private import HEARTBEAT_S
     from fedlgm_nodes.server.round import listed
 
-    state = f"answers and counts {found['connected']} nodes as connected" if found["superlink"] else found["problem"]
+    state = (
+        f"answers and counts {found['connected']} nodes as connected"
+        if found["superlink"]
+        else found["problem"]
+    )
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
-    columns = ("node", "service", "supernode", "executor", "connected (UTC)", "epsilon spent", "releases left")
+    columns = (
+        "node",
+        "service",
+        "supernode",
+        "executor",
+        "connected (UTC)",
+        "epsilon spent",
+        "releases left",
+    )
     nodes = table(None, columns, left=columns)
     for node in found["nodes"]:
-        spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
+        spent = (
+            "?"
+            if node["epsilon_spent"] is None
+            else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
+        )
         left = "?" if node["releases_left"] is None else str(node["releases_left"])
-        running = ["yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])]
-        known = {None: "?", True: f"since {node['since']}", False: f"not since {node['since']}"}[node["online"]]
+        running = [
+            "yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])
+        ]
+        known = {None: "?", True: f"since {node['since']}", False: f"not since {node['since']}"}[
+            node["online"]
+        ]
         known = "never" if node["online"] is not None and node["since"] is None else known
         nodes.add_row(node["name"], *running, known, spent, left)
     _out.print(nodes, soft_wrap=False)
     for node in found["nodes"]:
         if node["service"] and node["problem"]:
-            _out.print(f"{node['name']}: its service answers no questions: {node['problem']}", markup=False)
+            _out.print(
+                f"{node['name']}: its service answers no questions: {node['problem']}", markup=False
+            )
     gone = [node["name"] for node in found["nodes"] if node["online"] and not node["supernode"]]
     if gone:
         _out.print(
-            f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink counts a killed "
+            f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
+            "counts a killed "
             f"SuperNode as connected until it has heard nothing from it for {2 * HEARTBEAT_S} s",
             markup=False,
         )
     for run_ in found["runs"]:
-        _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
+        _out.print(
+            f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}",
+            markup=False,
+        )
     for fault in found["faults"]:
         _out.print(fault, markup=False)
 
@@ -156,9 +231,12 @@ def register(
     recipe: NamedRecipeArgument,
     folder: FolderArgument,
     overrides: SetOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Register another run of this recipe.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Register another run of this recipe.")
+    ] = False,
 ) -> None:
-    """Register a recipe's run, so that the signer signs its questions; run this as the signer's user.
+    """Register a recipe's run, so that the signer signs its questions; run this as the signer's
+    user.
 
     `deploy run` registers the run if its user may write the signer's files.
     """
@@ -174,17 +252,23 @@ def run(
     recipe: NamedRecipeArgument,
     folder: FolderArgument,
     overrides: SetOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start another run of this recipe.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on the nodes; repeat the command to continue an interrupted run. Exit status 1 after void rounds."""
+    """Run a recipe on the nodes; repeat the command to continue an interrupted run. Exit status 1
+    after void rounds.
+    """
     from fedlgm_nodes.deploy import submit
     from fedlgm_nodes.deploy.server_entry import NodesRecord
     from simulations.config import recipe as recipes
     from simulations.runs.folder import RunFolder
     from simulations.summaries import terminal
 
-    result = submit.run(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
+    result = submit.run(
+        _opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say
+    )
     if as_json:
         print_json(result)
     else:

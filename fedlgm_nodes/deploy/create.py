@@ -34,10 +34,19 @@ from simulations.engines.flower_processes import free_ports
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _FLEET = (
-    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
-    "push-object", "pull-object", "confirm-message-received",
-)  # fmt: skip
-"""The calls of Flower's fleet API that a SuperNode makes; other machines cannot make any other call to a SuperLink."""
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+"""The calls of Flower's fleet API that a SuperNode makes; other machines cannot make any other call
+to a SuperLink."""
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
@@ -56,9 +65,10 @@ def create(
     Args:
         path: folder to make.
         nodes: number of nodes, called node0, node1, ...
-        example: give every node its share of this recipe's data; without it the operator must fill in the policies.
-        hosts: names and addresses under which nodes on other machines reach this one; a proxy then forwards to the
-            SuperLink, which listens only on this machine's own address.
+        example: give every node its share of this recipe's data; without it the operator must fill
+            in the policies.
+        hosts: names and addresses under which nodes on other machines reach this one; a proxy then
+            forwards to the SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
         policy: values for every node's policy (see `fedlgm_nodes.service.folder`).
         test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
@@ -71,13 +81,20 @@ def create(
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*", host):
-            raise ConfigError(f"--host takes a name or address, such as fl.example.org, without a port, got {host!r}")
+            raise ConfigError(
+                "--host takes a name or address, such as fl.example.org, without a port, got "
+                f"{host!r}"
+            )
     path = path.resolve()
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if is_used(path):
-        raise RunError(f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)")
+        raise RunError(
+            f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)"
+        )
     before = os.umask(0o022)
-    os.umask(before | 0o022)  # no other user may write a file of the deployment, whatever the umask permits
+    os.umask(
+        before | 0o022
+    )  # no other user may write a file of the deployment, whatever the umask permits
     try:
         with drafted(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)
@@ -86,7 +103,9 @@ def create(
         said = str(error).replace(str(draft), str(path))
         raise RunError(f"cannot make the deployment {path}: {said}") from error
     except ConfigError as error:
-        said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
+        said = re.sub(
+            r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error)
+        )  # a file of the draft
         raise ConfigError(said.replace(str(draft), str(path))) from error
     finally:
         os.umask(before)
@@ -104,7 +123,14 @@ def _fill(
     test_seed: int | None,
 ) -> None:
     proxied = any(host not in _LOCAL for host in hosts)
-    closed = [draft.server, draft.flower_home, draft.runs, draft.authority, draft.signer.path, draft.signer.runs]
+    closed = [
+        draft.server,
+        draft.flower_home,
+        draft.runs,
+        draft.authority,
+        draft.signer.path,
+        draft.signer.runs,
+    ]
     for folder in closed + [draft.proxy] * proxied:
         folder.mkdir(mode=0o700, parents=True)
     draft.logs.mkdir(mode=0o700)
@@ -114,12 +140,17 @@ def _fill(
         (draft.path, 0o711), (draft.path / "nodes", 0o711), (draft.signer.path, 0o711),
         (draft.signer.socket.parent, 0o750),
     ):  # fmt: skip
-        folder.chmod(mode)  # whatever the operator's umask: the users of a deployment's processes have to get there
+        folder.chmod(
+            mode
+        )  # whatever the operator's umask: the users of a deployment's processes have to get there
     ports = free_ports(nodes + 2)
     settings = Settings(
-        host=hosts[0] if hosts else "127.0.0.1", port=port or ports[0], superlink=ports[-1] if proxied else None,
-        test=test_seed is not None, nodes=[DeployedNode(name=f"node{i}", port=ports[i + 1]) for i in range(nodes)],
-    )  # fmt: skip
+        host=hosts[0] if hosts else "127.0.0.1",
+        port=port or ports[0],
+        superlink=ports[-1] if proxied else None,
+        test=test_seed is not None,
+        nodes=[DeployedNode(name=f"node{i}", port=ports[i + 1]) for i in range(nodes)],
+    )
     draft.write_settings(settings)
     authority = certificates.make_authority(draft.authority)
     certificates.make_server_certificate(draft.server, authority, _LOCAL)
@@ -135,7 +166,10 @@ def _fill(
         )
         shutil.copyfile(draft.authority / "ca.crt", draft.proxy / "ca.crt")
         (draft.proxy / "Caddyfile").write_text(_caddyfile(settings), encoding="utf-8")
-        _script(draft.proxy / "start-proxy.sh", ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'])
+        _script(
+            draft.proxy / "start-proxy.sh",
+            ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'],
+        )
     shares = _shares(example, nodes)
     keys = [Ed25519PrivateKey.generate() for _ in settings.nodes]
     if hides_answers(policy.get("trust", ())):
@@ -146,15 +180,24 @@ def _fill(
         node.path.mkdir()
         node.path.chmod(0o711)
         values: dict[str, Any] = {
-            "name": one.name, "client": client, "population": nodes, "server_key": public_text(signer), **policy,
-        }  # fmt: skip
+            "name": one.name,
+            "client": client,
+            "population": nodes,
+            "server_key": public_text(signer),
+            **policy,
+        }
         if shares is not None:
             values |= _write_share(node, *shares[client])
-        service = NodeFolder.create(node.service.path, values, test_seed=test_seed, signer=keys[client])
+        service = NodeFolder.create(
+            node.service.path, values, test_seed=test_seed, signer=keys[client]
+        )
         pem = certificates.make_node_key(node.flower_key)
         node.flower_home.mkdir(mode=0o700)
         shared = secrets.token_hex(32).encode()
-        for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
+        for role in (
+            "supernode",
+            "executor",
+        ):  # two users, and neither can read what is the other's
             create_durably(node.secret(role), shared)
         shutil.copyfile(draft.authority / "ca.crt", node.ca)
         node.ca.chmod(0o644)
@@ -169,24 +212,31 @@ def _fill(
 
 
 def secure_sums(nodes: int) -> dict[str, int]:
-    """The [distributed] section of the policies of nodes that are made together, without their peers.
+    """The [distributed] section of the policies of nodes that are made together, without their
+    peers.
 
     Raises:
-        ConfigError: there are too few nodes to hide one among, or no round could ask as many as each would require.
+        ConfigError: there are too few nodes to hide one among, or no round could ask as many as
+            each would require.
     """
     if nodes < 3:
-        raise ConfigError(f"--trust distributed hides a node among others: it needs 3 nodes or more, got {nodes}")
+        raise ConfigError(
+            f"--trust distributed hides a node among others: it needs 3 nodes or more, got {nodes}"
+        )
     colluders = nodes // 10
     least = max(least_threshold(nodes, colluders), colluders + 2)
     if least > MOST_NODES:
         raise ConfigError(
-            f"each of {nodes} nodes would require rounds of {least} nodes or more (min_cohort), and at most "
+            f"each of {nodes} nodes would require rounds of {least} nodes or more (min_cohort), "
+            "and at most "
             f"{MOST_NODES} can make a secure sum"
         )
     return {"min_cohort": least, "max_colluders": colluders}
 
 
-def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolledNode:
+def enrol(
+    folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False
+) -> EnrolledNode:
     """Add a node to the enrolment and return its entry.
 
     Args:
@@ -196,7 +246,8 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
         replace: replace another node that is enrolled as this client.
 
     Raises:
-        ConfigError: a file cannot be used, an entry does not fit the others, or another node already has this client.
+        ConfigError: a file cannot be used, an entry does not fit the others, or another node
+            already has this client.
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
@@ -215,7 +266,8 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     before = next((node for node in enrolled if node.client == entry.client), None)
     if before not in (None, entry) and not replace:
         raise ConfigError(
-            f"client {before.client} is {before.name} already, with other keys or under another name; pass --replace "
+            f"client {before.client} is {before.name} already, with other keys or under another "
+            "name; pass --replace "
             f"to put the node of {public} in its place"
         )
     others = [node for node in enrolled if node.client != entry.client]
@@ -234,7 +286,8 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
 
 def _enrolment(nodes: Sequence[EnrolledNode]) -> str:
     head = (
-        "# Which registered node is which client. Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
+        "# Which registered node is which client. "
+        "Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
     )
     in_order = sorted(nodes, key=lambda node: node.client)
     return head + tomli_w.dumps({"node": [node.model_dump() for node in in_order]})
@@ -249,34 +302,57 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
         raise ConfigError("--example takes a recipe of one input and classes")
     x, y, classes = data.train_x, data.train_y, data.classes
-    return [(x[rows], y[rows], classes) for rows in (assembly.partition[client] for client in range(nodes))]
+    return [
+        (x[rows], y[rows], classes)
+        for rows in (assembly.partition[client] for client in range(nodes))
+    ]
 
 
-def _write_share(node: DeployedNodeFolder, x: np.ndarray, y: np.ndarray, classes: int) -> dict[str, Any]:
+def _write_share(
+    node: DeployedNodeFolder, x: np.ndarray, y: np.ndarray, classes: int
+) -> dict[str, Any]:
     (node.path / "data").mkdir(mode=0o700)
     file = node.path / "data" / "examples.npz"
     np.savez(file, x=x, y=y)
     file.chmod(0o600)
-    return {"path": "../data/examples.npz", "shape": list(x.shape[1:]), "classes": classes, "data_name": "example"}
+    return {
+        "path": "../data/examples.npz",
+        "shape": list(x.shape[1:]),
+        "classes": classes,
+        "data_name": "example",
+    }
 
 
-def _write_flower_configuration(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
+def _write_flower_configuration(
+    draft: DeploymentFolder, final: DeploymentFolder, settings: Settings
+) -> None:
     connection = {"address": settings.local, "root-certificates": str(final.server / "ca.crt")}
     text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
     (draft.flower_home / "config.toml").write_text(text, encoding="utf-8")
 
 
 def _superlink(settings: Settings) -> list[str]:
-    """The SuperLink's control API has no password, so it always listens on this machine's own address."""
+    """The SuperLink's control API has no password, so it always listens on this machine's own
+    address.
+    """
     return [
         'export FLWR_HOME="$PWD/flower"',
-        f'exec "$BIN/flower-superlink" --host 127.0.0.1 --port {settings.local_port} --database superlink.db \\',
-        "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt --enable-supernode-auth",
+        (
+            f'exec "$BIN/flower-superlink" --host 127.0.0.1 --port {settings.local_port} '
+            "--database "
+            "superlink.db \\"
+        ),
+        (
+            "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt "
+            "--enable-supernode-auth"
+        ),
     ]
 
 
 def _caddyfile(settings: Settings) -> str:
-    """Configuration of a Caddy proxy that exposes only the SuperLink's API for SuperNodes to other machines."""
+    """Configuration of a Caddy proxy that exposes only the SuperLink's API for SuperNodes to other
+    machines.
+    """
     paths = " ".join(f"/v1/fleet/{name}" for name in _FLEET)
     return f"""\
 # Before the SuperLink, whose control and runtime APIs run code for anyone who reaches them. Any other proxy has to do
@@ -320,11 +396,18 @@ def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]
             'export FLWR_HOME="$PWD/flower"',
             'exec "$BIN/python" -m fedlgm_nodes.service.supernode --root-certificates ca.crt \\',
             "    --auth-supernode-private-key supernode.key \\",
-            f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port {node.port} \\",
+            (
+                f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port "
+                f"{node.port} "
+                "\\"
+            ),
             "    --isolation process --superexec-auth-secret-file supernode.secret",
         ],
         "executor": [
-            f'exec "$BIN/python" -m fedlgm_nodes.service.executor --supernode 127.0.0.1:{node.port} \\',
+            (
+                'exec "$BIN/python" -m fedlgm_nodes.service.executor --supernode '
+                f"127.0.0.1:{node.port} \\"
+            ),
             "    --secret-file executor.secret --socket service/run/release.sock",
         ],
     }
@@ -337,20 +420,28 @@ def _script(path: Path, lines: Sequence[str]) -> None:
         'cd "$(dirname "$0")"',
         f'BIN="${{FEDLGM_BIN:-{Path(sys.executable).parent}}}"',
     ]
-    path.write_text("\n".join([*head, 'export PATH="$BIN:$PATH"', _QUIET, *lines]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join([*head, 'export PATH="$BIN:$PATH"', _QUIET, *lines]) + "\n", encoding="utf-8"
+    )
     path.chmod(0o755)
 
 
 def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Units for systemd: the server's, and three per node under three users; the docs explain how to create them.
+    """Units for systemd: the server's, and three per node under three users; the docs explain how
+    to create them.
 
-    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the service, whose memory
-    size reveals the amount of data.
+    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the
+    service, whose memory size reveals the amount of data.
     """
     folder = draft.path / "systemd"
     folder.mkdir()
     units = {
-        "fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "After=fedlgm-signer.service\n", ""),
+        "fedlgm-superlink": (
+            "fl-server",
+            final.server / "start-superlink.sh",
+            "After=fedlgm-signer.service\n",
+            "",
+        ),
         "fedlgm-signer": ("fl-sign", final.signer.script, "", "PrivateNetwork=yes\nUMask=0077\n"),
     }
     if settings.superlink is not None:
@@ -360,12 +451,20 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
         files = final.node(node.name)
         hidden = "ProtectProc=invisible\n"
         units |= {
-            f"fedlgm-{node.name}-service": ("fl-data", files.script("service"), "", "PrivateNetwork=yes\nUMask=0077\n"),
+            f"fedlgm-{node.name}-service": (
+                "fl-data",
+                files.script("service"),
+                "",
+                "PrivateNetwork=yes\nUMask=0077\n",
+            ),
             f"fedlgm-{node.name}-supernode": ("fl-node", files.script("supernode"), "", hidden),
             f"fedlgm-{node.name}-executor": (
-                "fl-app", files.script("executor"), f"After=fedlgm-{node.name}-service.service\n", hidden
+                "fl-app",
+                files.script("executor"),
+                f"After=fedlgm-{node.name}-service.service\n",
+                hidden,
             ),
-        }  # fmt: skip
+        }
     for name, (user, script, after, more) in units.items():
         text = (
             f"[Unit]\nDescription={name}\nWants=network-online.target\nAfter=network-online.target\n{after}\n"

@@ -14,7 +14,9 @@ _REGISTERED = "[code: 23]"  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 
 
 def is_online(node: dict[str, Any]) -> bool:
-    """Whether a node counts as connected; a killed one does for `2 * HEARTBEAT_S` after its last heartbeat."""
+    """Whether a node counts as connected; a killed one does for `2 * HEARTBEAT_S` after its last
+    heartbeat.
+    """
     return bool(node.get("status") == "online")
 
 
@@ -33,18 +35,29 @@ class Flower(FlwrCommand):
         """Register a node's public key.
 
         Raises:
-            RunError: the SuperLink refuses the key for another reason than that it is already registered.
+            RunError: the SuperLink refuses the key for another reason than that it is already
+                registered.
         """
         public = self._folder.node(name).flower_key
         try:
-            self.json("supernode", "register", str(public.with_name(public.name + ".pub")), CONNECTION, "--name", name)
+            self.json(
+                "supernode",
+                "register",
+                str(public.with_name(public.name + ".pub")),
+                CONNECTION,
+                "--name",
+                name,
+            )
         except RunError as error:
             if _REGISTERED not in str(error):
                 raise
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Flower's statement of each node that registered, by the id of its SuperNode."""
-        return {str(node["node-id"]): node for node in self.json("supernode", "list", CONNECTION)["nodes"]}
+        return {
+            str(node["node-id"]): node
+            for node in self.json("supernode", "list", CONNECTION)["nodes"]
+        }
 
     def online(self) -> int:
         """Number of nodes that count as connected."""

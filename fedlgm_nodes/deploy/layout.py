@@ -3,9 +3,9 @@
 DIR/deploy.toml                address, ports, names
 DIR/enrolment.toml             which node is which client
 DIR/server/                    SuperLink's certificate and database, Flower's configuration, runs
-DIR/signer/                    the key that signs questions, registered runs: of another user than the SuperLink's
-DIR/proxy/                     the proxy before the SuperLink, if nodes are on other machines
-DIR/authority/                 the key that signs certificates: no running process needs it
+DIR/signer/                    the key that signs questions, registered runs: of another user than
+the SuperLink's DIR/proxy/                     the proxy before the SuperLink, if nodes are on other
+machines DIR/authority/                 the key that signs certificates: no running process needs it
 DIR/nodes/NAME/                everything of one node: goes to its machine
 DIR/systemd/                   units for machines that start them by themselves
 DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
@@ -66,10 +66,13 @@ class DeployedNodeFolder:
         return NodeFolder(self.path / "service")
 
     flower_key = Under("supernode.key")
-    """Private key of the node's SuperNode; the public half is in the file with the suffix `.pub`."""
+    """Private key of the node's SuperNode; the public half is in the file with the suffix
+    `.pub`."""
 
     def secret(self, role: str) -> Path:
-        """Secret shared by "supernode" and "executor": the same bytes in a file for each, readable only by its user."""
+        """Secret shared by "supernode" and "executor": the same bytes in a file for each, readable
+        only by its user.
+        """
         return self.path / f"{role}.secret"
 
     flower_home = Under("flower")
@@ -108,7 +111,9 @@ class SignerFolder:
         try:
             return Ed25519PrivateKey.from_private_bytes(self.key_file.read_bytes())
         except (OSError, ValueError) as error:
-            raise RunError(f"the key of questions {self.key_file} cannot be used: {error}") from error
+            raise RunError(
+                f"the key of questions {self.key_file} cannot be used: {error}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ class DeploymentFolder:
         folder = cls(path.resolve())
         if not folder.settings_file.is_file():
             raise RunError(
-                f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
+                f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm "
+                f"deploy init {path}"
             )
         return folder
 
@@ -173,7 +179,9 @@ class DeploymentFolder:
 
     def write_settings(self, settings: Settings) -> None:
         """Write `deploy.toml`."""
-        self.settings_file.write_text(tomli_w.dumps(settings.model_dump(exclude_none=True)), encoding="utf-8")
+        self.settings_file.write_text(
+            tomli_w.dumps(settings.model_dump(exclude_none=True)), encoding="utf-8"
+        )
 
     def node(self, name: str) -> DeployedNodeFolder:
         """The folder of a node."""

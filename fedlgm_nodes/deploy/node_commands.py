@@ -23,7 +23,9 @@ from fedlgm.wire import printable
 from simulations.shell import Commands, JsonOption, NewFolderArgument, TestSeedOption, print_json
 from simulations.tables import table
 
-app = typer.Typer(cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True
+)
 _out = Console(soft_wrap=True, emoji=False)
 
 _OF_RELEASE = ("seq", "charged_at", "run", "round", "trust", "protects", "event")
@@ -35,20 +37,34 @@ def init(
     folder: NewFolderArgument,
     client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
     population: Annotated[
-        int | None, typer.Option(help="Registered clients of the federation; by default the client's number plus one.")
+        int | None,
+        typer.Option(
+            help="Registered clients of the federation; by default the client's number plus one."
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the node; by default the folder's.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the node; by default the folder's.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="numpy, images, idx, parquet or loader.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape of one input, for example 1,28,28.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one input, for example 1,28,28.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget for the lifetime of the data set.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
     unit: Annotated[
-        str, typer.Option(help="Unit that the budget protects: client (all of the data) or example.")
+        str,
+        typer.Option(help="Unit that the budget protects: client (all of the data) or example."),
     ] = "client",
-    server_key: Annotated[str, typer.Option(help="Public key of the server; the node then answers no one else.")] = "",
+    server_key: Annotated[
+        str, typer.Option(help="Public key of the server; the node then answers no one else.")
+    ] = "",
     test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,16 +72,21 @@ def init(
     from fedlgm_nodes.service.folder import NodeFolder
 
     values: dict[str, Any] = {
-        "client": client, "population": client + 1 if population is None else population, "unit": unit,
-        "epsilon": epsilon, "delta": delta, "server_key": server_key,
-    }  # fmt: skip
+        "client": client,
+        "population": client + 1 if population is None else population,
+        "unit": unit,
+        "epsilon": epsilon,
+        "delta": delta,
+        "server_key": server_key,
+    }
     values |= {"name": name} if name else {}
     if kind == "loader":
         values |= {"kind": kind, "path": "", "loader": str(data or "package.module:function")}
     elif data is not None:
         if not data.exists():
             raise ConfigError(
-                f"--data: there is nothing at {data}; create it first, or leave --data out and edit the policy"
+                f"--data: there is nothing at {data}; create it first, or leave --data out and "
+                "edit the policy"
             )
         values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
     elif kind is not None:
@@ -89,8 +110,14 @@ def init(
     if as_json:
         print_json({"folder": str(folder), **made.public()})
         return
-    _out.print(f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`", markup=False)
-    _out.print(f"send {made.public_file} to the server's operator; back up {folder / 'state'} as a whole", markup=False)
+    _out.print(
+        f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`",
+        markup=False,
+    )
+    _out.print(
+        f"send {made.public_file} to the server's operator; back up {folder / 'state'} as a whole",
+        markup=False,
+    )
 
 
 @app.command()
@@ -125,7 +152,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
         _out.print(
             f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
-            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g} "
+            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta "
+            f"{answer['delta']:g} "
             f"for {'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
             f"{answer['releases_left']} releases left{note}",
             markup=False,
@@ -138,7 +166,9 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
 
 def _stopped(path: Path) -> str:
-    """That the process which listens on a socket is stopped by a signal, and what to do; empty if it is not."""
+    """That the process which listens on a socket is stopped by a signal, and what to do; empty if
+    it is not.
+    """
     import psutil
 
     from fedlgm_nodes.deploy.processes import stopped
@@ -146,7 +176,9 @@ def _stopped(path: Path) -> str:
     with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         link.connect(str(path))
-        pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        pid, _, _ = struct.unpack(
+            "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
         return stopped("the release service", psutil.Process(pid))
     return ""
 
@@ -175,16 +207,24 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta, protected)
         guarantee = _guarantee({row.trust for row in rows}, protected)
         report: dict[str, Any] = {
-            "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
-            "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
-            "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
+            "data": kept.dataset,
+            "ledger": kept.identity,
+            "test": kept.test,
+            "releases": len(rows),
+            "head": kept.head,
+            "epsilon_spent": spent,
+            "epsilon": policy.privacy.epsilon,
+            "epsilon_left": max(0.0, policy.privacy.epsilon - spent),
+            "delta": policy.privacy.delta,
             "releases_left": max(0, policy.ask.releases - len(rows)),
-            "unit": guarantee.unit, "relation": guarantee.relation, "trust": sorted({row.trust for row in rows}),
+            "unit": guarantee.unit,
+            "relation": guarantee.relation,
+            "trust": sorted({row.trust for row in rows}),
             "guarantee": guarantee.sentence(noise_reproducible=kept.test),
             "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
             "rows": [{name: getattr(row, name) for name in _OF_RELEASE} for row in rows],
-        }  # fmt: skip
+        }
     if as_json:
         print_json(report)
         return
@@ -192,11 +232,14 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     last = table(f"{policy.node.name}: {report['data']}", columns, left=columns)
     for row in rows[-20:]:
         cost = Cost.of(decode(json.loads(row.event))).sentence(guarantee.unit)
-        run = Text(printable(row.run, 80))  # chosen by the sender of the question: no markup, no control characters
+        run = Text(
+            printable(row.run, 80)
+        )  # chosen by the sender of the question: no markup, no control characters
         last.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
     _out.print(last, soft_wrap=False)
     _out.print(
-        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}, "
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta "
+        f"{policy.privacy.delta:g}, "
         f"{report['epsilon_left']:.4g} left; "
         f"{report['releases_left']} of {policy.ask.releases} releases left; "
         f"head {kept.head[:16]}\n{report['guarantee']}",
@@ -216,6 +259,8 @@ def _kind(data: Path) -> str:
     if "idx" in data.name or "ubyte" in data.name:
         return "idx"
     raise ConfigError(
-        f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a folder of images: "
-        "convert it (pandas.read_csv(...).to_parquet(...)), or read it with your own function (--kind loader)"
+        f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a "
+        "folder of images: "
+        "convert it (pandas.read_csv(...).to_parquet(...)), or read it with your own function "
+        "(--kind loader)"
     )

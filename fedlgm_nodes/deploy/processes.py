@@ -28,12 +28,14 @@ from simulations.runs.shapes import read_json
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _MARK = "FEDLGM_DEPLOYED"
-"""Variable in the environment of every process that `up` starts: its id, its log's length before, role and folder.
+"""Variable in the environment of every process that `up` starts: its id, its log's length before,
+role and folder.
 
 It finds processes that the record does not name. Their children inherit it, but have other ids.
 """
 _STILL_CONNECTED = "[code: 2004]"
-"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
+"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a
+kill."""
 _AGAIN_S = 2.0
 _OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
 _Known = tuple[int, float, int]
@@ -64,7 +66,9 @@ class Look:
 
 
 def faults(folder: DeploymentFolder) -> dict[str, str]:
-    """Role -> what is wrong with its process, and what to do, of those that `up` started on this machine."""
+    """Role -> what is wrong with its process, and what to do, of those that `up` started on this
+    machine.
+    """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
         return {}
     running, found = _running(folder), {}
@@ -79,13 +83,16 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
 def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
     """What to do about a process that has ended."""
     return (
-        f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up {folder.path}` "
+        f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
+        f"{folder.path}` "
         "starts it again"
     )
 
 
 def stopped(role: str, process: psutil.Process) -> str:
-    """What to do about a process that a signal has stopped; empty if it is not stopped, or has ended."""
+    """What to do about a process that a signal has stopped; empty if it is not stopped, or has
+    ended.
+    """
     with contextlib.suppress(psutil.Error):
         if process.status() == psutil.STATUS_STOPPED:
             return f"{role} (process {process.pid}) is stopped by a signal: `kill -CONT {process.pid}` continues it"
@@ -93,11 +100,20 @@ def stopped(role: str, process: psutil.Process) -> str:
 
 
 def superlink(folder: DeploymentFolder) -> psutil.Process | None:
-    """The SuperLink on this machine, whoever started it; None if there is none that this user can see."""
+    """The SuperLink on this machine, whoever started it; None if there is none that this user can
+    see.
+    """
     readable = os.access(folder.processes_file, os.R_OK)
-    if (process := _alive((_recorded(folder) if readable else {}) | _marked(folder)).get("superlink")) is not None:
+    if (
+        process := _alive((_recorded(folder) if readable else {}) | _marked(folder)).get(
+            "superlink"
+        )
+    ) is not None:
         return process
-    return next((one for one in started_under(folder.flower_home) if is_called(one, "flower-superlink")), None)
+    return next(
+        (one for one in started_under(folder.flower_home) if is_called(one, "flower-superlink")),
+        None,
+    )
 
 
 def is_called(process: psutil.Process, command: str) -> bool:
@@ -116,10 +132,12 @@ def starts_apps(link: psutil.Process) -> bool:
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
-    """Start the SuperLink and every node, and wait until all nodes are connected; running processes are kept.
+    """Start the SuperLink and every node, and wait until all nodes are connected; running processes
+    are kept.
 
     Raises:
-        RunError: a process ended, or not all nodes connected; all processes that the call started are then stopped.
+        RunError: a process ended, or not all nodes connected; all processes that the call started
+            are then stopped.
     """
     settings, flower = folder.settings(), Flower(folder)
     running = _found(folder)
@@ -127,8 +145,12 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     told = set[str]()
 
     def look() -> None:
-        """Name processes that a signal has stopped, without which this call would wait in silence."""
-        for fault in {stopped(role, process) for role, process in _running(folder).items()} - told - {""}:
+        """Name processes that a signal has stopped, without which this call would wait in
+        silence.
+        """
+        for fault in (
+            {stopped(role, process) for role, process in _running(folder).items()} - told - {""}
+        ):
             told.add(fault)
             say(fault)
 
@@ -141,7 +163,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     try:
         _record(folder, _recorded(folder) | _marked(folder))
         if "superlink" not in running:
-            end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
+            end(
+                started_under(folder.flower_home)
+            )  # ServerApps of a SuperLink that died: they still hold their runs
         _check_ports(settings, running)
         _start(folder, "superlink", running, started)
         _start(folder, "signer", running, started)
@@ -149,7 +173,11 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, "proxy", running, started)
         wait("the SuperLink", flower.healthy)
         wait("the signer", folder.signer.socket.exists)
-        known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
+        known = (
+            set(folder.registered_file.read_text().split())
+            if folder.registered_file.is_file()
+            else set()
+        )
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", running, started)
         for node in settings.nodes:
@@ -169,7 +197,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         _stop(folder, list(started))
         raise
     say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
-    say("anyone who can open a connection to the SuperLink's control port on this machine can run code as this user")
+    say(
+        "anyone who can open a connection to the SuperLink's control port on this machine can run "
+        "code as this user"
+    )
 
 
 def _check_ports(settings: Settings, running: Iterable[str]) -> None:
@@ -183,23 +214,27 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
     for role, port in ports.items():
         if role not in running and taken(port):
             raise RunError(
-                f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop that program, or "
+                f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop "
+                "that program, or "
                 "create the deployment again in another folder, with other ports"
             )
 
 
 def down(folder: DeploymentFolder) -> int:
-    """Stop all processes that `up` has started on this machine, with their children, and return their number."""
+    """Stop all processes that `up` has started on this machine, with their children, and return
+    their number.
+    """
     return _stop(folder, ["superlink", *_recorded(folder), *_marked(folder)])
 
 
 def status(folder: DeploymentFolder) -> dict[str, Any]:
     """Running processes, connected nodes, each node's remaining budget, and the runs.
 
-    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
-    `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
-    the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
-    the data set's whole life, and are None if the service does not answer; `problem` then says why.
+    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run
+    on this machine; `online` whether the SuperLink counts the node as connected (None if its
+    SuperNode has no id so far), and `since` the UTC time since which this has been so (None if it
+    has never been connected). The service's own figures cover the data set's whole life, and are
+    None if the service does not answer; `problem` then says why.
     """
     settings, running, flower = folder.settings(), _found(folder), Flower(folder)
     wrong = faults(folder)
@@ -218,7 +253,10 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
         nodes.append(
             {
                 "name": node.name,
-                **{role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")},
+                **{
+                    role: f"{node.name}-{role}" in running
+                    for role in ("service", "supernode", "executor")
+                },
                 "online": online,
                 "since": since if since != "N/A" else None,
                 **{figure: answer.get(figure) for figure in _OF_SERVICE},
@@ -237,9 +275,13 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
 
 
 def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
-    """The budget of a node on this machine, as its service states it. Without one `ok` is False, `why` says why."""
+    """The budget of a node on this machine, as its service states it. Without one `ok` is False,
+    `why` says why.
+    """
     try:
-        header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
+        header, _ = frames.exchange(
+            str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60
+        )
     except RunError as error:
         return {"ok": False, "why": str(error)}
     return header
@@ -257,7 +299,9 @@ def _run(path: Path) -> dict[str, Any]:
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
 
 
-def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]) -> None:
+def _start(
+    folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]
+) -> None:
     if role in running:
         return
     folder.logs.mkdir(exist_ok=True)
@@ -265,10 +309,19 @@ def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Proces
         started.append(role)
         since = log.tell()
         process = subprocess.Popen(
-            ["/bin/sh", "-c", f'export {_MARK}="$$ $1"; exec "$0"', _script(folder, role),
-             f"{since} {role} {folder.path}"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(None),
-        )  # fmt: skip
+            [
+                "/bin/sh",
+                "-c",
+                f'export {_MARK}="$$ $1"; exec "$0"',
+                _script(folder, role),
+                f"{since} {role} {folder.path}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment(None),
+        )
     child = psutil.Process(process.pid)
     try:
         _record(folder, _recorded(folder) | {role: (process.pid, _born(child), since)})
@@ -287,7 +340,9 @@ def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
-    """The script that starts a role: "superlink", "signer", "proxy", or a node's, such as "node0-service"."""
+    """The script that starts a role: "superlink", "signer", "proxy", or a node's, such as
+    "node0-service".
+    """
     servers = {
         "superlink": folder.server / "start-superlink.sh",
         "signer": folder.signer.script,
@@ -306,7 +361,8 @@ def _wait(
     every: float = 0.1,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until `ready`; restart processes that have ended since they were found running, and refused SuperNodes.
+    """Wait until `ready`; restart processes that have ended since they were found running, and
+    refused SuperNodes.
 
     `look` is called before every look at what is waited for.
     """
@@ -336,12 +392,17 @@ def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
     kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
-    found = read_json(folder.processes_file, kind, "delete it: the processes that `up` started are found without it")
+    found = read_json(
+        folder.processes_file,
+        kind,
+        "delete it: the processes that `up` started are found without it",
+    )
     return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
 
 
 def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
-    """Running processes that `up` started, also if the record was lost or `up` was killed before it wrote it.
+    """Running processes that `up` started, also if the record was lost or `up` was killed before it
+    wrote it.
 
     Processes of other users do not count, since anyone can set the variable.
     """
@@ -365,7 +426,9 @@ def _found(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 
 def _born(process: psutil.Process) -> float:
-    """When a process started, in seconds since the machine did: the time of day moves when the clock is set."""
+    """When a process started, in seconds since the machine did: the time of day moves when the
+    clock is set.
+    """
     return process.create_time() - psutil.boot_time()
 
 
@@ -381,8 +444,11 @@ def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = _found(folder)
-    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a minute otherwise.
-    supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
+    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a
+    # minute otherwise.
+    supernodes = {
+        running[role] for role in roles if role in running and role.endswith("-supernode")
+    }
     family = {one for role in roles if role in running for one in with_children(running[role])}
     if "superlink" in roles:
         family |= started_under(folder.flower_home)
@@ -399,8 +465,14 @@ def _all_know_their_id(folder: DeploymentFolder, started: list[str]) -> bool:
 
 
 def _node_id(folder: DeploymentFolder, role: str) -> str:
-    """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has not."""
-    found = re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD)) if (folder.logs / f"{role}.log").is_file() else []
+    """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
+    not.
+    """
+    found = (
+        re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD))
+        if (folder.logs / f"{role}.log").is_file()
+        else []
+    )
     return str(found[-1]) if found else ""
 
 

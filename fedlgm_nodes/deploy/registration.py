@@ -106,7 +106,9 @@ class Registration(BaseModel):
 
 def registered(folder: Path, stem: str) -> list[str]:
     """Names of a recipe's registered runs, the newest last."""
-    return sorted((path.stem for path in folder.glob(f"{stem}-*.json") if number(path.stem)), key=number)
+    return sorted(
+        (path.stem for path in folder.glob(f"{stem}-*.json") if number(path.stem)), key=number
+    )
 
 
 def number(run: str) -> int:

@@ -35,7 +35,9 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 
-ENDED = "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
+ENDED = (
+    "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
+)
 TOLD = "nodes.log"  # progress lines, among the run's private files
 ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
 _POLL_S = 0.2
@@ -43,7 +45,9 @@ REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
 class DeployedAssembly(Assembly):
-    """The objects of a run whose clients keep their data. The server has the recipe's test set, and no partition."""
+    """The objects of a run whose clients keep their data. The server has the recipe's test set, and
+    no partition.
+    """
 
     @property
     def sizes(self) -> np.ndarray:
@@ -51,7 +55,8 @@ class DeployedAssembly(Assembly):
         return np.ones(self.recipe.federation.clients, dtype=np.int64)
 
     def check_server(self) -> None:
-        """Build the server's part of a recipe, including users' objects, before anything is started.
+        """Build the server's part of a recipe, including users' objects, before anything is
+        started.
 
         Raises:
             ConfigError: an object cannot be found or built.
@@ -61,7 +66,8 @@ class DeployedAssembly(Assembly):
 
 
 def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
-    """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint in every round.
+    """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint
+    in every round.
 
     Args:
         recipe: the recipe as written.
@@ -74,24 +80,32 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     federation, run = recipe.federation, recipe.run
     recipe.protects.check_nodes()
     if federation.dropout or federation.stragglers:
-        raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
+        raise ConfigError(
+            "federation.dropout and federation.stragglers are simulated: set both to 0 for real "
+            "nodes"
+        )
     if recipe.data.standardise is not None:
         raise ConfigError(
-            "data.standardise: real nodes read their own rows, which no recipe standardises: standardise the rows of "
+            "data.standardise: real nodes read their own rows, which no recipe standardises: "
+            "standardise the rows of "
             "all nodes and the test rows with the same public figures, and leave it out"
         )
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
-            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make only sound "
+            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make "
+            "only sound "
             "releases: leave it out"
         )
     if recipe.model.adapters is not None and recipe.model.weights is None:
         raise ConfigError(
-            "model.adapters: all nodes must have the same frozen base: name its file in model.weights, and its "
+            "model.adapters: all nodes must have the same frozen base: name its file in "
+            "model.weights, and its "
             "SHA-256 in every node's policy ([allow] weights)"
         )
     if test and run.seed is None:
-        raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
+        raise ConfigError(
+            "a test deployment needs run.seed, the seed that its nodes were made with"
+        )
     own = recipe.changed(
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
@@ -100,20 +114,28 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     asked = round(own.federation.share * clients)
     if own.distributed is not None and asked > MOST_NODES:
         raise ConfigError(
-            f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a lower federation.rate "
+            f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a "
+            "lower federation.rate "
             "or federation.cohort"
         )
     return own
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
-    """The requested work, by names that are installed on the nodes (see `fedlgm_nodes.protocol.messages.Question`)."""
+    """The requested work, by names that are installed on the nodes (see
+    `fedlgm_nodes.protocol.messages.Question`).
+    """
     model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
     if recipe.model.weights is not None:
-        model["weights"] = digest_of_file(recipe.model.weights)  # each node has its own copy, which its policy pins
+        model["weights"] = digest_of_file(
+            recipe.model.weights
+        )  # each node has its own copy, which its policy pins
     if recipe.model.adapters is not None:
         seed = (recipe.run.seed or 0) if recipe.model.seed is None else recipe.model.seed
-        model["adapters"] = {"seed": seed, **recipe.model.adapters}  # where A is frozen, it is not sent
+        model["adapters"] = {
+            "seed": seed,
+            **recipe.model.adapters,
+        }  # where A is frozen, it is not sent
     work: dict[str, Any] = {
         "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,
@@ -129,8 +151,8 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
 def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
     """A run's remaining demand on each node; None if there is none.
 
-    Rounds of different cost are replaced by the same number of equal rounds with the same total cost. If sampling may
-    invite a node to any round, the number is its 99 % quantile.
+    Rounds of different cost are replaced by the same number of equal rounds with the same total
+    cost. If sampling may invite a node to any round, the number is its 99 % quantile.
 
     Args:
         assembly: objects of the run.
@@ -142,14 +164,24 @@ def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
     scale = math.sqrt(costs[0] / costs.mean())
     if scale != 1:
         plan = replace(
-            plan, sigma=plan.sigma * scale, queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries)
+            plan,
+            sigma=plan.sigma * scale,
+            queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries),
         )
     left, releases = facts.rounds - done, facts.releases
-    if facts.max_participations is None and facts.sampling.separation is None and facts.sampling.rate < 1:
+    if (
+        facts.max_participations is None
+        and facts.sampling.separation is None
+        and facts.sampling.rate < 1
+    ):
         import scipy.stats
 
         releases = int(scipy.stats.binom.ppf(0.99, facts.rounds, facts.sampling.rate))
-    return Need(run, work_of(assembly.recipe), plan.to_json(), min(releases, left)) if min(releases, left) > 0 else None
+    return (
+        Need(run, work_of(assembly.recipe), plan.to_json(), min(releases, left))
+        if min(releases, left) > 0
+        else None
+    )
 
 
 class NodesRecord:
@@ -157,7 +189,8 @@ class NodesRecord:
 
     Args:
         folder: the run's folder.
-        summed: whether the server sees only the sum of a round, which nobody answers if no node may take part.
+        summed: whether the server sees only the sum of a round, which nobody answers if no node may
+            take part.
     """
 
     def __init__(self, folder: RunFolder, summed: bool) -> None:
@@ -180,19 +213,33 @@ class NodesRecord:
     def counted(self, row: FullRow) -> None:
         """Print a round's line."""
         if self._summed and not row["cohort"]:
-            self.say(f"round {row['round']} is void and moves nothing: no node may take part in it any more")
+            self.say(
+                f"round {row['round']} is void and moves nothing: no node may take part in it any "
+                "more"
+            )
             return
-        figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
-        self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
+        figures = (
+            f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}"
+            if "accuracy" in row
+            else ""
+        )
+        self.say(
+            f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}"
+        )
 
     def void(self) -> int:
-        """Number of the run's rounds that were void: nobody was asked, or the round's last attempt gave no sum."""
+        """Number of the run's rounds that were void: nobody was asked, or the round's last attempt
+        gave no sum.
+        """
         file = self._folder.private / REPORT
-        reports = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
+        reports = (
+            map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
+        )
         last = {report["round"]: bool(report["answered"]) for report in reports}
         rows = self._folder.rows(private=True) if self._summed else []
         return sum(
-            not row.get("skipped") and not (row.get("cohort", 1) and last.get(row["round"], True)) for row in rows
+            not row.get("skipped") and not (row.get("cohort", 1) and last.get(row["round"], True))
+            for row in rows
         )
 
     def ended(self, rounds: int) -> None:
@@ -200,7 +247,10 @@ class NodesRecord:
         void = self.void()
         done = len(self._folder.rows()) - void
         are = "is" if void == 1 else "are"
-        self.say(f"{done} of {rounds} rounds are done" + (f"; {void} {are} void and moved nothing" if void else ""))
+        self.say(
+            f"{done} of {rounds} rounds are done"
+            + (f"; {void} {are} void and moved nothing" if void else "")
+        )
 
 
 def make_server_app() -> ServerApp:
@@ -230,18 +280,25 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
 
     hasten_server_grid()
     enrolment = Enrolment.load(deployment.enrolment_file)
-    questions = NodeQuestions(folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket))
+    questions = NodeQuestions(
+        folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket)
+    )
     answers = AnswerCheck(
-        enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
+        enrolment,
+        assembly.layers,
+        positions=deployment.positions_file,
+        test=deployment.settings().test,
     )
     nodes = (NodeGrid if alone else SecureGrid)(
         grid, enrolment, questions, answers,
         patience=_patience(recipe), say=record.say, on_round=record.round,
     )  # fmt: skip
     enrolled = (EnrolledNodes if alone else EnrolledSum)(
-        round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
+        round_timeout=federation.round_timeout,
+        quorum=federation.quorum,
+        max_failures=federation.max_failures,
         simulated=recipe.run.test_mode,
-    )  # fmt: skip
+    )
     file = AttemptFile(folder.private / ATTEMPT)
     if isinstance(nodes, SecureGrid):
         nodes.file = file
@@ -271,7 +328,9 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         record.ended(assembly.facts.rounds)
     except DivergedError as error:
         said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
-        record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
+        record.say(
+            f"training diverged; norms of the largest contributions of its last round: {said}"
+        )
         raise
 
 
@@ -279,8 +338,9 @@ def _settled(file: AttemptFile, folder: RunFolder) -> int:
     """Delete an attempt whose round is done, and return the number of rounds that are done.
 
     Raises:
-        LostAttempt: the attempt is not at the next round; or the ledger has later rounds, which would be released again
-            at no charge to the run, because they have the attempt's identity.
+        LostAttempt: the attempt is not at the next round; or the ledger has later rounds, which
+            would be released again at no charge to the run, because they have the attempt's
+            identity.
     """
     done, last = folder.checkpoints.rounds(), 0
     if file.found is not None and file.found.round <= done:  # killed before it was deleted
@@ -291,8 +351,10 @@ def _settled(file: AttemptFile, folder: RunFolder) -> int:
                 last = ledger.rounds()
         if not last <= file.found.round == done + 1:
             raise LostAttempt(
-                f"{ATTEMPT} is an attempt at round {file.found.round}, but {done} rounds are done and {last} are "
-                f"charged: files were restored or removed; round {done + 1} begins again, and its nodes are charged "
+                f"{ATTEMPT} is an attempt at round {file.found.round}, but {done} rounds are done "
+                f"and {last} are "
+                f"charged: files were restored or removed; round {done + 1} begins again, and its "
+                "nodes are charged "
                 "once more"
             )
     return done
@@ -308,7 +370,8 @@ def _work_in(directory: str) -> None:
         os.chdir(directory)
     except OSError as error:
         raise ConfigError(
-            f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs ServerApps: call it "
+            f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs "
+            "ServerApps: call it "
             f"in a folder that this user can enter ({error.strerror})"
         ) from error
 
@@ -317,7 +380,9 @@ def _patience(recipe: Recipe) -> Patience:
     federation, deployment = recipe.federation, recipe.deployment or Deployment()
     shares = recipe.distributed
     return Patience(
-        quorum=federation.quorum or 0.0 if shares is None else shares.threshold / federation.clients,
+        quorum=federation.quorum or 0.0
+        if shares is None
+        else shares.threshold / federation.clients,
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,

@@ -1,9 +1,11 @@
-"""The process that holds the key for a deployment's questions and signs only those of registered runs.
+"""The process that holds the key for a deployment's questions and signs only those of registered
+runs.
 
-A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key of this user. The
-signing key therefore belongs to another user, whose process answers on a Unix socket. The process signs a question if
-an operator has registered its run, if the question has the run's work and plan, and if nothing else was signed for
-this round and client. A process with access to the socket can obtain only signatures for registered runs.
+A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key
+of this user. The signing key therefore belongs to another user, whose process answers on a Unix
+socket. The process signs a question if an operator has registered its run, if the question has the
+run's work and plan, and if nothing else was signed for this round and client. A process with access
+to the socket can obtain only signatures for registered runs.
 
     python -m fedlgm_nodes.deploy.signer DIR/signer
 """
@@ -78,7 +80,9 @@ class Signer:
 
     def __init__(self, folder: SignerFolder) -> None:
         self._folder, self._key, self._lock = folder, folder.key(), threading.Lock()
-        self._signed = sqlite3.connect(folder.signed_file, isolation_level=None, check_same_thread=False)
+        self._signed = sqlite3.connect(
+            folder.signed_file, isolation_level=None, check_same_thread=False
+        )
         self._signed.execute("PRAGMA synchronous = FULL")
         self._signed.execute(_SCHEMA)
 
@@ -101,18 +105,23 @@ class Signer:
         content = protocol.digest(question.plan, question.model)
         key = (question.run, question.round, question.client)
         with self._lock:  # on disk before the signature leaves
-            self._signed.execute("INSERT OR IGNORE INTO signed VALUES (?, ?, ?, ?)", (*key, content))
+            self._signed.execute(
+                "INSERT OR IGNORE INTO signed VALUES (?, ?, ?, ?)", (*key, content)
+            )
             (first,) = self._signed.execute(
                 "SELECT content FROM signed WHERE run = ? AND round = ? AND client = ?", key
             ).fetchone()
         if first != content:
             raise RunError(
-                f"another plan or model was signed for round {question.round} and client {question.client} of this run"
+                f"another plan or model was signed for round {question.round} and client "
+                f"{question.client} of this run"
             )
         return protocol.sign(self._key, "question", question.digest)
 
     def unused(self, stem: str) -> list[str]:
-        """Registered runs whose names begin with this stem and for which nothing has been signed, the newest last."""
+        """Registered runs whose names begin with this stem and for which nothing has been signed,
+        the newest last.
+        """
         with self._lock:
             used = {run for (run,) in self._signed.execute("SELECT DISTINCT run FROM signed")}
         return [run for run in registered(self._folder.runs, stem) if run not in used]
@@ -131,7 +140,9 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            head, _ = frames.lengths(self.rfile.read(frames.PREFIX_BYTES).ljust(frames.PREFIX_BYTES, b"\0"), 0)
+            head, _ = frames.lengths(
+                self.rfile.read(frames.PREFIX_BYTES).ljust(frames.PREFIX_BYTES, b"\0"), 0
+            )
             answer = self._answer(frames.parse_header(self.rfile.read(head)))
         except (FedlgmError, FrameError) as error:
             _log.warning("not signed: %s", error)
@@ -144,8 +155,14 @@ class _Connection(socketserver.StreamRequestHandler):
         self.wfile.write(frames.encode(answer))
 
     def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
-        if header.get("protocol") != protocol.PROTOCOL or header.get("ask") not in ("sign", "unused"):
-            raise RunError(f"a signer of protocol {protocol.PROTOCOL} only signs questions and names registered runs")
+        if header.get("protocol") != protocol.PROTOCOL or header.get("ask") not in (
+            "sign",
+            "unused",
+        ):
+            raise RunError(
+                f"a signer of protocol {protocol.PROTOCOL} only signs questions and names "
+                "registered runs"
+            )
         if header["ask"] == "unused":
             return {"ok": True, "runs": self._signer.unused(_Unused.model_validate(header).stem)}
         given = _Ask.model_validate(header)
@@ -159,7 +176,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
     def __init__(self, path: Path, signer: Signer) -> None:
-        super().__init__(str(path), cast(Any, partial(_Connection, signer)), bind_and_activate=False)
+        super().__init__(
+            str(path), cast(Any, partial(_Connection, signer)), bind_and_activate=False
+        )
         draft = path.with_suffix(".new")
         draft.unlink(missing_ok=True)
         self.socket.bind(os.fspath(draft))

@@ -1,4 +1,6 @@
-"""Runs of a recipe on a deployment: submission, progress, outcome, and continuation after an interruption."""
+"""Runs of a recipe on a deployment: submission, progress, outcome, and continuation after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,33 @@ from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
-from simulations.engines.flower_command import CONNECTION, completed, config_file, first_exception, reason
+from simulations.engines.flower_command import (
+    CONNECTION,
+    completed,
+    config_file,
+    first_exception,
+    reason,
+)
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).parent / "app"
-_SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
+_SILENCE_S, _LONGEST_S = (
+    20.0,
+    30.0,
+)  # of a run, until Flower is asked what became of it; a question costs a second
 
 
 def run(
-    folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False, say: Callable[[str], None] = print
+    folder: DeploymentFolder,
+    recipe: Recipe,
+    *,
+    fresh: bool = False,
+    say: Callable[[str], None] = print,
 ) -> RunSummary:
-    """Run a recipe on a deployment and return its summary. The same recipe again continues an interrupted run.
+    """Run a recipe on a deployment and return its summary. The same recipe again continues an
+    interrupted run.
 
     Args:
         folder: the deployment.
@@ -44,7 +60,8 @@ def run(
         ConfigError: real nodes do not support a setting.
         DivergedError: a round's model is NaN or infinite.
         KilledError: a process without which the run cannot continue has ended.
-        RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
+        RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's
+            log.
     """
     flower, settings = Flower(folder), folder.settings()
     watch = Watch(folder, say)
@@ -86,7 +103,11 @@ def _submitted(
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
         Registration.of(recipe).save(folder.signer.runs, target.path.name)
-    here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
+    here = {
+        "deployment": str(folder.path),
+        "run-dir": str(target.path),
+        "directory": str(Path.cwd()),
+    }
     (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
     watch.target, flower.meanwhile = target, watch.look
@@ -107,7 +128,8 @@ def _submitted(
 def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:
     """Register a recipe's run with the signer and return the run's name.
 
-    This is for deployments whose signer belongs to another user; otherwise `run` registers its runs.
+    This is for deployments whose signer belongs to another user; otherwise `run` registers its
+    runs.
 
     Args:
         folder: the deployment.
@@ -117,7 +139,9 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     Raises:
         ConfigError: real nodes do not support a setting.
     """
-    recipe = deployed(recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test)
+    recipe = deployed(
+        recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test
+    )
     stem = _stem(recipe)
     present = registered(folder.signer.runs, stem)
     run = present[-1] if present and not fresh else _numbered(stem, present)
@@ -131,7 +155,9 @@ def _stem(recipe: Recipe) -> str:
 
 
 def _numbered(stem: str, present: Iterable[str]) -> str:
-    """Name of a recipe's next run, after those that are present; a number is not used again for another run."""
+    """Name of a recipe's next run, after those that are present; a number is not used again for
+    another run.
+    """
     return f"{stem}-{max(map(number, present), default=0) + 1:03d}"
 
 
@@ -139,14 +165,17 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
     """The run folder of this recipe: the latest one, or a new one."""
     stem = _stem(recipe)
     folder.runs.mkdir(mode=0o700, exist_ok=True)
-    present = sorted((path.parent.name for path in folder.runs.glob(f"{stem}-*/recipe.toml")), key=number)
+    present = sorted(
+        (path.parent.name for path in folder.runs.glob(f"{stem}-*/recipe.toml")), key=number
+    )
     if present and not fresh:
         return RunFolder.open(folder.runs / present[-1])
     return new_folder.create(folder.runs / _new(folder, stem, present, fresh), recipe)
 
 
 def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -> str:
-    """Name of a run that begins. If another user registers runs, it is the newest one that has not begun.
+    """Name of a run that begins. If another user registers runs, it is the newest one that has not
+    begun.
 
     Raises:
         RunError: none is registered, or the signer does not answer.
@@ -157,13 +186,21 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
     waiting = [run for run in unused_at(folder.signer.socket, stem) if run not in present]
     if not waiting:
         raise RunError(
-            "a new run of this recipe is not registered; as the signer's user, with the same --set: "
+            "a new run of this recipe is not registered; as the signer's user, with the same "
+            "--set: "
             "fedlgm deploy register RECIPE DIR --fresh"
         )
     return waiting[-1]
 
 
-def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None], watch: Watch) -> str:
+def _follow(
+    flower: Flower,
+    run_id: str,
+    target: RunFolder,
+    seen: int,
+    say: Callable[[str], None],
+    watch: Watch,
+) -> str:
     """Pass on the run's lines until it has ended; returns Flower's status.
 
     Raises:
@@ -189,7 +226,11 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
         watch.look()
         ended = (target.private / ENDED).exists()
         if time.monotonic() - asked > (0.5 if ended else 1.0 if watch.misses_app else silence):
-            status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
+            status, asked, silence = (
+                flower.status(run_id),
+                time.monotonic(),
+                min(2 * silence, _LONGEST_S),
+            )
             if not ended and not status.startswith(("pending", "finished")):
                 watch.require_app()
     pass_on()  # what was said while Flower was asked
@@ -207,7 +248,9 @@ def _told(target: RunFolder) -> Path:
 
 
 def _reason(status: str, log: str) -> str:
-    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows none."""
+    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows
+    none.
+    """
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:

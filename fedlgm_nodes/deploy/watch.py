@@ -45,7 +45,8 @@ class Watch:
         self._others = set(family)  # ServerApps of other runs among them
         self._app: psutil.Process | None = None
         self.misses_app = False
-        """Whether the run has no process: it has none yet, or one that ended before it took the run's lock."""
+        """Whether the run has no process: it has none yet, or one that ended before it took the
+        run's lock."""
         self.look()
 
     def look(self) -> None:
@@ -58,7 +59,9 @@ class Watch:
             return
         link = self._superlink
         if link is not None and not processes.is_called(link, "flower-superlink"):
-            raise KilledError(f"{processes.ended('superlink', link.pid, self._folder)}; then {RESUMES}")
+            raise KilledError(
+                f"{processes.ended('superlink', link.pid, self._folder)}; then {RESUMES}"
+            )
         if "superlink" not in self._look() and link is not None:
             self._tell(processes.stopped("superlink", link))
         for one in self._starters:
@@ -81,8 +84,14 @@ class Watch:
             raise KilledError(killed(None if self._app is None else self._app.pid))
 
     def _has_app(self) -> bool:
-        """Whether there is a ServerApp that was started since; one of them will take the run's lock."""
-        apps = [one for one in self._family() if one not in self._others and processes.is_called(one, "flwr-serverapp")]
+        """Whether there is a ServerApp that was started since; one of them will take the run's
+        lock.
+        """
+        apps = [
+            one
+            for one in self._family()
+            if one not in self._others and processes.is_called(one, "flwr-serverapp")
+        ]
         for self._app in apps:
             self._tell(processes.stopped("flwr-serverapp", self._app))
         return bool(apps)
@@ -96,8 +105,10 @@ class Watch:
     def _no_starter(self, which: str) -> str:
         folder = self._folder.path
         return (
-            f"flower-superexec {which}, which starts the server processes of runs, has ended, for example because it "
-            f"was killed: `fedlgm deploy down {folder}` and `fedlgm deploy up {folder}` start it again; then {RESUMES}"
+            f"flower-superexec {which}, which starts the server processes of runs, has ended, for "
+            "example because it "
+            f"was killed: `fedlgm deploy down {folder}` and `fedlgm deploy up {folder}` start it "
+            f"again; then {RESUMES}"
         )
 
     def _tell(self, fault: str) -> None:

@@ -1,8 +1,8 @@
 """Frames between a node's processes, and how a frame's body travels in Flower's messages.
 
-A frame is `uint32 header length | uint64 body length | header | body`, little-endian. The header is a JSON object; the
-body is one array in the .npy format, version 1, or empty. Nothing in a frame is executed or unpickled. Processes that
-only forward frames need neither torch nor flwr.
+A frame is `uint32 header length | uint64 body length | header | body`, little-endian. The header is
+a JSON object; the body is one array in the .npy format, version 1, or empty. Nothing in a frame is
+executed or unpickled. Processes that only forward frames need neither torch nor flwr.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _LARGEST_ANSWER = 1 << 33  # bytes of its body
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
-# Flower messages between `fedlgm_nodes.server.link` and the process in front of the service; see `fedlgm_nodes.service.relay`.
+# Flower messages between `fedlgm_nodes.server.link` and the process in front of the service; see
+# `fedlgm_nodes.service.relay`.
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
-RECORD_BYTES = 5 << 20  # of a body in one record, at most: as many as in a part of one of Flower's arrays
+RECORD_BYTES = (
+    5 << 20
+)  # of a body in one record, at most: as many as in a part of one of Flower's arrays
 
 
 class FrameError(RunError):
@@ -71,7 +74,8 @@ def parse_header(text: bytes) -> dict[str, Any]:
     """The JSON object of a header.
 
     Raises:
-        FrameError: the bytes are not a JSON object, or hold NaN, Infinity or numbers beyond float64.
+        FrameError: the bytes are not a JSON object, or hold NaN, Infinity or numbers beyond
+            float64.
     """
     try:
         header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
@@ -122,12 +126,20 @@ def exchange(
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all of it was read: the answer says why
             head, size = lengths(bytes(_receive(link, PREFIX_BYTES, deadline)), _LARGEST_ANSWER)
-            return parse_header(bytes(_receive(link, head, deadline))), _receive(link, size, deadline)
+            return parse_header(bytes(_receive(link, head, deadline))), _receive(
+                link, size, deadline
+            )
     except TimeoutError as error:
-        raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error
+        raise RunError(
+            f"the release service at {path} did not answer within {timeout:g} s"
+        ) from error
     except OSError as error:
-        kind = NoService if isinstance(error, FileNotFoundError | ConnectionRefusedError) else RunError
-        raise kind(f"the release service at {path} cannot be reached: {error.strerror or error}") from error
+        kind = (
+            NoService if isinstance(error, FileNotFoundError | ConnectionRefusedError) else RunError
+        )
+        raise kind(
+            f"the release service at {path} cannot be reached: {error.strerror or error}"
+        ) from error
 
 
 def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:
@@ -160,20 +172,23 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
         raise FrameError(f"not an array in the .npy format, version 1: {error}") from error
     if values.dtype.str not in kinds or values.ndim != 1:
         raise FrameError(
-            f"an array of {values.dtype} and shape {values.shape}; expected one dimension of {' or '.join(kinds)}"
+            f"an array of {values.dtype} and shape {values.shape}; expected one dimension of "
+            f"{' or '.join(kinds)}"
         )
     return values
 
 
 def masked(data: bytes | memoryview, key: int) -> memoryview:
-    """Bytes XORed with a repeated 32-bit key, so that equal contents differ; masking twice restores them.
+    """Bytes XORed with a repeated 32-bit key, so that equal contents differ; masking twice restores
+    them.
 
-    Flower stores objects by their content. If a run ends after a node has received a message, some announced objects
-    are never fetched, and every later message with the same content waits for them forever. A resumed run would send
-    such content, since it sends the same model again.
+    Flower stores objects by their content. If a run ends after a node has received a message, some
+    announced objects are never fetched, and every later message with the same content waits for
+    them forever. A resumed run would send such content, since it sends the same model again.
 
     Raises:
-        FrameError: the length is not a multiple of four bytes, as it is for every array of numbers in the .npy format.
+        FrameError: the length is not a multiple of four bytes, as it is for every array of numbers
+            in the .npy format.
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
@@ -181,9 +196,11 @@ def masked(data: bytes | memoryview, key: int) -> memoryview:
 
 
 def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, bytes]]:
-    """The configuration records of a Flower message that hold a body, masked with `key`: name -> values.
+    """The configuration records of a Flower message that hold a body, masked with `key`: name ->
+    values.
 
-    Flower transfers each record as one object, which costs several requests. An array would be three objects.
+    Flower transfers each record as one object, which costs several requests. An array would be
+    three objects.
 
     Raises:
         FrameError: as for `masked`.
@@ -195,11 +212,15 @@ def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, byte
     """
     data = masked(body, key)
     starts = range(0, len(data), RECORD_BYTES)
-    return {f"{BODY}.{number}": {BODY: bytes(data[low : low + RECORD_BYTES])} for number, low in enumerate(starts)}
+    return {
+        f"{BODY}.{number}": {BODY: bytes(data[low : low + RECORD_BYTES])}
+        for number, low in enumerate(starts)
+    }
 
 
 def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
-    """The body that the records of a message hold; its first part may be in the record of the header.
+    """The body that the records of a message hold; its first part may be in the record of the
+    header.
 
     Raises:
         FrameError: the records hold something else, or as for `masked`.

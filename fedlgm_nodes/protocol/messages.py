@@ -1,8 +1,9 @@
 """Messages between a server and a node's release service: questions, answers and signatures.
 
-A question passes through any number of untrusted processes, so a digest of all its parts names it. If the server signs
-this digest, only the server can spend the node's budget. The service signs its answer together with the digest, so
-nobody can forge or alter an answer, or use it for another question. `fedlgm_nodes.protocol.frames` has the bytes that carry them.
+A question passes through any number of untrusted processes, so a digest of all its parts names it.
+If the server signs this digest, only the server can spend the node's budget. The service signs its
+answer together with the digest, so nobody can forge or alter an answer, or use it for another
+question. `fedlgm_nodes.protocol.frames` has the bytes that carry them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LASTING = frozenset({"budget-spent", "rolled-back"})
 
 def _checked_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
-        raise ValueError("must be at most 64 letters, digits, '_', '.' and '-', and begin with a letter or digit")
+        raise ValueError(
+            "must be at most 64 letters, digits, '_', '.' and '-', and begin with a letter or digit"
+        )
     return value
 
 
@@ -49,8 +52,8 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
     """Seconds to wait before polling again, `silence` seconds after the last news.
 
-    The wait is a share of `silence`, within limits. Polling costs both processes a few milliseconds, and the share
-    bounds the time that waiting adds to a round.
+    The wait is a share of `silence`, within limits. Polling costs both processes a few
+    milliseconds, and the share bounds the time that waiting adds to a round.
 
     Example:
         >>> pause_after(5.0, 0.1, 3.0), pause_after(100.0, 0.1, 3.0)
@@ -80,7 +83,11 @@ def record_of(kind: type[R], raw: Any) -> R | None:
     types = types_of(kind)
     if not isinstance(raw, dict) or raw.keys() != types.keys():
         return None
-    return kind(**raw) if all(type(raw[name]) is expected for name, expected in types.items()) else None
+    return (
+        kind(**raw)
+        if all(type(raw[name]) is expected for name, expected in types.items())
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,9 @@ class Question:
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.
         model: SHA-256 of the frame's body, the global model.
-        work: names that are installed on the node, with options: {"mechanism", "group_by", "task", "model",
-            "training"}, for example {"mechanism": {"name": "dp-sgd", "style": "per-layer"}, ...}.
+        work: names that are installed on the node, with options: {"mechanism", "group_by", "task",
+            "model", "training"}, for example {"mechanism": {"name": "dp-sgd", "style":
+            "per-layer"}, ...}.
         nonce: 32 hexadecimal digits, which tie an answer to this question.
         service: public key of the node's service; no other service answers this question.
         expect: `Position.values` that the service signed earlier and must still recognise.
@@ -114,14 +122,27 @@ class Question:
     def digest(self) -> str:
         """Name of the question, which covers its model."""
         who = (PROTOCOL, self.run, self.round, self.client, self.service, self.nonce)
-        return digest("fedlgm question", *who, self.plan, self.model, canonical(self.work), canonical(self.expect))
+        return digest(
+            "fedlgm question",
+            *who,
+            self.plan,
+            self.model,
+            canonical(self.work),
+            canonical(self.expect),
+        )
 
     def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
         """The frame's header, signed if there is a `signer`."""
         header: dict[str, Any] = {
-            "protocol": PROTOCOL, "ask": "release", "run": self.run, "round": self.round, "client": self.client,
-            "plan": self.plan, "work": dict(self.work), "nonce": self.nonce,
-        }  # fmt: skip
+            "protocol": PROTOCOL,
+            "ask": "release",
+            "run": self.run,
+            "round": self.round,
+            "client": self.client,
+            "plan": self.plan,
+            "work": dict(self.work),
+            "nonce": self.nonce,
+        }
         if self.expect is not None:
             header["expect"] = dict(self.expect)
         if signer is not None:
@@ -164,8 +185,12 @@ class Position:
         return asdict(self)
 
 
-def answer_fields(question: str, client: int, seq: int, body: str, position: Position) -> tuple[str | int, ...]:
-    """The signed fields of an answer: digests of question and body, client, release number, position."""
+def answer_fields(
+    question: str, client: int, seq: int, body: str, position: Position
+) -> tuple[str | int, ...]:
+    """The signed fields of an answer: digests of question and body, client, release number,
+    position.
+    """
     return ("answer", question, client, seq, body, position.ledger, position.seq, position.head)
 
 
@@ -177,8 +202,8 @@ def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
     """Whether `signature` is that of the owner of `key` over the fields, as `sign` writes it.
 
-    Spaces between the digits would let a sender make the signature arbitrarily long, and it may be passed on in a
-    header.
+    Spaces between the digits would let a sender make the signature arbitrarily long, and it may be
+    passed on in a header.
     """
     try:
         key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))

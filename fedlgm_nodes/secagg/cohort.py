@@ -13,7 +13,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import RunError
 from fedlgm.planning.distributed_trust import least_threshold
-from fedlgm_nodes.protocol.messages import R, canonical, digest, public_key, record_of, sign, types_of, verify
+from fedlgm_nodes.protocol.messages import (
+    R,
+    canonical,
+    digest,
+    public_key,
+    record_of,
+    sign,
+    types_of,
+    verify,
+)
 from fedlgm_nodes.secagg.keys import agreed, new_secret, public_of
 from fedlgm_nodes.secagg.neighbours import Neighbours, shape_of
 
@@ -32,7 +41,8 @@ class Terms:
         round: number, from 1.
         plan: digest of the requested release, for any model: plan and work.
         threshold: least number of nodes in a sum (t).
-        colluders: number of nodes that may collude with the server (m); the others of t add all the noise that counts.
+        colluders: number of nodes that may collude with the server (m); the others of t add all the
+            noise that counts.
         size: number of 32-bit words of a vector.
         attempt: 32 hexadecimal digits, unique to the attempt.
 
@@ -58,9 +68,18 @@ class Terms:
             RunError: terms cannot have these values.
         """
         terms = _of(cls, raw)
-        if terms.round < 1 or not 1 <= terms.size <= MOST_WORDS or terms.colluders < 0 or terms.threshold < 1:
+        if (
+            terms.round < 1
+            or not 1 <= terms.size <= MOST_WORDS
+            or terms.colluders < 0
+            or terms.threshold < 1
+        ):
             raise RunError("the terms of a round hold a number out of range")
-        if len(terms.run) > 200 or not _hexadecimal(terms.plan, 64) or not _hexadecimal(terms.attempt, 32):
+        if (
+            len(terms.run) > 200
+            or not _hexadecimal(terms.plan, 64)
+            or not _hexadecimal(terms.attempt, 32)
+        ):
             raise RunError("the terms of a round hold a malformed name or digest")
         return terms
 
@@ -74,7 +93,9 @@ class Terms:
         return asdict(self)
 
     def problem(self, nodes: int) -> str:
-        """The reason why a cohort of this size must not be aggregated on these terms; empty if it may be."""
+        """The reason why a cohort of this size must not be aggregated on these terms; empty if it
+        may be.
+        """
         threshold, colluders = self.threshold, self.colluders
         least = least_threshold(nodes, colluders)
         if nodes > MOST_NODES:
@@ -85,7 +106,8 @@ class Terms:
             return f"a threshold of {threshold} where {colluders} may collude: nobody's noise would count"
         if threshold < least:
             return (
-                f"a threshold of {threshold} for {nodes} nodes, {colluders} of whom may collude: 2 t > n + m is "
+                f"a threshold of {threshold} for {nodes} nodes, {colluders} of whom may collude: 2 "
+                "t > n + m is "
                 f"needed, that is {least} or more"
             )
         return ""
@@ -120,7 +142,9 @@ class Advert:
         return advert
 
     @classmethod
-    def make(cls, terms: Terms, client: int, signer: Ed25519PrivateKey, sealing: bytes, masking: bytes) -> Advert:
+    def make(
+        cls, terms: Terms, client: int, signer: Ed25519PrivateKey, sealing: bytes, masking: bytes
+    ) -> Advert:
         """The advert of two private keys."""
         keys = public_of(sealing), public_of(masking)
         return cls(client, *keys, sign(signer, "secagg advert", terms.digest, client, *keys))
@@ -153,8 +177,8 @@ class Cohort:
     """The members of one attempt, whose adverts all hold.
 
     Attributes:
-        digest: name of the cohort. On a ring it covers the ring's shape, so that nodes that compute another one, or
-            know none, share neither secrets nor masks with these.
+        digest: name of the cohort. On a ring it covers the ring's shape, so that nodes that compute
+            another one, or know none, share neither secrets nor masks with these.
         complete: whether every member is every other's neighbour.
 
     Args:
@@ -164,12 +188,17 @@ class Cohort:
         check: whether to check the adverts' signatures; False for members that were checked before.
 
     Raises:
-        RunError: a member is unknown or repeated, its service has not signed an advert for these terms, or a key
-            occurs twice.
+        RunError: a member is unknown or repeated, its service has not signed an advert for these
+            terms, or a key occurs twice.
     """
 
     def __init__(
-        self, terms: Terms, adverts: Iterable[Advert], services: Mapping[int, str], *, check: bool = True
+        self,
+        terms: Terms,
+        adverts: Iterable[Advert],
+        services: Mapping[int, str],
+        *,
+        check: bool = True,
     ) -> None:
         self.terms = terms
         members = sorted(adverts, key=lambda advert: advert.client)
@@ -180,7 +209,10 @@ class Cohort:
             if client not in services:
                 raise RunError(f"client {client} is not among the enrolled peers")
             if check and not advert.valid(terms, services[client]):
-                raise RunError(f"the advert of client {client} was not signed by its enrolled service for these terms")
+                raise RunError(
+                    f"the advert of client {client} was not signed by its enrolled service for "
+                    "these terms"
+                )
         keys = [key for advert in members for key in advert.keys]
         own = [services[client] for client in self.adverts]
         if len(set(keys)) < len(keys) or len(set(own)) < len(own):
@@ -218,7 +250,8 @@ class _Statement(ABC):
 
 @dataclass(frozen=True)
 class Sent(_Statement):
-    """A member's statement that it has sent its vector. Nobody has dropped out if all that shared secrets sign it.
+    """A member's statement that it has sent its vector. Nobody has dropped out if all that shared
+    secrets sign it.
 
     Attributes:
         cohort: digest of the cohort.
@@ -235,7 +268,8 @@ class Sent(_Statement):
 
 @dataclass(frozen=True)
 class Survivors(_Statement):
-    """Clients that shared secrets and those that then sent a vector; a node accepts only one such set per cohort.
+    """Clients that shared secrets and those that then sent a vector; a node accepts only one such
+    set per cohort.
 
     Attributes:
         cohort: digest of the cohort.
@@ -263,7 +297,11 @@ def clients_of(raw: Any) -> tuple[int, ...]:
     Raises:
         RunError: the value is not such a list.
     """
-    if not isinstance(raw, Sequence) or isinstance(raw, str | bytes) or not all(type(one) is int for one in raw):
+    if (
+        not isinstance(raw, Sequence)
+        or isinstance(raw, str | bytes)
+        or not all(type(one) is int for one in raw)
+    ):
         raise RunError("a set of clients must be a list of whole numbers")
     if list(raw) != sorted(set(raw)):
         raise RunError("a set of clients must be in ascending order, each once")
@@ -283,5 +321,7 @@ def _of(kind: type[R], raw: Any) -> R:
     found = record_of(kind, raw)
     if found is None:
         names = ", ".join(types_of(kind))
-        raise RunError(f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type")
+        raise RunError(
+            f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type"
+        )
     return found

@@ -1,4 +1,6 @@
-"""Keys between two nodes, sealed shares and mask streams. Every primitive is that of `cryptography`."""
+"""Keys between two nodes, sealed shares and mask streams. Every primitive is that of
+`cryptography`.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,20 @@ def _share_key(private: bytes, public: str, cohort: str, sender: int, receiver: 
     return derived(agreed(private, public), "share", cohort, sender, receiver)
 
 
-def seal(private: bytes, public: str, cohort: str, sender: int, receiver: int, text: bytes) -> bytes:
-    """`text` for only the receiver: AES-256-GCM; cohort, sender and receiver are part of the key and authenticated."""
+def seal(
+    private: bytes, public: str, cohort: str, sender: int, receiver: int, text: bytes
+) -> bytes:
+    """`text` for only the receiver: AES-256-GCM; cohort, sender and receiver are part of the key
+    and authenticated.
+    """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     key = _share_key(private, public, cohort, sender, receiver)
     return nonce + AESGCM(key).encrypt(nonce, text, _associated(cohort, sender, receiver))
 
 
-def unseal(private: bytes, public: str, cohort: str, sender: int, receiver: int, sealed: bytes) -> bytes:
+def unseal(
+    private: bytes, public: str, cohort: str, sender: int, receiver: int, sealed: bytes
+) -> bytes:
     """The text given to `seal`.
 
     Raises:
@@ -92,14 +100,15 @@ def self_mask_key(seed: bytes, cohort: str) -> bytes:
 def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int) -> bytes:
     """Key of the mask of two nodes, equal for both.
 
-    The key includes their numbers, so a colluder who advertises a copy of another node's key shares no mask with that
-    node.
+    The key includes their numbers, so a colluder who advertises a copy of another node's key shares
+    no mask with that node.
     """
     return derived(agreed(private, public), "mask", cohort, min(one, other), max(one, other))
 
 
 def apply_mask(words: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
-    """Add a mask to uint32 words mod 2^32, or subtract it, in place; it is the AES-256-CTR stream of a single-use key.
+    """Add a mask to uint32 words mod 2^32, or subtract it, in place; it is the AES-256-CTR stream
+    of a single-use key.
 
     Example:
         >>> words = np.arange(3, dtype="<u4")
@@ -111,4 +120,8 @@ def apply_mask(words: np.ndarray, key: bytes, *, subtract: bool = False) -> None
     change = np.subtract if subtract else np.add
     for low in range(0, len(words), _CHUNK):
         piece = words[low : low + _CHUNK]
-        change(piece, np.frombuffer(stream.update(memoryview(zeros)[: 4 * len(piece)]), "<u4"), out=piece)
+        change(
+            piece,
+            np.frombuffer(stream.update(memoryview(zeros)[: 4 * len(piece)]), "<u4"),
+            out=piece,
+        )

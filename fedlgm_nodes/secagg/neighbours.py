@@ -1,9 +1,10 @@
 """Neighbours: the members of a cohort with whom a node shares its secrets and its masks.
 
-Up to 200 nodes everyone is everyone's neighbour. In larger cohorts the members stand on a circle, in an order that
-follows from the cohort's digest, and a node's neighbours are the nearest on either side. Every member computes them
-alone, so no message contains them. The page `docs/guarantees-proofs.md` proves that a malicious server with colluders
-learns nothing but one sum of at least t - m honest nodes' vectors.
+Up to 200 nodes everyone is everyone's neighbour. In larger cohorts the members stand on a circle,
+in an order that follows from the cohort's digest, and a node's neighbours are the nearest on either
+side. Every member computes them alone, so no message contains them. The page
+`docs/guarantees-proofs.md` proves that a malicious server with colluders learns nothing but one sum
+of at least t - m honest nodes' vectors.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from fedlgm_nodes.protocol.messages import sha256
 COMPLETE = 200
 """Largest cohort in which everyone is everyone's neighbour whatever the threshold."""
 _UNSAFE = 128
-"""Bits of the probability that colluders crowd together in one cohort: 40 after 2^88 cohorts that a server may try."""
+"""Bits of the probability that colluders crowd together in one cohort: 40 after 2^88 cohorts that a
+server may try."""
 _VOID = 20
-"""Bits of the probability that too few neighbours answer somewhere, if n - t nodes drop out at random."""
+"""Bits of the probability that too few neighbours answer somewhere, if n - t nodes drop out at
+random."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,10 @@ class Shape:
 
     Attributes:
         reach: neighbours on either side of a node.
-        needed: shares that open a secret (u); a node's neighbours and the node itself hold one each.
-        signers: least number of any `reach` consecutive members who must have signed a set of survivors. One of them is
-            honest, and shares a mask with the next.
+        needed: shares that open a secret (u); a node's neighbours and the node itself hold one
+            each.
+        signers: least number of any `reach` consecutive members who must have signed a set of
+            survivors. One of them is honest, and shares a mask with the next.
         crowd: colluders, at most, among a node's neighbours.
     """
 
@@ -50,7 +54,8 @@ class Shape:
         crowd = _most(nodes - 1, colluders, 2 * reach, _UNSAFE, 2 * nodes)
         return cls(
             reach,
-            needed=(2 * reach + 1 + crowd) // 2 + 1,  # of two sets of shares of one secret, an honest node is in both
+            needed=(2 * reach + 1 + crowd) // 2
+            + 1,  # of two sets of shares of one secret, an honest node is in both
             signers=_most(nodes, colluders, reach, _UNSAFE, 2 * nodes) + 1,
             crowd=crowd,
         )
@@ -60,17 +65,24 @@ class Shape:
         return 2 * self.reach + 1 >= nodes
 
     def survives(self, nodes: int, drops: int) -> bool:
-        """Whether enough neighbours and signers answer everywhere after that many drop-outs at random."""
+        """Whether enough neighbours and signers answer everywhere after that many drop-outs at
+        random.
+        """
         near = 2 * self.reach - _most(nodes - 1, drops, 2 * self.reach, _VOID, 2 * nodes)
-        return near >= self.needed and self.reach - _most(nodes, drops, self.reach, _VOID, 2 * nodes) >= self.signers
+        return (
+            near >= self.needed
+            and self.reach - _most(nodes, drops, self.reach, _VOID, 2 * nodes) >= self.signers
+        )
 
 
 @lru_cache(maxsize=64)
 def shape_of(nodes: int, threshold: int, colluders: int) -> Shape:
-    """The ring with the fewest neighbours; the complete graph if that has no more than twice as many.
+    """The ring with the fewest neighbours; the complete graph if that has no more than twice as
+    many.
 
-    The ring stays safe with at least a tenth of the members as colluders, even if the noise counts on fewer: the
-    complete graph, too, hides single vectors from more colluders than the noise allows for.
+    The ring stays safe with at least a tenth of the members as colluders, even if the noise counts
+    on fewer: the complete graph, too, hides single vectors from more colluders than the noise
+    allows for.
 
     Example:
         >>> shape_of(200, 180, 20)
@@ -102,15 +114,24 @@ class Neighbours:
 
     def __init__(self, cohort: str, clients: Iterable[int], shape: Shape) -> None:
         self.shape = shape
-        self._circle = sorted(clients, key=lambda client: sha256(f"fedlgm secagg circle {cohort} {client}".encode()))
+        self._circle = sorted(
+            clients, key=lambda client: sha256(f"fedlgm secagg circle {cohort} {client}".encode())
+        )
         self._place = {client: place for place, client in enumerate(self._circle)}
 
     def holders(self, client: int) -> set[int]:
-        """The members that hold a share of each of the client's secrets: its neighbours and itself."""
+        """The members that hold a share of each of the client's secrets: its neighbours and
+        itself.
+        """
         place, reach = self._place[client], self.shape.reach
-        return {self._circle[other % len(self._circle)] for other in range(place - reach, place + reach + 1)}
+        return {
+            self._circle[other % len(self._circle)]
+            for other in range(place - reach, place + reach + 1)
+        }
 
-    def problem(self, clients: Collection[int], peers: Mapping[int, str] = MappingProxyType({})) -> str:
+    def problem(
+        self, clients: Collection[int], peers: Mapping[int, str] = MappingProxyType({})
+    ) -> str:
         """Where these clients are too few on the circle; empty if they suffice.
 
         Args:
@@ -122,7 +143,8 @@ class Neighbours:
         if (least := min(close)) < shape.signers:
             first = self._circle[close.index(least)]
             return (
-                f"{least} are among the {reach} members from client {first} on the circle; {shape.signers} are needed"
+                f"{least} are among the {reach} members from client {first} on the circle; "
+                f"{shape.signers} are needed"
             )
         around = self._counts(clients, 2 * reach + 1)
         for peer, secret in peers.items():
@@ -140,7 +162,9 @@ class Neighbours:
 
 
 def _most(population: int, marked: int, drawn: int, bits: int, places: int) -> int:
-    """Smallest number that the marked ones among those drawn exceed with probability at most 2^-bits / places."""
+    """Smallest number that the marked ones among those drawn exceed with probability at most
+    2^-bits / places.
+    """
     tail, total = 0, math.comb(population, drawn)
     for count in range(min(marked, drawn), -1, -1):
         tail += math.comb(marked, count) * math.comb(population - marked, drawn - count)

@@ -15,7 +15,8 @@ SECRET_BYTES = 32
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of a secret of 32 bytes: any `threshold` of them determine it, while fewer reveal nothing about it.
+    """Shares of a secret of 32 bytes: any `threshold` of them determine it, while fewer reveal
+    nothing about it.
 
     Args:
         secret: 32 bytes.
@@ -30,7 +31,10 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
         >>> Weights([0, 2]).combine(shares) == b"s" * 32
         True
     """
-    coefficients = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    coefficients = [
+        int.from_bytes(secret),
+        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
+    ]
     shares = {}
     for point in points:
         value = 0
@@ -41,7 +45,8 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
 
 class Weights:
-    """Weights with which the shares at `points` add up to their secret; one set serves all secrets split over them.
+    """Weights with which the shares at `points` add up to their secret; one set serves all secrets
+    split over them.
 
     Args:
         points: points of exactly as many shares as are needed.
@@ -50,10 +55,12 @@ class Weights:
     def __init__(self, points: Iterable[int]) -> None:
         x = [point + 1 for point in points]
         product = math.prod(x) % PRIME
-        # Weight i is the product of x_j / (x_j - x_i) over all other j. The numbers are small, so that their exact
-        # products are faster than products modulo the prime.
+        # Weight i is the product of x_j / (x_j - x_i) over all other j. The numbers are small, so
+        # that their exact products are faster than products modulo the prime.
         below = [xi * math.prod(xj - xi for xj in x if xj != xi) % PRIME for xi in x]
-        self._weights = {xi - 1: product * one % PRIME for xi, one in zip(x, _inverses(below), strict=True)}
+        self._weights = {
+            xi - 1: product * one % PRIME for xi, one in zip(x, _inverses(below), strict=True)
+        }
 
     @property
     def points(self) -> Iterable[int]:
@@ -66,7 +73,10 @@ class Weights:
         Raises:
             RunError: the shares are not those of one such secret.
         """
-        total = sum(weight * int.from_bytes(shares[point]) for point, weight in self._weights.items()) % PRIME
+        total = (
+            sum(weight * int.from_bytes(shares[point]) for point, weight in self._weights.items())
+            % PRIME
+        )
         if total >> (8 * SECRET_BYTES):
             raise RunError("the shares of a secret do not belong together")
         return total.to_bytes(SECRET_BYTES)

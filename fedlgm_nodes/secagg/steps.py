@@ -1,4 +1,6 @@
-"""The five steps of a secure sum as questions to a node. One signed question names a whole attempt at a round."""
+"""The five steps of a secure sum as questions to a node. One signed question names a whole attempt
+at a round.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from fedlgm_nodes.protocol.messages import Question, canonical, digest, sha256
 from fedlgm_nodes.secagg.cohort import Terms
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
-"""The steps in order. The model travels with "mask", and no earlier step reads a node's data. If nobody drops out,
-"unmask" follows at once, without "agree"."""
+"""The steps in order. The model travels with "mask", and no earlier step reads a node's data. If
+nobody drops out, "unmask" follows at once, without "agree"."""
 AHEAD = {"mask": "advertise", "unmask": "share"}
-"""Step -> step of the next round's attempt that the same message may ask for; neither needs the next model."""
+"""Step -> step of the next round's attempt that the same message may ask for; neither needs the
+next model."""
 NO_MODEL = sha256(b"")
 """Placeholder for the model in a question for a round whose model is not known yet."""
 WORDS = NoisedInShares.numbers
@@ -22,17 +25,20 @@ WORDS = NoisedInShares.numbers
 
 
 def terms_of(question: Question, plan: ReleasePlan) -> Terms:
-    """The terms of an attempt, which follow from the question alone. Nodes that are asked together share its nonce.
+    """The terms of an attempt, which follow from the question alone. Nodes that are asked together
+    share its nonce.
 
-    The model is not part of the terms, so that keys and shares can be exchanged before it is known. Bounds and noise
-    follow from the plan, so nodes that were sent different models have the same protection as others.
+    The model is not part of the terms, so that keys and shares can be exchanged before it is known.
+    Bounds and noise follow from the plan, so nodes that were sent different models have the same
+    protection as others.
 
     Args:
         question: the question to any of the nodes.
         plan: its plan.
 
     Raises:
-        RunError: the plan's noise is not added in shares, or the question has no nonce for an attempt.
+        RunError: the plan's noise is not added in shares, or the question has no nonce for an
+            attempt.
     """
     shares = plan.facts.shares
     if shares is None:
@@ -40,10 +46,15 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
     asked = digest("fedlgm secagg plan", question.plan, canonical(question.work))
     return Terms.of(
         {
-            "run": question.run, "round": question.round, "plan": asked, "threshold": shares.threshold,
-            "colluders": shares.colluders, "size": plan.size, "attempt": question.nonce,
+            "run": question.run,
+            "round": question.round,
+            "plan": asked,
+            "threshold": shares.threshold,
+            "colluders": shares.colluders,
+            "size": plan.size,
+            "attempt": question.nonce,
         }
-    )  # fmt: skip
+    )
 
 
 def texts(values: Mapping[int, str]) -> dict[str, str]:

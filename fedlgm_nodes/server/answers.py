@@ -1,4 +1,6 @@
-"""Checks of answers: signed by the enrolled service, for this question, within the plan, from a continued ledger."""
+"""Checks of answers: signed by the enrolled service, for this question, within the plan, from a
+continued ledger.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from fedlgm_nodes.server.ledger_positions import LedgerPositions
 from fedlgm_nodes.server.round import Problem
 from strategies.replies import bounded
 
-_UNSIGNED = Problem("its answer was not signed by its enrolled service, or it answers another question")
+_UNSIGNED = Problem(
+    "its answer was not signed by its enrolled service, or it answers another question"
+)
 
 
 class AnswerCheck:
@@ -25,15 +29,22 @@ class AnswerCheck:
     Args:
         enrolment: mapping of nodes to clients.
         layers: the mechanism's view of the model's layers.
-        positions: JSON file of each node's ledger position; kept over runs, it detects nodes that were restored.
-        test: accept answers only of nodes made for tests, whose noise is known; otherwise refuse these.
+        positions: JSON file of each node's ledger position; kept over runs, it detects nodes that
+            were restored.
+        test: accept answers only of nodes made for tests, whose noise is known; otherwise refuse
+            these.
 
     Raises:
         RunError: the file of positions is damaged.
     """
 
     def __init__(
-        self, enrolment: Enrolment, layers: LayerTable, *, positions: Path | None = None, test: bool = False
+        self,
+        enrolment: Enrolment,
+        layers: LayerTable,
+        *,
+        positions: Path | None = None,
+        test: bool = False,
     ) -> None:
         self._layers, self._test = layers, test
         self._keys = {node.client: protocol.public_key(node.service_key) for node in enrolment.node}
@@ -47,38 +58,60 @@ class AnswerCheck:
         """The plan of a question."""
         return ReleasePlan.from_json(self._layers, question.plan)
 
-    def said(self, step: str, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
+    def said(
+        self, step: str, question: Question, header: dict[str, Any], body: bytes
+    ) -> Problem | None:
         """The problem of an answer without numbers to a step of a secure sum; None if it counts."""
         signature = str(header.pop("signature", ""))
-        signed = protocol.verify(self._keys[question.client], signature, step, protocol.canonical(header))
-        if not signed or header.get("question") != question.digest or not isinstance(header.get("said"), dict):
+        signed = protocol.verify(
+            self._keys[question.client], signature, step, protocol.canonical(header)
+        )
+        if (
+            not signed
+            or header.get("question") != question.digest
+            or not isinstance(header.get("said"), dict)
+        ):
             return _UNSIGNED
         return None
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
-        """The problem of an answer; None if it counts. The position of a ledger without a problem is stored.
+        """The problem of an answer; None if it counts. The position of a ledger without a problem
+        is stored.
 
         Args:
             question: the question.
             header: header of the answer.
             body: its numbers.
         """
-        key, seq, position = self._keys[question.client], header.get("seq"), record_of(Position, header.get("position"))
+        key, seq, position = (
+            self._keys[question.client],
+            header.get("seq"),
+            record_of(Position, header.get("position")),
+        )
         if not body or type(seq) is not int or position is None:
             return Problem("its answer is incomplete")
         signature = str(header.get("signature"))
-        fields = protocol.answer_fields(question.digest, question.client, seq, protocol.sha256(body), position)
+        fields = protocol.answer_fields(
+            question.digest, question.client, seq, protocol.sha256(body), position
+        )
         if not protocol.verify(key, signature, *fields):
             return _UNSIGNED
         if not position.valid(key):
-            return Problem("its ledger's position was not signed by its enrolled service", lasting=True)
+            return Problem(
+                "its ledger's position was not signed by its enrolled service", lasting=True
+            )
         if position.seq < seq:
             why = (
-                f"its ledger is older than its answer: it has {position.seq} releases, but the answer is release {seq}"
+                f"its ledger is older than its answer: it has {position.seq} releases, "
+                f"but the answer is release {seq}"
             )
             return Problem(why, lasting=True)
         if position.test != self._test:
-            why = "it is a node for tests: its noise is known" if position.test else "it is not a node for tests"
+            why = (
+                "it is a node for tests: its noise is known"
+                if position.test
+                else "it is not a node for tests"
+            )
             return Problem(why)
         plan = self.plan(question)
         try:
@@ -86,7 +119,9 @@ class AnswerCheck:
         except RunError as error:
             return Problem(f"its answer cannot be read: {error}")
         if values.shape != (plan.size,):
-            return Problem(f"its answer has {values.size} numbers where the plan releases {plan.size}")
+            return Problem(
+                f"its answer has {values.size} numbers where the plan releases {plan.size}"
+            )
         if why := self._positions.problem(question.client, position):
             return Problem(why, lasting=True)
         self._positions.put(question.client, position)

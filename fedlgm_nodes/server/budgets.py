@@ -41,12 +41,20 @@ class Need:
     def header(self, client: int, nonce: str) -> dict[str, Any]:
         """The question to a client's node; nothing is charged for it."""
         return {
-            "protocol": protocol.PROTOCOL, "ask": "afford", "run": self.run, "round": self.releases, "client": client,
-            "plan": self.plan, "work": dict(self.work), "nonce": nonce,
-        }  # fmt: skip
+            "protocol": protocol.PROTOCOL,
+            "ask": "afford",
+            "run": self.run,
+            "round": self.releases,
+            "client": client,
+            "plan": self.plan,
+            "work": dict(self.work),
+            "nonce": nonce,
+        }
 
 
-def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) -> dict[int, tuple[int, str]]:
+def carried(
+    link: NodeLink, enrolment: Enrolment, need: Need, seconds: float
+) -> dict[int, tuple[int, str]]:
     """Number of the needed releases that each connected node can make, with the limiting reason.
 
     Nodes are omitted if they are not connected, do not answer in time or run an earlier version.
@@ -65,7 +73,9 @@ def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) ->
     found: dict[int, tuple[int, str]] = {}
     started, greeted = time.monotonic(), False
     while sent and (silent := time.monotonic() - started) < seconds:
-        if silent > _SILENT_S and not greeted:  # a SuperNode that is behind sends its reply after the next message
+        if (
+            silent > _SILENT_S and not greeted
+        ):  # a SuperNode that is behind sends its reply after the next message
             link.greet(list(sent.values()), Greetings.content)
             greeted = True
         for reply in link.replies([id_ for id_ in sent if id_]):
@@ -77,7 +87,9 @@ def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) ->
     return found
 
 
-def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], needed: int) -> list[str]:
+def require(
+    enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], needed: int
+) -> list[str]:
     """Refuse a run that too few nodes can complete.
 
     Args:
@@ -90,25 +102,35 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
         One line for each node that will drop out, if enough others remain.
 
     Raises:
-        ConfigError: fewer nodes than the quorum can complete the run; the message gives the number of rounds that fit.
+        ConfigError: fewer nodes than the quorum can complete the run; the message gives the number
+            of rounds that fit.
     """
     short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
     lines, dropped = [], []
-    for names, (fits, why) in grouped((enrolment[client].name, found[client]) for client in sorted(short)):
-        refuses, it, it_is = ("refuses", "it", "it is") if len(names) == 1 else ("refuse", "them", "they are")
+    for names, (fits, why) in grouped(
+        (enrolment[client].name, found[client]) for client in sorted(short)
+    ):
+        refuses, it, it_is = (
+            ("refuses", "it", "it is") if len(names) == 1 else ("refuse", "them", "they are")
+        )
         can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
         lines.append(f"{listed(names)} " + (f"{refuses} it ({why})" if why else can))
         dropped.append(f"{lines[-1]}: {it_is} left out from then on")
-    most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
+    most = sorted(
+        (short.get(client, need.releases) for client in range(len(enrolment))), reverse=True
+    )[needed - 1]
     if most < need.releases:
         if most == 0 and any(why for _, why in found.values()):
             raise ConfigError(
-                f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; change the recipe, or ask "
+                f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; "
+                "change the recipe, or ask "
                 "the nodes' operators to change their policies"
             )
         raise ConfigError(
-            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, and nothing "
-            "has been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
+            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds "
+            "would fit, and nothing "
+            "has been spent; shorten the run (federation.rounds, privacy.max_participations), or "
+            "give it more noise"
         )
     return dropped
 
@@ -124,5 +146,7 @@ def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | N
         refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")
         return (0, printable(str(header.get("why")), 300)) if refused else None
     signature, fits = str(header.pop("signature", "")), header.get("releases")
-    signed = protocol.verify(protocol.public_key(service_key), signature, "afford", nonce, protocol.canonical(header))
+    signed = protocol.verify(
+        protocol.public_key(service_key), signature, "afford", nonce, protocol.canonical(header)
+    )
     return (fits, "") if signed and type(fits) is int and fits >= 0 else None

@@ -27,11 +27,12 @@ class EnrolledNode(BaseModel):
 
 
 class Enrolment(BaseModel):
-    """The mapping of registered nodes to clients, as stated by the server's operator, never by the node.
+    """The mapping of registered nodes to clients, as stated by the server's operator, never by the
+    node.
 
     Attributes:
-        node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's public key (see
-            `key_digest`) and the public key of its release service.
+        node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's
+            public key (see `key_digest`) and the public key of its release service.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -67,7 +68,8 @@ class Enrolment(BaseModel):
 
 
 def key_digest(pem: bytes) -> str:
-    """SHA-256 of a public key, as hexadecimal digits, independent of the formatting of its PEM text.
+    """SHA-256 of a public key, as hexadecimal digits, independent of the formatting of its PEM
+    text.
 
     Raises:
         ValueError: the text is not a public key in PEM.

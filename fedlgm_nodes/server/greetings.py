@@ -1,10 +1,11 @@
 """Greetings for nodes that are connected but silent.
 
-A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving,
-the node sends that run's reply after the next message, whose own reply then waits for the message after it: the node
-stays one reply behind until it is restarted. A greeting makes it send its answer, and a node that is behind gets a
-greeting with every question. A node that answers a greeting before its next question is not behind but busy. The next
-time it is greeted only after twice as long a wait.
+A SuperNode sends waiting replies only after it has received a message. If a run ended while the
+node was receiving, the node sends that run's reply after the next message, whose own reply then
+waits for the message after it: the node stays one reply behind until it is restarted. A greeting
+makes it send its answer, and a node that is behind gets a greeting with every question. A node that
+answers a greeting before its next question is not behind but busy. The next time it is greeted only
+after twice as long a wait.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Greetings:
 
     def __init__(self, shortest: float) -> None:
         self._shortest = shortest
-        self._sent: dict[str, tuple[int, str]] = {}  # message id -> client, question during which it was sent
+        self._sent: dict[
+            str, tuple[int, str]
+        ] = {}  # message id -> client, question during which it was sent
         self._behind: set[int] = set()
         self._at_work: set[int] = set()
         self._took: dict[int, float] = {}  # client -> seconds until its last answer
@@ -40,7 +43,9 @@ class Greetings:
         return self._sent
 
     def due(self, client: int, silent: float) -> bool:
-        """Whether to greet a client's node after this many seconds of silence since its question."""
+        """Whether to greet a client's node after this many seconds of silence since its
+        question.
+        """
         after = self._shortest
         if client in self._behind:
             after = _BEHIND_S

@@ -1,13 +1,17 @@
 """Real nodes behind a Flower Grid: sends questions and accepts valid answers.
 
-`NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every client has a node
-that always answers. Behind it nodes connect and disconnect, and every answer is checked against the enrolment.
+`NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every
+client has a node that always answers. Behind it nodes connect and disconnect, and every answer is
+checked against the enrolment.
 
-* A client is the node whose registered Flower key the enrolment names, independently of the node's statements.
-* An answer counts once, if the node's release service has signed it as the answer to this very question.
-* A client without an answer is reported to the strategy as failed, with the reason: it counts as zero, and the public
-denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a node nothing, whereas
-a void round would waste budget.
+* A client is the node whose registered Flower key the enrolment names, independently of the node's
+  statements.
+* An answer counts once, if the node's release service has signed it as the answer to this very
+  question.
+* A client without an answer is reported to the strategy as failed, with the reason: it counts as
+  zero, and the public
+denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a
+node nothing, whereas a void round would waste budget.
 """
 
 from __future__ import annotations
@@ -18,7 +22,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 
 from fedlgm import wire
@@ -42,7 +55,9 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its answers."""
+    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its
+    answers.
+    """
 
     repeats = True  # a node repeats its kept answer when it is asked again
 
@@ -72,7 +87,12 @@ class NodeGrid(NumberingGrid):
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> None:
         super().__init__()
-        self._runtime, self._enrolment, self.questions, self.answers = runtime, enrolment, questions, answers
+        self._runtime, self._enrolment, self.questions, self.answers = (
+            runtime,
+            enrolment,
+            questions,
+            answers,
+        )
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
         self._patience = patience or Patience()
@@ -102,7 +122,9 @@ class NodeGrid(NumberingGrid):
             ConfigError: the budgets do not suffice; nothing has been spent.
         """
         found = carried(self._link, self._enrolment, need, seconds)
-        for line in require(self._enrolment, need, found, self._patience.needed(len(self._enrolment))):
+        for line in require(
+            self._enrolment, need, found, self._patience.needed(len(self._enrolment))
+        ):
             self._say(line)
 
     @property
@@ -126,8 +148,11 @@ class NodeGrid(NumberingGrid):
             self._enrolment[client].service_key, None if position is None else position.values(),
         )  # fmt: skip
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Replies in the order of the messages, one per message, which is an error if a client does not answer.
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Replies in the order of the messages, one per message, which is an error if a client does
+        not answer.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.
@@ -141,22 +166,36 @@ class NodeGrid(NumberingGrid):
 
     def _introduce(self, message: Message) -> Message:
         answer: dict[str, Any] = {
-            wire.PARTITION: message.metadata.dst_node_id - FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
-        }  # fmt: skip
+            wire.PARTITION: message.metadata.dst_node_id - FIRST_NODE,
+            wire.PARTITIONS: len(self._enrolment),
+        }
         return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
 
     def _round(self, batch: list[Message]) -> list[Message]:
         started = time.monotonic()
         models: dict[int, str] = {}
         asked = [self._asked(message, models) for message in batch]
-        late = self.polling.wait(asked, started, self._patience.needed(len(asked)), "federation.quorum")
+        late = self.polling.wait(
+            asked, started, self._patience.needed(len(asked)), "federation.quorum"
+        )
         answered = [one.client for one in asked if one.answer is not None]
         self._report(
-            asked[0].question.round, answered, {one.client: one.lost for one in asked if one.lost}, late, started
+            asked[0].question.round,
+            answered,
+            {one.client: one.lost for one in asked if one.lost},
+            late,
+            started,
         )
         return [self._reply(one) for one in asked]
 
-    def _report(self, round: int, answered: Iterable[int], lost: Mapping[int, str], late: int, started: float) -> None:
+    def _report(
+        self,
+        round: int,
+        answered: Iterable[int],
+        lost: Mapping[int, str],
+        late: int,
+        started: float,
+    ) -> None:
         """Report a round: clients that count, and why the others do not."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
@@ -165,13 +204,24 @@ class NodeGrid(NumberingGrid):
             self._say(f"round {round}: {listed(those)} {count} as zero: {why}")
         if self._on_round is not None:
             self._on_round(
-                RoundReport(round, [names[client] for client in answered], told, late, time.monotonic() - started)
+                RoundReport(
+                    round,
+                    [names[client] for client in answered],
+                    told,
+                    late,
+                    time.monotonic() - started,
+                )
             )
 
     def _asked(self, message: Message, models: dict[int, str]) -> Asked:
-        """Convert a strategy's message to its node's question; `models` caches hashes, by identity, over a round."""
+        """Convert a strategy's message to its node's question; `models` caches hashes, by identity,
+        over a round.
+        """
         if message.metadata.message_type != MessageType.TRAIN:
-            raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
+            raise RunError(
+                f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves "
+                "them"
+            )
         config = message.content.config_records[wire.CONFIG]
         arrays = message.content.array_records[wire.ARRAYS]
         client = message.metadata.dst_node_id - FIRST_NODE
@@ -180,14 +230,22 @@ class NodeGrid(NumberingGrid):
             models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
         question = self.question(client, round_, plan, models[id(model)])
-        return Asked(message, question, self.questions.header(question), model, partial(self.answers.problem, question))
+        return Asked(
+            message,
+            question,
+            self.questions.header(question),
+            model,
+            partial(self.answers.problem, question),
+        )
 
     def _reply(self, one: Asked) -> Message:
         if not one.body:
             reason = f"{self._enrolment[one.client].name}: {one.lost}"
             return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
         values = frames.vector(one.body, NUMBERS)
-        array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
+        array = Array(
+            dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body
+        )
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
         return Message(content=content, reply_to=one.message)

@@ -1,4 +1,6 @@
-"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or rolled back."""
+"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or
+rolled back.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from fedlgm_nodes.protocol.messages import Position, record_of
 class LedgerPositions:
     """The last position of every client's ledger that its enrolled service has signed.
 
-    Positions signed by another service under the client's number, such as that of a replaced node, do not count.
-    Several runs may share the file.
+    Positions signed by another service under the client's number, such as that of a replaced node,
+    do not count. Several runs may share the file.
 
     Args:
         file: JSON file that keeps them over runs; None keeps them only in this object.
@@ -38,8 +40,8 @@ class LedgerPositions:
     def get(self, client: int) -> Position | None:
         """The client's last position, of this run or another; None if it has never answered.
 
-        Answers are compared with the position known when their question was made: two runs may receive one node's
-        answers in a different order.
+        Answers are compared with the position known when their question was made: two runs may
+        receive one node's answers in a different order.
         """
         found = self._own(client, self._read())
         if found is not None:
@@ -55,7 +57,8 @@ class LedgerPositions:
             return "its ledger was replaced by another one"
         if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
             return (
-                f"its ledger was rolled back: it has {position.seq} releases, but its service signed for {known.seq} "
+                f"its ledger was rolled back: it has {position.seq} releases, but its service "
+                f"signed for {known.seq} "
                 "earlier"
             )
         return ""
@@ -71,13 +74,19 @@ class LedgerPositions:
             other = self._own(client, stored)
             if other is None or (other.ledger == position.ledger and other.seq < position.seq):
                 stored[client] = position
-                text = json.dumps({str(client): position.values() for client, position in stored.items()})
+                text = json.dumps(
+                    {str(client): position.values() for client, position in stored.items()}
+                )
                 write_durably(self._file, text.encode(), PUBLIC)
 
     def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
         """A client's stored position, if its enrolled service has signed it."""
         found = stored.get(client)
-        return found if found is not None and client in self._keys and found.valid(self._keys[client]) else None
+        return (
+            found
+            if found is not None and client in self._keys and found.valid(self._keys[client])
+            else None
+        )
 
     def _read(self) -> Mapping[int, Position]:
         """Current content of the file."""

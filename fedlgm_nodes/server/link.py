@@ -21,7 +21,8 @@ from strategies.messages import message_to
 
 
 class NodeLink:
-    """The connected nodes as clients. A client is the node whose registered key the enrolment names.
+    """The connected nodes as clients. A client is the node whose registered key the enrolment
+    names.
 
     Args:
         runtime: Flower's Grid.
@@ -57,24 +58,32 @@ class NodeLink:
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
         """Send questions to the clients that are online.
 
-        Returns: For each client, its message's id -> mask of the answer; empty if the message was not accepted.
+        Returns: For each client, its message's id -> mask of the answer; empty if the message was
+        not accepted.
         """
         key = secrets.randbits(32)
-        models: dict[int, dict[str, ConfigRecord]] = {}  # nodes that are asked together share what is sent
+        models: dict[
+            int, dict[str, ConfigRecord]
+        ] = {}  # nodes that are asked together share what is sent
         messages = []
         for one in asked:
             if id(one.model) not in models:
                 records = frames.body_records(one.model, key)
-                models[id(one.model)] = {name: ConfigRecord(dict(values)) for name, values in records.items()}
+                models[id(one.model)] = {
+                    name: ConfigRecord(dict(values)) for name, values in records.items()
+                }
             content = content_of(one.header, key)
             content.update(models[id(one.model)])
             messages.append(self._message(one.client, content, one.message.metadata.group_id))
-        # One by one: a node sees its message at once, and would ask for parts that are not there yet again and again.
+        # One by one: a node sees its message at once, and would ask for parts that are not there
+        # yet again and again.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
         return [{id_: key} if id_ else {} for id_ in sent]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
-        """Send greetings to clients that are online, and return the messages' ids, empty if one was not accepted."""
+        """Send greetings to clients that are online, and return the messages' ids, empty if one was
+        not accepted.
+        """
         messages = [self._message(client, content(), "hello") for client in clients]
         return list(self._runtime.push_messages(messages)) if messages else []
 

@@ -1,19 +1,23 @@
-"""The open attempt at a round's secure sum on the server's disk, so that a killed server continues it free of charge.
+"""The open attempt at a round's secure sum on the server's disk, so that a killed server continues
+it free of charge.
 
-A node repeats its answers to the steps of one attempt, and is charged anew for another attempt. A resumed server
-therefore asks the questions of the open attempt again. The file holds their content before the step that depends on it:
+A node repeats its answers to the steps of one attempt, and is charged anew for another attempt. A
+resumed server therefore asks the questions of the open attempt again. The file holds their content
+before the step that depends on it:
 
-* before any node is charged: the attempt's key, round, plan, model and clients, and the cohort's adverts and shares. A
-  server that is killed earlier begins another attempt, which costs nothing;
-* before any node is asked to agree or to unmask: the set of survivors, and the sum of their masked vectors.
+* before any node is charged: the attempt's key, round, plan, model and clients, and the cohort's
+  adverts and shares. A server that is killed earlier begins another attempt, which costs nothing;
+* before any node is asked to agree or to unmask: the set of survivors, and the sum of their masked
+  vectors.
 
-One attempt thus has one set of public keys and one set of survivors, whenever the server is killed. Nodes do not rely
-on this: they refuse a second set.
+One attempt thus has one set of public keys and one set of survivors, whenever the server is killed.
+Nodes do not rely on this: they refuse a second set.
 
-The file reveals nothing new. The server has seen everything in it, and so have the processes that relay its messages.
-Public keys and signatures are public, shares are sealed for nodes, and masks hide the sum. The shares with which nodes
-unmask are never written. The file names the participants of a round, as the run's private files do, so only the
-operator may read it. It is deleted once the round's row and checkpoint are on disk.
+The file reveals nothing new. The server has seen everything in it, and so have the processes that
+relay its messages. Public keys and signatures are public, shares are sealed for nodes, and masks
+hide the sum. The shares with which nodes unmask are never written. The file names the participants
+of a round, as the run's private files do, so only the operator may read it. It is deleted once the
+round's row and checkpoint are on disk.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ class OpenAttempt(BaseModel):
     """An attempt whose nodes may have been charged.
 
     Attributes:
-        key: identity of the run's releases, by which the run's ledger and cohorts are repeated, hexadecimal digits.
+        key: identity of the run's releases, by which the run's ledger and cohorts are repeated,
+            hexadecimal digits.
         round: number, from 1.
         plan: JSON text of its plan.
         model: SHA-256 of the global model.
@@ -51,7 +56,9 @@ class OpenAttempt(BaseModel):
         total: sum of the survivors' masked vectors, 32-bit words.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
     key: str = Field(pattern=f"^[0-9a-f]{{{2 * _KEY_BYTES}}}$")
     round: int
     plan: str
@@ -72,7 +79,8 @@ class AttemptFile:
         path: the file, which need not exist.
 
     Attributes:
-        key: identity of the releases of this process, see `OpenAttempt`; that of the attempt that is continued, if any.
+        key: identity of the releases of this process, see `OpenAttempt`; that of the attempt that
+            is continued, if any.
         found: attempt of an earlier process, until it is continued or given up.
 
     Raises:
@@ -82,13 +90,18 @@ class AttemptFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self.found = OpenAttempt.model_validate_json(path.read_bytes()) if path.is_file() else None
+            self.found = (
+                OpenAttempt.model_validate_json(path.read_bytes()) if path.is_file() else None
+            )
         except ValidationError as error:
             raise RunError(
-                f"the open attempt {path} is damaged ({first_problem(error)}): delete it, and the same command begins "
+                f"the open attempt {path} is damaged ({first_problem(error)}): delete it, and the "
+                "same command begins "
                 "its round again, for which the nodes are charged once more"
             ) from error
-        self.key = secrets.token_bytes(_KEY_BYTES) if self.found is None else bytes.fromhex(self.found.key)
+        self.key = (
+            secrets.token_bytes(_KEY_BYTES) if self.found is None else bytes.fromhex(self.found.key)
+        )
 
     def write(self, attempt: OpenAttempt) -> None:
         """Replace the attempt; it is on disk when this returns."""

@@ -1,4 +1,6 @@
-"""Asks the enrolled nodes and waits until each has answered or is lost, or until the round's patience ends."""
+"""Asks the enrolled nodes and waits until each has answered or is lost, or until the round's
+patience ends.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _LOOK_S = 2.0  # between looks for who is connected, and between two messages to
 
 
 class Polling:
-    """Rounds of questions, with state for later rounds: nodes that are down, late, or no longer asked.
+    """Rounds of questions, with state for later rounds: nodes that are down, late, or no longer
+    asked.
 
     Args:
         link: link to the nodes.
@@ -31,7 +34,9 @@ class Polling:
         say: called with each line of progress.
     """
 
-    def __init__(self, link: NodeLink, enrolment: Enrolment, patience: Patience, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, link: NodeLink, enrolment: Enrolment, patience: Patience, say: Callable[[str], None]
+    ) -> None:
         self._link, self._enrolment, self._patience, self._say = link, enrolment, patience, say
         self._greetings = Greetings(patience.greet_seconds)
         self._excluded: dict[int, str] = {}
@@ -40,7 +45,8 @@ class Polling:
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
-        """Ask until every client has answered or is lost, and return the number of late answers to earlier rounds.
+        """Ask until every client has answered or is lost, and return the number of late answers to
+        earlier rounds.
 
         Args:
             asked: the clients' parts.
@@ -61,7 +67,9 @@ class Polling:
             if now - looked > _LOOK_S:
                 self._link.look()
                 looked = now
-            self._ask([one for one in asked if one.open and not one.keys and now >= one.next_try], now)
+            self._ask(
+                [one for one in asked if one.open and not one.keys and now >= one.next_try], now
+            )
             self._greet(asked, now)
             late += self._pull(asked, now)
             self._leave(asked, needed, started, now)
@@ -85,10 +93,14 @@ class Polling:
         self._excluded[client] = why
 
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:
-        """Continue without clients that have used up their waiting time, as far as the quorum allows."""
+        """Continue without clients that have used up their waiting time, as far as the quorum
+        allows.
+        """
         patience = self._patience
         for one in asked:
-            down = one.open and one.down_since is not None and not one.keys  # not with an answer still to come
+            down = (
+                one.open and one.down_since is not None and not one.keys
+            )  # not with an answer still to come
             if down and now - (one.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
                 if possible > needed:  # below the quorum it is waited for
@@ -103,22 +115,30 @@ class Polling:
     def _require(self, asked: list[Asked], needed: int, key: str) -> None:
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
-            missing = [(self._enrolment[one.client].name, one.missing) for one in asked if one.answer is None]
+            missing = [
+                (self._enrolment[one.client].name, one.missing)
+                for one in asked
+                if one.answer is None
+            ]
             reasons = "; ".join(f"{listed(names)}: {why}" for names, why in grouped(missing))
             again = (
                 "The same command, without --fresh, resumes the run"
                 if sum(not one.refused for one in asked) >= needed
-                else "The same command meets the same refusals until the nodes' policies or budgets change"
+                else "The same command meets the same refusals until the nodes' policies or "
+                "budgets change"
             )
             raise RunError(
-                f"{answered} of {len(asked)} nodes answered, but the quorum is {needed} ({key}); {reasons}. {again}"
+                f"{answered} of {len(asked)} nodes answered, but the quorum is {needed} ({key}); "
+                f"{reasons}. {again}"
             )
 
     def _tell(self, asked: list[Asked], waiting: list[Asked], seconds: float) -> None:
         names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
         more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
         answered = sum(one.answer is not None for one in asked)
-        self._say(f"waiting for {names}{more} ({answered} of {len(asked)} answered, {seconds:.0f} s)")
+        self._say(
+            f"waiting for {names}{more} ({answered} of {len(asked)} answered, {seconds:.0f} s)"
+        )
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -160,12 +180,18 @@ class Polling:
             elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
-                self._say(f"{name} has answered an earlier round too late: charged there, not counted here")
+                self._say(
+                    f"{name} has answered an earlier round too late: charged there, not counted "
+                    "here"
+                )
             elif id_ in owner:
                 key = owner[id_].keys.pop(id_, None)
                 if key is None:
                     late += 1
-                    self._say(f"{self._enrolment[owner[id_].client].name} has answered twice: counted once")
+                    self._say(
+                        f"{self._enrolment[owner[id_].client].name} has answered twice: counted "
+                        "once"
+                    )
                 else:
                     self._take(owner[id_], reply, key, now)
         return late
@@ -207,10 +233,15 @@ class Polling:
             self.exclude(one.client, one.lost)
 
     def _is_down(self, one: Asked, why: str, now: float, *, told: bool = True) -> None:
-        """Wait for a client, but not again if it was so in an earlier round; the first time is told at once."""
+        """Wait for a client, but not again if it was so in an earlier round; the first time is told
+        at once.
+        """
         one.why_down = why
         if told and one.client not in self._named:
             self._named.add(one.client)
-            self._say(f"{self._enrolment[one.client].name}: {why}; its operator should look at its processes")
+            self._say(
+                f"{self._enrolment[one.client].name}: {why}; its operator should look at its "
+                "processes"
+            )
         if one.down_since is None:
             one.down_since = self._down.setdefault(one.client, now)

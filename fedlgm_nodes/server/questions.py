@@ -23,8 +23,8 @@ class NodeQuestions:
     Attributes:
         run: label of the run.
         work: the requested work, by names that are installed on the nodes (see `Question`).
-        sign: signs a question with the server's key; nodes whose policy names this key answer no question without a
-            signature.
+        sign: signs a question with the server's key; nodes whose policy names this key answer no
+            question without a signature.
     """
 
     run: str
@@ -72,7 +72,9 @@ def _asked(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     try:
         answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
     except RunError as error:
-        raise RunError(f"the signer of this deployment's questions does not answer: {error}") from error
+        raise RunError(
+            f"the signer of this deployment's questions does not answer: {error}"
+        ) from error
     if answer.get("ok") is not True:
         why = printable(str(answer.get("why")), 500)
         raise RunError(f"the signer of this deployment's questions does not sign this one: {why}")

@@ -1,4 +1,6 @@
-"""A round over real nodes, with its waiting times, the state of each client's part, and its report."""
+"""A round over real nodes, with its waiting times, the state of each client's part, and its
+report.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ class Patience:
     """A round's waiting times, in seconds, and its quorum.
 
     Attributes:
-        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is needed.
-        round_seconds: time after which a round with its quorum continues without nodes that are still busy.
+        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is
+            needed.
+        round_seconds: time after which a round with its quorum continues without nodes that are
+            still busy.
         offline_seconds: time to wait for a node that is not connected or whose service is down.
-        give_up_seconds: time after which a round below its quorum ends the run with an error; the run can be resumed.
+        give_up_seconds: time after which a round below its quorum ends the run with an error; the
+            run can be resumed.
         poll_seconds: time between polls for answers; up to five times as long in a long round.
-        greet_seconds: time after which a connected, silent node is sent a greeting (see `fedlgm_nodes.server.greetings`).
+        greet_seconds: time after which a connected, silent node is sent a greeting (see
+            `fedlgm_nodes.server.greetings`).
         tell_seconds: time between lines that name the missing nodes.
     """
 
@@ -47,7 +53,8 @@ class Problem(NamedTuple):
 
     Attributes:
         why: the reason in words.
-        lasting: whether the node's later answers in this run do not count either, because of its ledger.
+        lasting: whether the node's later answers in this run do not count either, because of its
+            ledger.
     """
 
     why: str
@@ -124,7 +131,8 @@ class RoundReport:
         round: number, from 1.
         answered: names of the nodes whose answers count.
         lost: name -> reason why its answer does not count.
-        late: answers to earlier rounds that arrived in this one; they were charged and do not count.
+        late: answers to earlier rounds that arrived in this one; they were charged and do not
+            count.
         seconds: time of the last answer that counts.
     """
 

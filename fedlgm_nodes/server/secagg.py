@@ -1,8 +1,8 @@
 """The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
 
-A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as missing, and `lost`
-gives the reason. The round is void below the threshold, or if too few answer somewhere on a ring of neighbours. No node
-relies on this code.
+A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as
+missing, and `lost` gives the reason. The round is void below the threshold, or if too few answer
+somewhere on a ring of neighbours. No node relies on this code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ import numpy as np
 from fedlgm.errors import RunError
 from fedlgm_nodes.protocol.messages import sha256
 from fedlgm_nodes.secagg.cohort import Advert, Cohort, Sent, Survivors, Terms
-from fedlgm_nodes.secagg.keys import SEALED_DIGITS, apply_mask, pair_mask_key, public_of, self_mask_key
+from fedlgm_nodes.secagg.keys import (
+    SEALED_DIGITS,
+    apply_mask,
+    pair_mask_key,
+    public_of,
+    self_mask_key,
+)
 from fedlgm_nodes.secagg.shamir import SHARE_BYTES, Weights
 
 
 class VoidRound(RunError):
-    """Too few nodes answered, so there is no sum. The nodes remain charged, and another attempt costs them again."""
+    """Too few nodes answered, so there is no sum. The nodes remain charged, and another attempt
+    costs them again.
+    """
 
 
 class SecureSum:
@@ -63,7 +71,10 @@ class SecureSum:
                 continue
             for key in advert.keys:
                 if (other := owners.setdefault(key, client)) != client:
-                    self.lost |= {client: f"it has a key of client {other}", other: f"client {client} has its key"}
+                    self.lost |= {
+                        client: f"it has a key of client {other}",
+                        other: f"client {client} has its key",
+                    }
         kept = [advert for client, advert in adverts.items() if client not in self.lost]
         self._cohort = Cohort(self.terms, kept, self._services, check=False)
         if problem := self.terms.problem(len(kept)):
@@ -71,8 +82,11 @@ class SecureSum:
         self.crowd = min(self.terms.colluders, self._cohort.neighbours.shape.crowd)
         return [advert.values() for advert in self._cohort.adverts.values()]
 
-    def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:
-        """Client -> sealed shares for it from every neighbour that shared. If asked again, the last answers count.
+    def shared(
+        self, answers: Mapping[int, tuple[Mapping[int, str], str]]
+    ) -> dict[int, dict[int, str]]:
+        """Client -> sealed shares for it from every neighbour that shared. If asked again, the last
+        answers count.
 
         Args:
             answers: client -> (receiver -> sealed shares, commitment).
@@ -80,7 +94,11 @@ class SecureSum:
         Raises:
             VoidRound: too few shared.
         """
-        members, holders, self._commitments = self._cohort.adverts, self._cohort.neighbours.holders, {}
+        members, holders, self._commitments = (
+            self._cohort.adverts,
+            self._cohort.neighbours.holders,
+            {},
+        )
         for client, (sealed, commitment) in answers.items():
             whole = client in members and sealed.keys() == holders(client) - {client}
             if whole and all(len(text) == SEALED_DIGITS for text in sealed.values()):
@@ -89,11 +107,16 @@ class SecureSum:
                 self.lost[client] = "it did not share its secrets with every neighbour"
         self._sharing = tuple(sorted(self._commitments))
         self._require(self._sharing, "shared secrets")
-        near = {client: sorted(holders(client) & self._commitments.keys() - {client}) for client in self._sharing}
+        near = {
+            client: sorted(holders(client) & self._commitments.keys() - {client})
+            for client in self._sharing
+        }
         return {to: {by: answers[by][0][to] for by in others} for to, others in near.items()}
 
     def named(self) -> dict[str, list[int]]:
-        """The "mask" question's list of members that shared, for nodes that do not get shares of all of them."""
+        """The "mask" question's list of members that shared, for nodes that do not get shares of
+        all of them.
+        """
         return {} if self._cohort.complete else {"sharing": list(self._sharing)}
 
     def add(self, client: int, words: np.ndarray, sent: str) -> None:
@@ -107,7 +130,9 @@ class SecureSum:
         if client not in self._sharing or client in self._sent:
             self.lost.setdefault(client, "it sent a vector for which it was not asked")
         elif words.dtype != np.uint32 or words.shape != self._total.shape:
-            self.lost[client] = f"its vector is {words.dtype} {words.shape}, not uint32 {self._total.shape}"
+            self.lost[client] = (
+                f"its vector is {words.dtype} {words.shape}, not uint32 {self._total.shape}"
+            )
         elif not Sent(self._cohort.digest, self._sharing).valid(sent, self._services[client]):
             self.lost[client] = "it did not sign that it had sent its vector"
         else:
@@ -116,7 +141,9 @@ class SecureSum:
 
     @property
     def summed(self) -> tuple[dict[int, str], bytes]:
-        """What `resume` takes: the signatures of all whose vectors are in the sum, and the masked sum."""
+        """What `resume` takes: the signatures of all whose vectors are in the sum, and the masked
+        sum.
+        """
         return dict(self._sent), self._total.astype("<u4").tobytes()
 
     def resume(self, sent: Mapping[int, str], total: bytes) -> None:
@@ -130,7 +157,9 @@ class SecureSum:
             RunError: the sum has another size.
         """
         if len(total) != 4 * self.terms.size:
-            raise RunError(f"a sum of {len(total)} bytes, where {self.terms.size} words of 4 bytes are summed")
+            raise RunError(
+                f"a sum of {len(total)} bytes, where {self.terms.size} words of 4 bytes are summed"
+            )
         self._sent, self._total = dict(sent), np.frombuffer(total, "<u4").astype(np.uint32)
 
     def answered(self) -> list[int]:
@@ -145,7 +174,9 @@ class SecureSum:
         return list(survivors)
 
     def sent(self) -> dict[int, str]:
-        """Signatures that all nodes have sent a vector, with which they unmask at once; empty if one dropped out."""
+        """Signatures that all nodes have sent a vector, with which they unmask at once; empty if
+        one dropped out.
+        """
         return {} if self.survivors.dropped else dict(self._sent)
 
     def signed(self, answers: Mapping[int, str]) -> dict[int, str]:
@@ -156,7 +187,9 @@ class SecureSum:
         """
         valid = {}
         for client, signature in answers.items():
-            if client in self.survivors.answered and self.survivors.valid(signature, self._services[client]):
+            if client in self.survivors.answered and self.survivors.valid(
+                signature, self._services[client]
+            ):
                 valid[client] = signature
             else:
                 self.lost[client] = "it did not sign the set of survivors"
@@ -173,7 +206,9 @@ class SecureSum:
             VoidRound: too few unmask, or shares do not belong together.
         """
         shares = {
-            client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None
+            client: found
+            for client, raw in answers.items()
+            if (found := self._readable(client, raw)) is not None
         }
         self._require(shares, "unmasked", self.survivors.answered)
         secret, cohort, survivors = self._secrets(shares), self._cohort, self.survivors.answered
@@ -181,7 +216,9 @@ class SecureSum:
             apply_mask(self._total, self_mask_key(secret[peer], cohort.digest), subtract=True)
         for gone in self.survivors.dropped:
             for peer in cohort.neighbours.holders(gone).intersection(survivors):
-                key = pair_mask_key(secret[gone], cohort.adverts[peer].masking, cohort.digest, gone, peer)
+                key = pair_mask_key(
+                    secret[gone], cohort.adverts[peer].masking, cohort.digest, gone, peer
+                )
                 apply_mask(self._total, key, subtract=gone < peer)
         return self._total
 
@@ -195,17 +232,25 @@ class SecureSum:
         return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
 
     def _secret(
-        self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Callable[[tuple[int, ...]], Weights]
+        self,
+        peer: int,
+        shares: Mapping[int, Mapping[int, bytes]],
+        weights: Callable[[tuple[int, ...]], Weights],
     ) -> bytes:
         """A client's secret, by shares that belong together; others' are tried after wrong ones.
 
         Raises:
-            VoidRound: there are none among those tried, of which one leaves any single node out if it is not needed.
+            VoidRound: there are none among those tried, of which one leaves any single node out if
+                it is not needed.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
         # Nodes that gave wrong shares before come last.
-        clients = sorted(graph.holders(peer) & shares.keys(), key=lambda client: (client in self.lost, client))
-        starts = range(0, len(clients), len(clients) - needed) if len(clients) > needed else range(1)
+        clients = sorted(
+            graph.holders(peer) & shares.keys(), key=lambda client: (client in self.lost, client)
+        )
+        starts = (
+            range(0, len(clients), len(clients) - needed) if len(clients) > needed else range(1)
+        )
         for start in starts:
             using = (2 * clients)[start : start + needed]
             secret, problem = self._combined(peer, shares, weights(tuple(using)))
@@ -217,7 +262,9 @@ class SecureSum:
             return secret
         raise VoidRound(problem)
 
-    def _combined(self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights) -> tuple[bytes, str]:
+    def _combined(
+        self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
+    ) -> tuple[bytes, str]:
         """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""
         kept = peer in self.survivors.answered
         known = self._commitments[peer] if kept else self._cohort.adverts[peer].masking
@@ -242,15 +289,23 @@ class SecureSum:
             return None
         return shares
 
-    def _require(self, clients: Collection[int], what: str, answered: Collection[int] | None = None) -> None:
-        """Refuse to go on with too few nodes; those that `answered` need no masking key, and the others no seed."""
+    def _require(
+        self, clients: Collection[int], what: str, answered: Collection[int] | None = None
+    ) -> None:
+        """Refuse to go on with too few nodes; those that `answered` need no masking key, and the
+        others no seed.
+        """
         if len(clients) < self.terms.threshold:
-            void = f"{len(clients)} nodes {what}, {self.terms.threshold} are needed: the round is void"
+            void = (
+                f"{len(clients)} nodes {what}, {self.terms.threshold} are needed: the round is void"
+            )
             raise VoidRound(void + reasons(self.lost))
         secrets = dict.fromkeys(self._sharing, "secrets" if answered is None else "masking key")
         secrets |= dict.fromkeys(answered or (), "seed")
         if problem := self._cohort.neighbours.problem(clients, secrets):
-            raise VoidRound(f"of the nodes that {what}, {problem}: the round is void{reasons(self.lost)}")
+            raise VoidRound(
+                f"of the nodes that {what}, {problem}: the round is void{reasons(self.lost)}"
+            )
 
 
 def reasons(lost: Mapping[int, str]) -> str:

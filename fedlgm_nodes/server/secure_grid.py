@@ -1,15 +1,17 @@
-"""Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one secure sum.
+"""Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one
+secure sum.
 
-A round takes four messages to each node, or two if the round before has prepared it: nodes then exchange keys and
-shares for the next round in the messages in which they mask and unmask. If a node drops out, the remaining nodes agree
-in a further message. Prepared keys and shares serve only the same nodes and the same plan; after the loss of a node,
-or for another plan, the next round starts from its first step. It also does so if a node has lost its part since,
-which the server detects by asking for the shares once more.
+A round takes four messages to each node, or two if the round before has prepared it: nodes then
+exchange keys and shares for the next round in the messages in which they mask and unmask. If a node
+drops out, the remaining nodes agree in a further message. Prepared keys and shares serve only the
+same nodes and the same plan; after the loss of a node, or for another plan, the next round starts
+from its first step. It also does so if a node has lost its part since, which the server detects by
+asking for the shares once more.
 
 A server that was killed continues the round that it had begun to charge (see `open_attempt`).
 
-To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker. The integers are
-the same, so a round without drops gives the same model bit by bit.
+To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker.
+The integers are the same, so a round without drops gives the same model bit by bit.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import Addresses, OneNodePerClient
 
 _RESTART_S = 2.0
-"""Time from the last node's shares to the next round, after which services may have restarted without their keys."""
+"""Time from the last node's shares to the next round, after which services may have restarted
+without their keys."""
 _NODE_BYTES = 480
-"""Size of one node's part in the header of an "unmask" that also asks for shares: its signature, and its advert."""
+"""Size of one node's part in the header of an "unmask" that also asks for shares: its signature,
+and its advert."""
 _OTHER_BYTES = 2048
-"""Size of the rest of the further question, of which a signed ledger position is the largest part."""
+"""Size of the rest of the further question, of which a signed ledger position is the largest
+part."""
 
 
 @dataclass
@@ -71,15 +76,18 @@ class EnrolledSum(OneNodePerClient):
 
 
 class SecureGrid(NodeGrid):
-    """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are those of `NodeGrid`.
+    """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are
+    those of `NodeGrid`.
 
-    A node that is lost in a step takes no further part in the round. Below the threshold a step waits as long as the
-    patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise. A round for
-    fewer nodes than the threshold is void, and none is asked.
+    A node that is lost in a step takes no further part in the round. Below the threshold a step
+    waits as long as the patience permits. Then the run ends if nothing has been charged yet, and
+    the round is void otherwise. A round for fewer nodes than the threshold is void, and none is
+    asked.
 
     Attributes:
-        charge: charges the next round to the run's ledger. It is called before the nodes are asked for their vectors:
-            earlier steps release nothing, and a run that ends in one of them repeats the round when it is resumed.
+        charge: charges the next round to the run's ledger. It is called before the nodes are asked
+            for their vectors: earlier steps release nothing, and a run that ends in one of them
+                repeats the round when it is resumed.
         file: file of the open attempt; None keeps no attempt.
     """
 
@@ -106,7 +114,11 @@ class SecureGrid(NodeGrid):
         except VoidRound as error:
             void, total = str(error), np.zeros(attempt.server.terms.size, np.uint32)
         answered = attempt.answered
-        lost = {client: why for client, why in (attempt.lost | attempt.guilty).items() if client not in answered}
+        lost = {
+            client: why
+            for client, why in (attempt.lost | attempt.guilty).items()
+            if client not in answered
+        }
         for client, why in attempt.guilty.items():
             self.polling.exclude(client, why)
         self._report(attempt.round, answered, lost, attempt.late, started)
@@ -117,11 +129,14 @@ class SecureGrid(NodeGrid):
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
         return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
 
-    def _continued(self, found: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]) -> _Attempt:
+    def _continued(
+        self, found: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
+    ) -> _Attempt:
         """The attempt that an earlier process has left open.
 
         Raises:
-            LostAttempt: another round, plan, model or set of clients is asked for, or too few nodes hold their keys.
+            LostAttempt: another round, plan, model or set of clients is asked for, or too few nodes
+                hold their keys.
             RunError: too few nodes answer; nothing has been charged, and the run can be resumed.
         """
         model = protocol.sha256(message.content.array_records[wire.ARRAYS][wire.MODEL].data)
@@ -131,10 +146,13 @@ class SecureGrid(NodeGrid):
             attempt = _Attempt(self, round, plan, clients, found.nonce)
             why = attempt.resumed(found, message)
             if not why:
-                self._say(f"round {round} continues where it was interrupted: no node is charged twice")
+                self._say(
+                    f"round {round} continues where it was interrupted: no node is charged twice"
+                )
                 return attempt
         raise LostAttempt(
-            f"round {round} cannot continue where it was interrupted: {why}; it begins again, and its nodes are "
+            f"round {round} cannot continue where it was interrupted: {why}; it begins again, and "
+            "its nodes are "
             "charged once more"
         )
 
@@ -159,13 +177,18 @@ class _Attempt:
         next: the next round's attempt, prepared as far as its shares; None if it is not.
     """
 
-    def __init__(self, grid: SecureGrid, round: int, plan: str, clients: list[int], nonce: str = "") -> None:
+    def __init__(
+        self, grid: SecureGrid, round: int, plan: str, clients: list[int], nonce: str = ""
+    ) -> None:
         self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
         self._nonce = nonce or secrets.token_hex(16)
         self._ask(NO_MODEL)
         one = self._questions[clients[0]]
         parsed = grid.answers.plan(one)
-        self.server, self._rounds = SecureSum(terms_of(one, parsed), grid.services), parsed.facts.rounds
+        self.server, self._rounds = (
+            SecureSum(terms_of(one, parsed), grid.services),
+            parsed.facts.rounds,
+        )
         self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
         self._adverts: list[dict[str, Any]] = []
         self._shares: dict[int, tuple[dict[int, str], str]] = {}  # client -> its answer to "share"
@@ -178,13 +201,19 @@ class _Attempt:
 
     def serves(self, round: int, plan: str, clients: list[int]) -> bool:
         """Whether these clients have all shared their secrets for this round and plan."""
-        return (round, plan, clients) == (self.round, self._plan, self._clients) == (round, plan, list(self._delivered))
+        return (
+            (round, plan, clients)
+            == (self.round, self._plan, self._clients)
+            == (round, plan, list(self._delivered))
+        )
 
     def held(self, message: Message) -> bool:
-        """Whether every node still holds what it has shared; asked again if a node may have lost it since.
+        """Whether every node still holds what it has shared; asked again if a node may have lost it
+        since.
 
-        Nothing has been charged yet, so that all nodes can exchange new keys. The answer is the one that a node gave
-        before, or new shares from a node whose older store was restored. Arguments as for `total`.
+        Nothing has been charged yet, so that all nodes can exchange new keys. The answer is the one
+        that a node gave before, or new shares from a node whose older store was restored. Arguments
+        as for `total`.
         """
         if time.monotonic() - self._shared_at < _RESTART_S:
             return True
@@ -194,16 +223,19 @@ class _Attempt:
             if len(self._delivered) == len(self._clients):
                 return True
         self._grid._say(
-            f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
+            f"round {self.round}: not every node still holds the keys that were exchanged ahead: "
+            "all nodes exchange "
             f"new keys, and nothing has yet been charged for this round{reasons(self.lost)}"
         )
         return False
 
     def resumed(self, found: OpenAttempt, message: Message) -> str:
-        """Take over the attempt of an earlier process; the reason why it cannot be continued, empty if it can.
+        """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
+        if it can.
 
-        The nodes are asked for their adverts once more: one that has lost its keys makes others, which are not used. No
-        data are read, and nothing is charged. Only signed adverts count, because relays can forge refusals.
+        The nodes are asked for their adverts once more: one that has lost its keys makes others,
+        which are not used. No data are read, and nothing is charged. Only signed adverts count,
+        because relays can forge refusals.
 
         Raises:
             RunError: too few nodes answer.
@@ -221,16 +253,25 @@ class _Attempt:
             return str(error)
         asked: list[int] = list(found.sent or self._delivered)
         said = self._said("advertise", {client: {} for client in asked})
-        gone = {client: "it has made other keys" for client, advert in said if advert != found.adverts[client]}
+        gone = {
+            client: "it has made other keys"
+            for client, advert in said
+            if advert != found.adverts[client]
+        }
         if len(asked) - len(gone) >= server.terms.threshold:
             return ""
         return f"too few nodes still have its keys{reasons(gone)}"
 
     def _ask(self, model: str) -> None:
         """Questions that name this model."""
-        made = partial(self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model)
+        made = partial(
+            self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model
+        )
         self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
-        self._headers = {client: self._grid.questions.header(question) for client, question in self._questions.items()}
+        self._headers = {
+            client: self._grid.questions.header(question)
+            for client, question in self._questions.items()
+        }
 
     def total(self, message: Message) -> np.ndarray:
         """Sum of the nodes' words, uint32 [size].
@@ -243,8 +284,12 @@ class _Attempt:
             VoidRound: too few nodes answered after that, or too few are asked.
         """
         self._message, server = message, self.server
-        if len(self._clients) < server.terms.threshold:  # caps leave too few, and a resumed run would ask no others
-            raise VoidRound(f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer")
+        if (
+            len(self._clients) < server.terms.threshold
+        ):  # caps leave too few, and a resumed run would ask no others
+            raise VoidRound(
+                f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer"
+            )
         self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
         if not self._delivered:
             try:
@@ -254,17 +299,23 @@ class _Attempt:
                 self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
                 raise RunError(
-                    f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
+                    f"{error}. No node has been charged; the same command, without --fresh, "
+                    "resumes the run"
                 ) from error
         digest, file = protocol.sha256(self._model), self._grid.file
         self._ask(digest)
         if file is not None and self._kept is None:
             self._kept = OpenAttempt(
-                key=file.key.hex(), round=self.round, plan=self._plan, model=digest, nonce=self._nonce,
-                clients=self._clients, lost=self.lost | server.lost,
+                key=file.key.hex(),
+                round=self.round,
+                plan=self._plan,
+                model=digest,
+                nonce=self._nonce,
+                clients=self._clients,
+                lost=self.lost | server.lost,
                 adverts={advert["client"]: advert for advert in self._adverts},
                 shared={client: self._shares[client] for client in self._delivered},
-            )  # fmt: skip
+            )
             file.write(self._kept)
         fixed = self._kept is not None and bool(self._kept.sent)
         self._grid.charge()
@@ -283,10 +334,16 @@ class _Attempt:
                 sent, masked = server.summed
                 file.write(self._kept.model_copy(update={"sent": sent, "total": masked}))
             signed = server.sent() or self._agreed(answered)
-            further = following if following and answered == self._clients and following.complete() else None
+            further = (
+                following
+                if following and answered == self._clients and following.complete()
+                else None
+            )
             given = {client: {"signatures": texts(signed)} for client in signed}
             revealed = self._said("unmask", given, further)
-            total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
+            total = server.total(
+                {client: _numbered(said.get("shares")) for client, said in revealed}
+            )
             if further:
                 with suppress(VoidRound):
                     further._shared(further._early.items())
@@ -307,24 +364,32 @@ class _Attempt:
 
     def _share(self, clients: Iterable[int]) -> None:
         """Ask these clients to share their secrets."""
-        self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
+        self._shared(
+            self._said("share", {client: {"adverts": self._adverts} for client in clients})
+        )
 
     def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
         self._shares = {
-            client: (_numbered(said.get("sealed")), str(said.get("commitment"))) for client, said in answers
+            client: (_numbered(said.get("sealed")), str(said.get("commitment")))
+            for client, said in answers
         }
         self._delivered = self.server.shared(self._shares)
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:
-        """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
+        """The next round's attempt, to be prepared; None after the last round, without a node, and
+        unsigned.
+        """
         if self.round >= self._rounds or list(self._delivered) != self._clients:
             return None
-        # The shortest: headers differ by the position of a node's ledger, which a hostile node may state at length.
+        # The shortest: headers differ by the position of a node's ledger, which a hostile node may
+        # state at length.
         header = min(len(json.dumps(one)) for one in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
             return None  # found out later, it would void this round
-        with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
+        with suppress(
+            RunError
+        ):  # a signer may refuse this plan for the next round: that does not make this one void
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None
 
@@ -334,7 +399,9 @@ class _Attempt:
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
 
-    def _said(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> Iterator[tuple[int, Any]]:
+    def _said(
+        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Answers to a step without numbers; arguments as for `_trip`."""
         for one in self._trip(step, given, further):
             assert one.answer is not None
@@ -348,7 +415,9 @@ class _Attempt:
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
-        """Header fields of a step that is asked ahead, where they differ from those of the step that it comes with."""
+        """Header fields of a step that is asked ahead, where they differ from those of the step
+        that it comes with.
+        """
         given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]
         return {
@@ -356,7 +425,9 @@ class _Attempt:
             "expect": header.get("expect"), "signature": header.get("signature", ""),
         }  # fmt: skip
 
-    def _trip(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> list[Asked]:
+    def _trip(
+        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
+    ) -> list[Asked]:
         """Ask these clients one step, and wait; those that answered.
 
         With it every node is asked a step of the `further` attempt, which keeps the answers.
@@ -366,17 +437,24 @@ class _Attempt:
         """
         grid, asked = self._grid, []
         for client, part in given.items():
-            question, header = self._questions[client], self._headers[client] | {"ask": step, "given": part}
+            question, header = (
+                self._questions[client],
+                self._headers[client] | {"ask": step, "given": part},
+            )
             body = self._model if step == "mask" else b""
             if not body:
                 header["model"] = question.model
             if further:
                 header["ahead"] = further._ahead(client)
             check = grid.answers.problem if body else partial(grid.answers.said, step)
-            asked.append(Asked(self._message, question, header, body, partial(check, question), step))
+            asked.append(
+                Asked(self._message, question, header, body, partial(check, question), step)
+            )
         threshold = self.server.terms.threshold
         try:
-            self.late += grid.polling.wait(asked, time.monotonic(), threshold, "distributed.threshold")
+            self.late += grid.polling.wait(
+                asked, time.monotonic(), threshold, "distributed.threshold"
+            )
         finally:
             self.lost |= {one.client: one.lost for one in asked if one.lost}
             self._count(one.accused for one in asked)
@@ -391,7 +469,9 @@ class _Attempt:
         """Find the nodes that more of their neighbours accuse than may collude."""
         for client, count in Counter(accused).items():
             if client in self._questions and count > self.server.crowd:
-                self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
+                self.guilty[client] = (
+                    f"the shares that it sealed for {count} nodes are not authentic"
+                )
 
 
 def _numbered(raw: Any) -> dict[int, str]:

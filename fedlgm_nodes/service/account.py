@@ -1,4 +1,6 @@
-"""A node's remaining budget: the price of a release, the caps on the number of releases, and their common budget."""
+"""A node's remaining budget: the price of a release, the caps on the number of releases, and their
+common budget.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class Account:
         if not after <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
-                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {self._allowed}",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows "
+                f"{self._allowed}",
             )
         return cost
 
@@ -62,7 +65,8 @@ class Account:
         """Number of further releases like this one, at most `asked`, that budget and caps allow.
 
         Raises:
-            Refusal: not one; it says which of them does not, and which epsilon all of them would take.
+            Refusal: not one; it says which of them does not, and which epsilon all of them would
+                take.
         """
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
@@ -73,7 +77,8 @@ class Account:
             after = self.spent(privacy.events.repeated(cost, asked))
             raise Refusal(
                 "budget-spent",
-                f"its budget has nothing left for such a run: {asked} more releases would bring its epsilon from "
+                f"its budget has nothing left for such a run: {asked} more releases would bring "
+                "its epsilon from "
                 f"{self.spent():.4g} to {after:.4g}; its policy allows {self._allowed}",
             )
         # `low` releases fit, `high` + 1 do not
@@ -93,31 +98,42 @@ class Account:
     def _cost(self, request: Request) -> dp_event.DpEvent:
         """The cost of a release, but at least that of one of as many as the policy allows.
 
-        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
+        The time of an answer and a refusal reveal something that no noise covers, so no release may
+        be almost free.
         """
         event = request.unit.event(request.plan)
         least = self._least(privacy.events.accountant_of([event]))
         return at_least(event, least, self._policy.privacy.delta)
 
     def _least(self, accountant: str) -> float:
-        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
+        """Noise multiplier of one of as many releases as the policy allows, which together cost its
+        budget.
+        """
         budget, releases = self._policy.privacy, self._policy.ask.releases
-        multiplier = privacy.calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant)
+        multiplier = privacy.calibrate(
+            budget.epsilon, budget.delta, steps=releases, accountant=accountant
+        )
         return multiplier * (1 + 1e-4)
 
     def _check_caps(self, run: str) -> None:
         for count, most, per in self._caps(run):
             if count >= most:
-                raise Refusal("budget-spent", f"this node makes at most {most} releases {per}, and has made them")
+                raise Refusal(
+                    "budget-spent",
+                    f"this node makes at most {most} releases {per}, and has made them",
+                )
 
     def _check_alone(self, request: Request) -> None:
-        """Refuse a release too large for the whole budget; to compose it takes time and memory in proportion."""
+        """Refuse a release too large for the whole budget; to compose it takes time and memory in
+        proportion.
+        """
         budget = self._policy.privacy
         alone = request.unit.least_epsilon(request.plan, budget.delta)
         if not alone <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
-                f"this single release has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"this single release has an epsilon of {alone:.4g} or more; the policy of this "
+                "node allows "
                 f"{self._allowed}",
             )
 
@@ -131,7 +147,8 @@ class Account:
         if near is not None and abs(round - near) < apart:
             raise Refusal(
                 "separation",
-                f"round {round} is {abs(round - near)} rounds from round {near} of its run, in which this node "
+                f"round {round} is {abs(round - near)} rounds from round {near} of its run, in "
+                "which this node "
                 f"took part; at least {apart} must lie between",
             )
 

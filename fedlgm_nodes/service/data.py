@@ -27,9 +27,11 @@ _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 def read(section: Data, folder: Path) -> ClientData:
-    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for the targets).
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for
+    the targets).
 
-    Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers are unchanged.
+    Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
+    are unchanged.
 
     Args:
         section: [data] of the policy.
@@ -41,7 +43,10 @@ def read(section: Data, folder: Path) -> ClientData:
     """
     reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
     if section.kind != "loader":
-        for key, name in (("path", section.path), ("labels", section.labels if section.kind != "parquet" else "")):
+        for key, name in (
+            ("path", section.path),
+            ("labels", section.labels if section.kind != "parquet" else ""),
+        ):
             if name and not path_of(f"data.{key}", folder / name).exists():
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
     try:
@@ -58,13 +63,15 @@ def read(section: Data, folder: Path) -> ClientData:
         raise DataError(f"data: {len(x)} inputs, but {len(y)} labels")
     if x.size != len(x) * int(np.prod(section.shape)):
         raise DataError(
-            f"data.shape: inputs are of shape {list(x.shape[1:])}, but the policy says {list(section.shape)}"
+            f"data.shape: inputs are of shape {list(x.shape[1:])}, but the policy says "
+            f"{list(section.shape)}"
         )
     if x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         raise DataError(
-            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; replace class names by the "
+            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; replace class "
+            "names by the "
             "numbers 0, 1, ... that all nodes use"
         )
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
@@ -102,11 +109,15 @@ def _numpy(section: Data, folder: Path) -> tuple[Any, Any]:
     if path.suffix == ".npy":
         if not section.labels:
             raise DataError("data.labels: a .npy of inputs needs labels = a .npy of labels")
-        return np.load(path, allow_pickle=False), np.load(folder / section.labels, allow_pickle=False)
+        return np.load(path, allow_pickle=False), np.load(
+            folder / section.labels, allow_pickle=False
+        )
     with np.load(path, allow_pickle=False) as arrays:
         missing = {"x", "y"} - set(arrays)
         if missing:
-            raise DataError(f"{path} has no array {', '.join(sorted(missing))}; it must hold x and y")
+            raise DataError(
+                f"{path} has no array {', '.join(sorted(missing))}; it must hold x and y"
+            )
         return arrays["x"], arrays["y"]
 
 
@@ -119,18 +130,27 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
 
     path = folder / section.path
     if len(section.shape) != 3 or section.shape[0] not in (1, 3):
-        raise DataError(f"data.shape: images are [1, height, width] or [3, height, width], not {list(section.shape)}")
+        raise DataError(
+            "data.shape: images are [1, height, width] or [3, height, width], not "
+            f"{list(section.shape)}"
+        )
     channels, height, width = section.shape
     pixels, labels = [], []
     for number, name in enumerate(section.class_names):
         if not (path / name).is_dir():
             raise DataError(f"data.class_names: there is no folder {path / name}")
-        for file in sorted(one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES):
+        for file in sorted(
+            one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES
+        ):
             with readable(str(file)), Image.open(file) as picture:
-                array = np.asarray(upright(picture, channels).resize((width, height)), dtype=np.uint8)
+                array = np.asarray(
+                    upright(picture, channels).resize((width, height)), dtype=np.uint8
+                )
             pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
             labels.append(number)
-    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(labels, np.int64)
+    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(
+        labels, np.int64
+    )
 
 
 def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
@@ -138,10 +158,15 @@ def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
 
     path = folder / section.path
     table = pyarrow.parquet.read_table(path)
-    features = section.features or tuple(name for name in table.column_names if name != section.labels)
+    features = section.features or tuple(
+        name for name in table.column_names if name != section.labels
+    )
     tables.require_columns([section.labels, *features], table.column_names, str(path))
     remedy = "convert it, or list only the columns to use in data.features"
-    columns = [tables.numbers(table[name].to_numpy(), f"data.features: column {name!r}", remedy) for name in features]
+    columns = [
+        tables.numbers(table[name].to_numpy(), f"data.features: column {name!r}", remedy)
+        for name in features
+    ]
     wide = [column[:, None] if column.ndim == 1 else column for column in columns]
     return np.concatenate(wide, axis=1).astype(np.float32), table[section.labels].to_numpy()
 

@@ -1,11 +1,14 @@
-"""A node's executor, which passes the SuperNode's tasks to the release service without running any app.
+"""A node's executor, which passes the SuperNode's tasks to the release service without running any
+app.
 
-It replaces `flower-superexec` for a SuperNode started with `--isolation process`. The app that a run's submitter has
-uploaded is neither installed nor imported on the node, and no process is started per message.
+It replaces `flower-superexec` for a SuperNode started with `--isolation process`. The app that a
+run's submitter has uploaded is neither installed nor imported on the node, and no process is
+started per message.
 
 It works with the versions of Flower that `clients.flower_private` names and refuses any other.
 
-    python -m fedlgm_nodes.service.executor --supernode 127.0.0.1:9420 --secret-file secret --socket run/release.sock
+    python -m fedlgm_nodes.service.executor --supernode 127.0.0.1:9420 --secret-file secret --socket
+    run/release.sock
 """
 
 from __future__ import annotations
@@ -31,14 +34,15 @@ _log = logging.getLogger("fedlgm.executor")
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine, several at once, since one may wait for a message forever.
+    """Takes tasks from a SuperNode on this machine, several at once, since one may wait for a
+    message forever.
 
     Args:
         supernode: host:port of the SuperNode's Runtime API.
         secret: the secret shared with it (`--superexec-auth-secret-file`).
         socket: socket of the release service.
-        poll: seconds between polls for a task; up to five times as long if the last task was long ago, since every
-            poll costs both processes a few milliseconds.
+        poll: seconds between polls for a task; up to five times as long if the last task was long
+            ago, since every poll costs both processes a few milliseconds.
     """
 
     def __init__(self, supernode: str, secret: bytes, socket: Path, poll: float = 0.2) -> None:
@@ -70,7 +74,9 @@ class Executor:
             threading.Thread(target=self._take, args=answer, daemon=True).start()
 
     def _claimed(self, stop: threading.Event) -> tuple[str, int] | None:
-        """Claim a task and return its token and number; None if there is none, or if the SuperNode does not answer."""
+        """Claim a task and return its token and number; None if there is none, or if the SuperNode
+        does not answer.
+        """
         import httpx
 
         try:
@@ -78,7 +84,8 @@ class Executor:
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403):
                 raise PermissionError(
-                    f"the SuperNode at {self._supernode} does not accept the secret: both must read the same "
+                    f"the SuperNode at {self._supernode} does not accept the secret: both must "
+                    "read the same "
                     "bytes, including a newline at the end"
                 ) from error
             _log.warning("the SuperNode at %s: %s", self._supernode, error)
@@ -87,7 +94,9 @@ class Executor:
         except httpx.HTTPError as error:
             if self._reachable:
                 _log.warning(
-                    "the SuperNode at %s cannot be reached: start it again if it has ended (%s)", self._supernode, error
+                    "the SuperNode at %s cannot be reached: start it again if it has ended (%s)",
+                    self._supernode,
+                    error,
                 )
             self._reachable = False
             stop.wait(1.0)
@@ -126,7 +135,11 @@ class Executor:
                     failure = ""
                 except Exception as error:
                     _log.warning("%s", error)
-                    failure = str(error) if isinstance(error, FedlgmError) else f"{type(error).__name__}: {error}"
+                    failure = (
+                        str(error)
+                        if isinstance(error, FedlgmError)
+                        else f"{type(error).__name__}: {error}"
+                    )
                     reply = failed_reply(message, failure)
                 connection.push(reply, context)
         finally:
@@ -159,10 +172,18 @@ def _heartbeat(connection: RuntimeConnection) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="fedlgm_nodes.service.executor", description=__doc__.splitlines()[0])
-    parser.add_argument("--supernode", required=True, help="host:port of the SuperNode's Runtime API")
-    parser.add_argument("--secret-file", required=True, type=Path, help="secret shared with the SuperNode")
-    parser.add_argument("--socket", required=True, type=Path, help="socket of the node's release service")
+    parser = argparse.ArgumentParser(
+        prog="fedlgm_nodes.service.executor", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--supernode", required=True, help="host:port of the SuperNode's Runtime API"
+    )
+    parser.add_argument(
+        "--secret-file", required=True, type=Path, help="secret shared with the SuperNode"
+    )
+    parser.add_argument(
+        "--socket", required=True, type=Path, help="socket of the node's release service"
+    )
     parser.add_argument("--poll", type=float, default=0.2, help="seconds between polls for a task")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,10 +1,11 @@
 """A node's folder, its files with their owners, and its creation.
 
 DIR/policy.toml          what the operator allows
-DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's user only
+DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's
+user only
                          (the service makes the noise key at its first start)
-DIR/witness/             position of the ledger; best kept on another disk, or on another backup schedule
-DIR/run/release.sock     where questions arrive; the group of the folder may connect
+DIR/witness/             position of the ledger; best kept on another disk, or on another backup
+schedule DIR/run/release.sock     where questions arrive; the group of the folder may connect
 DIR/public.toml          what the server's operator needs to enrol this node
 """
 
@@ -56,7 +57,8 @@ class NodeFolder:
     replies = Under("state/replies")
     """Kept answers."""
     rounds_file = Under("state/rounds.sqlite")
-    """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in no backup."""
+    """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in
+    no backup."""
     socket = Under("run/release.sock")
     """The socket on which the service listens."""
 
@@ -69,7 +71,8 @@ class NodeFolder:
         longest = len(os.fsencode(self.socket.resolve()))
         if longest > LONGEST_SOCKET:
             raise ConfigError(
-                f"{self.path}: the path of its socket, run/release.sock, has {longest} bytes; the system allows "
+                f"{self.path}: the path of its socket, run/release.sock, has {longest} bytes; the "
+                "system allows "
                 f"{LONGEST_SOCKET}: use a folder with a shorter path"
             )
 
@@ -85,13 +88,15 @@ class NodeFolder:
         test_seed: int | None = None,
         signer: Ed25519PrivateKey | None = None,
     ) -> NodeFolder:
-        """Make a node's folder with a fresh service key, an empty ledger and a commented policy, but no noise key.
+        """Make a node's folder with a fresh service key, an empty ledger and a commented policy,
+        but no noise key.
 
         Args:
             path: folder to make.
             values: values of the policy, see `fedlgm_nodes.policy_template.policy_text`.
             test_seed: for tests only: give the node the noise of a simulation with this seed.
-            signer: the node's service key, if other nodes' policies have to name it earlier; by default a fresh one.
+            signer: the node's service key, if other nodes' policies have to name it earlier; by
+                default a fresh one.
 
         Raises:
             ConfigError: an invalid value of the policy.
@@ -102,15 +107,23 @@ class NodeFolder:
 
         if path.exists():
             raise RunError(
-                f"{path} already exists: choose another folder, because a node's keys and ledger are made once"
+                f"{path} already exists: choose another folder, because a node's keys and ledger "
+                "are made once"
             )
         try:
             with drafted(path) as draft:
-                for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
+                for name, mode in (
+                    ("", 0o711),
+                    ("state", 0o700),
+                    ("state/replies", 0o700),
+                    ("witness", 0o700),
+                ):
                     (draft / name).mkdir(mode=mode, parents=True)
                 (draft / "run").mkdir(mode=0o750)
                 for name, mode in (("", 0o711), ("run", 0o750)):
-                    (draft / name).chmod(mode)  # whatever the operator's umask: the executor's group has to get there
+                    (draft / name).chmod(
+                        mode
+                    )  # whatever the operator's umask: the executor's group has to get there
                 folder = cls(draft)
                 text = policy_text(path.name, values or {})
                 write_durably(folder.policy_file, text.encode())
@@ -119,7 +132,12 @@ class NodeFolder:
                 write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
                 if test_seed is not None:
                     write_durably(draft / "state" / "test-seed", str(test_seed).encode())
-                NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
+                NodeLedger.create(
+                    folder.ledger_file,
+                    folder.witness_file,
+                    policy.data.name,
+                    test=test_seed is not None,
+                )
                 public: PublicNode = {
                     "name": policy.node.name,
                     "client": policy.node.client,
@@ -154,11 +172,12 @@ class NodeFolder:
         return Policy.load(self.policy_file)
 
     def secret(self, ledger: NodeLedger) -> bytes:
-        """The noise key, 32 bytes. Until the first release every start of the service creates a new one.
+        """The noise key, 32 bytes. Until the first release every start of the service creates a new
+        one.
 
-        Anyone else who made the key could have kept it and could subtract all noise. The ledger therefore records the
-        digest of the key that its service makes, and no other key is used. In particular, a key from a folder whose
-        service was first started elsewhere is not used.
+        Anyone else who made the key could have kept it and could subtract all noise. The ledger
+        therefore records the digest of the key that its service makes, and no other key is used. In
+        particular, a key from a folder whose service was first started elsewhere is not used.
 
         Args:
             ledger: the node's ledger, open for writing.
@@ -180,7 +199,8 @@ class NodeFolder:
                 else "remove it, and the service makes its own when it starts"
             )
             raise RunError(
-                f"the noise key {file} was not made by this node's service for this ledger: its maker can subtract "
+                f"the noise key {file} was not made by this node's service for this ledger: its "
+                "maker can subtract "
                 f"the noise from answers; {remedy}"
             )
         return key
@@ -208,7 +228,9 @@ class NodeFolder:
         Raises:
             LedgerError: see `NodeLedger`.
         """
-        return NodeLedger(self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly)
+        return NodeLedger(
+            self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly
+        )
 
     def _key(self, name: str) -> bytes:
         file = self.path / "state" / name
@@ -217,5 +239,8 @@ class NodeFolder:
         except OSError as error:
             raise RunError(f"the key {file} cannot be read: {error}") from error
         if len(key) != 32:
-            raise RunError(f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a backup")
+            raise RunError(
+                f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a "
+                "backup"
+            )
         return key

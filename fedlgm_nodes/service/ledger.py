@@ -1,9 +1,9 @@
 """The node's ledger, with all releases of its data set over all runs and servers.
 
-A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so the same question
-is the same release. Rows form a hash chain. A witness file in another folder records the chain's head, which reveals
-an older copy, another ledger or an edited row. The ledger may show more than was released (after a crash between
-charge and reply), never less.
+A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so
+the same question is the same release. Rows form a hash chain. A witness file in another folder
+records the chain's head, which reveals an older copy, another ledger or an edited row. The ledger
+may show more than was released (after a crash between charge and reply), never less.
 """
 
 from __future__ import annotations
@@ -65,25 +65,36 @@ class NodeLedger:
         readonly: whether to read while another process charges; nothing is then locked or repaired.
 
     Raises:
-        LedgerError: the ledger is missing, damaged, edited, rolled back, held by another process, or belongs to another
-            data set.
+        LedgerError: the ledger is missing, damaged, edited, rolled back, held by another process,
+            or belongs to another data set.
     """
 
-    def __init__(self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False) -> None:
+    def __init__(
+        self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False
+    ) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
         self._agreed, self._past = 0, Past()
         self._lock: int | None = None
-        seen = read_witness(self.witness)  # before the database is opened: SQLite may change what lies beside it
+        seen = read_witness(
+            self.witness
+        )  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
-            raise LedgerError(f"the ledger {path} is gone; its witness says that it had {seen.seq} releases")
+            raise LedgerError(
+                f"the ledger {path} is gone; its witness says that it had {seen.seq} releases"
+            )
         if not readonly:
             self._hold()
         try:
             with self._translated():
                 mode = "ro" if readonly else "rw"
-                self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None, timeout=30,
-                                           check_same_thread=False)  # fmt: skip
+                self._db = sqlite3.connect(
+                    f"file:{path}?mode={mode}",
+                    uri=True,
+                    isolation_level=None,
+                    timeout=30,
+                    check_same_thread=False,
+                )
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._verify(seen, dataset)
         except BaseException:
@@ -98,14 +109,17 @@ class NodeLedger:
             path: SQLite file to make.
             witness: JSON file to make.
             dataset: name of the ledger's data set.
-            test: whether its releases have known noise keys; such a ledger can never be used for private releases.
+            test: whether its releases have known noise keys; such a ledger can never be used for
+                private releases.
 
         Raises:
             LedgerError: one of the files exists.
         """
         for file in (path, witness):
             if file.exists():
-                raise LedgerError(f"{file} already exists: a ledger is made once, for the life of its data set")
+                raise LedgerError(
+                    f"{file} already exists: a ledger is made once, for the life of its data set"
+                )
         identity = TEST * test + secrets.token_hex(16) + _named(dataset)
         meta = {"ledger": identity, "dataset": dataset}
         with sqlite3.connect(path, isolation_level=None) as db:
@@ -127,12 +141,17 @@ class NodeLedger:
     def rows(self) -> list[Row]:
         """All releases, oldest first."""
         with self._translated():
-            return [Row(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM releases ORDER BY seq")]
+            return [
+                Row(*row)
+                for row in self._db.execute(f"SELECT {_COLUMNS} FROM releases ORDER BY seq")
+            ]
 
     def find(self, request: str) -> Row | None:
         """The release with that name, if it has been charged."""
         with self._translated():
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)).fetchone()
+            row = self._db.execute(
+                f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)
+            ).fetchone()
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
@@ -142,14 +161,21 @@ class NodeLedger:
         return self._one("SELECT head FROM releases WHERE seq = ?", seq)
 
     def answered(self, seq: int) -> str | None:
-        """Digest of the answer that release `seq` may have sent; None if nothing can have been sent."""
+        """Digest of the answer that release `seq` may have sent; None if nothing can have been
+        sent.
+        """
         return self._one("SELECT digest FROM answers WHERE seq = ?", seq)
 
     def count(self, *, run: str | None = None, since: str | None = None) -> int:
-        """Number of releases: all, those whose run has this label, or those charged since a time (UTC, ISO)."""
+        """Number of releases: all, those whose run has this label, or those charged since a time
+        (UTC, ISO).
+        """
         wanted = {" AND run = ?": run, " AND charged_at >= ?": since}
         given = {clause: value for clause, value in wanted.items() if value is not None}
-        return int(self._one("SELECT COUNT(*) FROM releases WHERE 1" + "".join(given), *given.values()) or 0)
+        return int(
+            self._one("SELECT COUNT(*) FROM releases WHERE 1" + "".join(given), *given.values())
+            or 0
+        )
 
     def nearest(self, run: str, round: int) -> int | None:
         """The released round of a run that is nearest to `round`; None if there is none."""
@@ -157,8 +183,11 @@ class NodeLedger:
         found = self._one(query, run, round)
         return None if found is None else int(found)
 
-    def epsilon(self, delta: float, protected: str, further: dp_event.DpEvent | None = None) -> float:
-        """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP: noise in shares).
+    def epsilon(
+        self, delta: float, protected: str, further: dp_event.DpEvent | None = None
+    ) -> float:
+        """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP:
+        noise in shares).
 
         Args:
             delta: delta of the epsilon.
@@ -169,12 +198,17 @@ class NodeLedger:
             LedgerError: charged releases protect less than this unit.
         """
         with self._translated():
-            stated = {kind for (kind,) in self._db.execute("SELECT DISTINCT protects FROM releases")}
-            counts = self._db.execute("SELECT event, COUNT(*) FROM releases GROUP BY event").fetchall()
+            stated = {
+                kind for (kind,) in self._db.execute("SELECT DISTINCT protects FROM releases")
+            }
+            counts = self._db.execute(
+                "SELECT event, COUNT(*) FROM releases GROUP BY event"
+            ).fetchall()
         unlike = stated - {one for one in COVERS if protected in COVERS[one]}
         if unlike:
             raise LedgerError(
-                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot protect "
+                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
+                "protect "
                 f"({protected}): keep privacy.unit = 'example' for this data set"
             )
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
@@ -183,19 +217,25 @@ class NodeLedger:
         return self._past.epsilon(events, delta, further, accountant) if both else 0.0
 
     def noise_key(self) -> str:
-        """Digest of the noise key that the service has made for this ledger; empty if it has made none yet."""
+        """Digest of the noise key that the service has made for this ledger; empty if it has made
+        none yet.
+        """
         return self._one("SELECT value FROM meta WHERE key = 'noise_key'") or ""
 
     # -- charging ------------------------------------------------------------------------------------------------------
 
     def bind(self, noise_key: str) -> None:
-        """Record the digest of the noise key that the service is about to make; returns once it is on disk."""
+        """Record the digest of the noise key that the service is about to make; returns once it is
+        on disk.
+        """
         self._require_held()
         with self._translated():
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
     def asked(self, question: str) -> str | None:
-        """Name of the release that answered a question, or that a cohort masks; None if there is none."""
+        """Name of the release that answered a question, or that a cohort masks; None if there is
+        none.
+        """
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
     def remember(self, question: str, request: str) -> None:
@@ -217,7 +257,8 @@ class NodeLedger:
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort, which get no other release (see `asked`).
+            only_for: digests of the question and the cohort, which get no other release (see
+                `asked`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -230,20 +271,27 @@ class NodeLedger:
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.chained(self.head))
         with self._translated(), transaction(self._db):
-            self._db.execute(f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
-            self._db.executemany("INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for])
+            self._db.execute(
+                f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row)
+            )
+            self._db.executemany(
+                "INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for]
+            )
         self.seq, self.head = row.seq, row.head
         self._witness()
         return row
 
     def answer(self, seq: int, digest: str) -> None:
-        """Record that the answer with this digest may be sent, and return only after the record is on disk."""
+        """Record that the answer with this digest may be sent, and return only after the record is
+        on disk.
+        """
         with self._translated():
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Keep proof that this ledger is not the one for which its service has signed, so that it will not open again.
+        """Keep proof that this ledger is not the one for which its service has signed, so that it
+        will not open again.
 
         The ledger does not open even if it has since grown longer than the signed one.
         """
@@ -255,11 +303,13 @@ class NodeLedger:
         return self._one("SELECT survivors FROM agreed WHERE cohort = ?", subject)
 
     def agree(self, subject: str, agreement: str) -> None:
-        """Record the only agreement ever made about a subject; it and the witness are on disk when it returns.
+        """Record the only agreement ever made about a subject; it and the witness are on disk when
+        it returns.
 
         Args:
             subject: digest of a cohort, or of a node's keys for an attempt.
-            agreement: the set of survivors signed for the cohort, or the cohort with which the keys are shared.
+            agreement: the set of survivors signed for the cohort, or the cohort with which the keys
+                are shared.
 
         Raises:
             LedgerError: an agreement was recorded before.
@@ -286,14 +336,18 @@ class NodeLedger:
         self.close()
 
     def _hold(self) -> None:
-        """Lock the database itself: a lock file could be removed, and two services would then spend one budget.
+        """Lock the database itself: a lock file could be removed, and two services would then spend
+        one budget.
 
         Raises:
             LedgerError: another process, or another object of this one, has locked it.
         """
-        held = LedgerError(f"another process holds the ledger {self.path}: is the service running already?")
+        held = LedgerError(
+            f"another process holds the ledger {self.path}: is the service running already?"
+        )
         if _identity(self.path.stat()) in _locked:
-            raise held  # before it is opened: closed again, that would end SQLite's own locks in this process
+            # before it is opened: closed again, that would end SQLite's own locks in this process
+            raise held
         self._lock = os.open(self.path, os.O_RDWR)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -303,18 +357,22 @@ class NodeLedger:
         _locked.add(_identity(os.fstat(self._lock)))
 
     def _require_held(self) -> None:
-        """Refuse to write if another file has taken the ledger's place, which another service could lock and charge.
+        """Refuse to write if another file has taken the ledger's place, which another service could
+        lock and charge.
 
         Raises:
             LedgerError: the file was replaced or removed, for example by a restored backup.
         """
         try:
-            replaced = self._lock is None or _identity(self.path.stat()) != _identity(os.fstat(self._lock))
+            replaced = self._lock is None or _identity(self.path.stat()) != _identity(
+                os.fstat(self._lock)
+            )
         except FileNotFoundError:
             replaced = True
         if replaced:
             raise LedgerError(
-                f"the ledger {self.path} was replaced or removed while the service held it: stop the service before a "
+                f"the ledger {self.path} was replaced or removed while the service held it: stop "
+                "the service before a "
                 "backup is restored"
             )
 
@@ -323,16 +381,23 @@ class NodeLedger:
     def _verify(self, seen: Seen, dataset: str | None) -> None:
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
-            raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore the newest backup")
+            raise LedgerError(
+                f"the ledger {self.path} is damaged ({damage}); restore the newest backup"
+            )
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         self.identity, self.dataset = meta["ledger"], meta["dataset"]
         if seen.ledger != self.identity:
-            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was replaced")
+            raise LedgerError(
+                f"the ledger {self.path} is not the one that its witness has seen: it was replaced"
+            )
         if not self.identity.endswith(_named(self.dataset)):
-            raise LedgerError(f"the ledger {self.path} was edited: it was made for another data set")
+            raise LedgerError(
+                f"the ledger {self.path} was edited: it was made for another data set"
+            )
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
-                f"the ledger belongs to the data set {self.dataset!r}, but the policy's data.name is {dataset!r}: "
+                f"the ledger belongs to the data set {self.dataset!r}, but the policy's data.name "
+                f"is {dataset!r}: "
                 "another data set needs its own node folder"
             )
         self.seq, self.head = 0, self.identity
@@ -340,20 +405,26 @@ class NodeLedger:
         for row in self.rows():
             if row.seq != self.seq + 1 or row.chained(self.head) != row.head:
                 raise LedgerError(
-                    f"release {row.seq} of the ledger {self.path} was changed, or an earlier release was removed"
+                    f"release {row.seq} of the ledger {self.path} was changed, or an earlier "
+                    "release was removed"
                 )
             self.seq, self.head = row.seq, row.head
             passed |= (self.seq, self.head) == (seen.seq, seen.head)
         if self.seq < seen.seq:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self.seq} releases, but its witness saw {seen.seq}"
+                f"the ledger {self.path} was rolled back: it has {self.seq} releases, but its "
+                f"witness saw {seen.seq}"
             )
         if not passed:
-            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were replaced")
+            raise LedgerError(
+                f"the ledger {self.path} is not the one that its witness has seen: rows were "
+                "replaced"
+            )
         self._agreed = int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
         if self._agreed < seen.agreed:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in secure sums, but its "
+                f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in "
+                "secure sums, but its "
                 f"witness saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:

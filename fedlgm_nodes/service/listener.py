@@ -1,4 +1,6 @@
-"""The process of a release service: connections on its socket, one release at a time, in bounded time and memory."""
+"""The process of a release service: connections on its socket, one release at a time, in bounded
+time and memory.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,18 @@ class Listener:
         """Answer until SIGTERM or SIGINT, or until the ledger cannot be used.
 
         Raises:
-            LedgerError: the ledger cannot be used until it is opened and verified again, for example after a full disk.
+            LedgerError: the ledger cannot be used until it is opened and verified again, for
+                example after a full disk.
         """
         self._folder.check_length()
         stop = self._stop
-        for number in (signal.SIGTERM, signal.SIGINT):  # before the socket exists, which shows that the service is up
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # before the socket exists, which shows that the service is up
+            with contextlib.suppress(
+                NotImplementedError, RuntimeError, ValueError
+            ):  # not in the main thread
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = _listen(self._folder.socket, self._policy.socket.group)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
@@ -84,10 +92,13 @@ class Listener:
             began = time.monotonic()
             answer = await self._answer(ask, body, began)
             if ask.ask in STEPS and not ask.trains:
-                began = None  # it depends on nothing of the data; four such answers come before and after each vector
+                # it depends on nothing of the data; four such answers come before and after each
+                # vector
+                began = None
         except Refusal as refusal:
             if refusal.code == "slow":
-                began = None  # it leaves at a time that the policy has set, whatever has not ended by then
+                # it leaves at a time that the policy has set, whatever has not ended by then
+                began = None
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
             answer = Answer(refusal.header)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -98,7 +109,8 @@ class Listener:
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = Answer(Refusal("failed", "see this node's log").header)
         if began is not None:
-            # From when its turn came: the asker chooses when to connect and when a question's last byte arrives.
+            # From when its turn came: the asker chooses when to connect and when a question's last
+            # byte arrives.
             await asyncio.sleep(self._left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):
@@ -106,7 +118,8 @@ class Listener:
                 writer.write(answer.body)  # separately, because joining would copy it once more
                 await writer.drain()
         except (OSError, TimeoutError):
-            writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it
+            # closed in order it would keep the answer for as long as nobody reads it
+            writer.transport.abort()
         finally:
             self._open -= 1
             writer.close()
@@ -126,20 +139,26 @@ class Listener:
                 if header.get("protocol") != protocol.PROTOCOL:
                     raise Refusal(
                         "protocol",
-                        f"this service speaks protocol {protocol.PROTOCOL}, but the question has protocol "
-                        f"{header.get('protocol')!r:.20}: server and nodes need compatible versions of fedlgm",
+                        f"this service speaks protocol {protocol.PROTOCOL}, but the question has "
+                        "protocol "
+                        f"{header.get('protocol')!r:.20}: server and nodes need compatible "
+                        "versions of fedlgm",
                     )
                 ask = Ask.model_validate(header)
                 return ask, await reader.readexactly(size)
         except TimeoutError:
-            raise Refusal("slow", f"the question did not arrive within {limits.receive_seconds:g} s") from None
+            raise Refusal(
+                "slow", f"the question did not arrive within {limits.receive_seconds:g} s"
+            ) from None
         except FrameError as error:
             raise Refusal("frame", str(error)) from error
         except ValidationError as error:
             raise Refusal("malformed", first_problem(error)) from error
 
     async def _turn(self) -> None:
-        """Wait until no other question is being processed; the caller then calls `_busy.release`."""
+        """Wait until no other question is being processed; the caller then calls
+        `_busy.release`.
+        """
         try:
             async with asyncio.timeout(self._policy.limits.queue_seconds):
                 await self._busy.acquire()
@@ -151,7 +170,8 @@ class Listener:
         work = loop.run_in_executor(None, self._service.answer, ask, body)
 
         def ended(work: asyncio.Future[Answer]) -> None:
-            # Questions that wait their turn would see when training ended, came it at other times than answers do.
+            # Questions that wait their turn would see when training ended, came it at other times
+            # than answers do.
             trained = ask.trains and not (work.cancelled() or isinstance(work.exception(), Refusal))
             loop.call_later(self._left(began) if trained else 0.0, self._busy.release)
 
@@ -164,16 +184,19 @@ class Listener:
             raise Refusal("slow", why) from None
 
     def _left(self, began: float) -> float:
-        """Seconds until the next moment at which a result may be sent, for work that began at `began`."""
+        """Seconds until the next moment at which a result may be sent, for work that began at
+        `began`.
+        """
         limits, elapsed = self._policy.limits, time.monotonic() - began
         return moment(elapsed, limits.reply_every_seconds, limits.release_seconds) - elapsed
 
 
 def moment(elapsed: float, every: float, longest: float) -> float:
-    """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as long, or `longest`.
+    """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as
+    long, or `longest`.
 
-    The time of training depends on the number of examples, and so few possible times reveal little of it. If `every`
-    equals `longest` there is only one.
+    The time of training depends on the number of examples, and so few possible times reveal little
+    of it. If `every` equals `longest` there is only one.
 
     Example:
         >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]
@@ -230,4 +253,6 @@ def _listen(path: Path, group: str) -> socket.socket:
 
 def _peer(link: Any) -> tuple[int, int, int]:
     """(process, user, group) of the peer, as reported by the kernel."""
-    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]
+    return struct.unpack(
+        "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )  # type: ignore[return-value]

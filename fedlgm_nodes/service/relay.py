@@ -1,8 +1,9 @@
-"""Forwards bytes between Flower and a node's release service. It holds nothing private and imports no torch.
+"""Forwards bytes between Flower and a node's release service. It holds nothing private and imports
+no torch.
 
-The header of the service's frame travels as text in the message's config record, the model and the answer as bytes in
-such records. A malicious relay can lose or damage messages, but it cannot read data or make the service release more
-than its policy permits.
+The header of the service's frame travels as text in the message's config record, the model and the
+answer as bytes in such records. A malicious relay can lose or damage messages, but it cannot read
+data or make the service release more than its policy permits.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
 
 
 def make_client_app() -> ClientApp:
-    """ClientApp for stock Flower. It asks the service whose socket the SuperNode's `--node-config` names.
+    """ClientApp for stock Flower. It asks the service whose socket the SuperNode's `--node-config`
+    names.
 
         flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
 
-    Its process is Flower's, started per message from uploaded code. Run the SuperNode as a user that can only connect
-    to the socket and cannot read the node's files. `fedlgm_nodes.service.executor` needs no uploaded code.
+    Its process is Flower's, started per message from uploaded code. Run the SuperNode as a user
+    that can only connect to the socket and cannot read the node's files.
+    `fedlgm_nodes.service.executor` needs no uploaded code.
     """
     app = ClientApp()
     handle: Callable[[Message, Context], Message] = _relay

@@ -88,11 +88,18 @@ class Releaser:
     """
 
     def __init__(
-        self, policy: Policy, data: ClientData, data_digest: str, secret: bytes, test_seed: int | None = None
+        self,
+        policy: Policy,
+        data: ClientData,
+        data_digest: str,
+        secret: bytes,
+        test_seed: int | None = None,
     ) -> None:
         self._policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
         for name in policy.allow.tasks:
-            node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
+            node_data.targets(
+                policy.data, data.y, tasks.get(name)
+            )  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
         self._tried: tuple[str, str, bool] | None = None  # by `prepare`
@@ -107,7 +114,9 @@ class Releaser:
         try:
             module = self.workshop.module(work)
         except Refusal as refusal:
-            raise ConfigError(f"data.shape and data.classes of the policy fit no model: {refusal.why}") from refusal
+            raise ConfigError(
+                f"data.shape and data.classes of the policy fit no model: {refusal.why}"
+            ) from refusal
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         if len(self._data):
@@ -115,11 +124,15 @@ class Releaser:
             task = ClientTask(inputs.take(self._data.x, slice(0, 1)), label, order, 1)
             next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
 
-    def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None = None) -> Request:
-        """Parse a question into a request that the policy admits; without a model, for any model of this work.
+    def understand(
+        self, round: int, plan: str, work: Any, model: np.ndarray | None = None
+    ) -> Request:
+        """Parse a question into a request that the policy admits; without a model, for any model of
+        this work.
 
         Raises:
-            Refusal: the question is malformed or not allowed; the reason does not depend on the data.
+            Refusal: the question is malformed or not allowed; the reason does not depend on the
+                data.
         """
         asked = Work.parse(work, self._policy)
         job = self.workshop.job(asked)
@@ -142,11 +155,12 @@ class Releaser:
     def name(self, request: Request, run: str, cohort: str = "") -> str:
         """Name of the release: a keyed digest of everything that determines its numbers.
 
-        The data are included: otherwise an additional record would be released with the same noise as before, and the
-        difference of the two answers would reveal it. Under local trust the run's label is not included, so the same
-        question costs once. Under central trust every run adds its own noise to its answers and invites this node by
-        its own schedule, so an answer to another run is another participation. In a secure sum the cohort's digest is
-        included, since the cohort's next attempt is another release with other noise.
+        The data are included: otherwise an additional record would be released with the same noise
+        as before, and the difference of the two answers would reveal it. Under local trust the
+        run's label is not included, so the same question costs once. Under central trust every run
+        adds its own noise to its answers and invites this node by its own schedule, so an answer to
+        another run is another participation. In a secure sum the cohort's digest is included, since
+        the cohort's next attempt is another release with other noise.
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts: tuple[str | int, ...] = (
@@ -165,32 +179,46 @@ class Releaser:
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
     def prepare(self, request: Request) -> None:
-        """Build the objects of a release and try them on an artificial example, before anything is charged.
+        """Build the objects of a release and try them on an artificial example, before anything is
+        charged.
 
         Raises:
-            Refusal: the objects fail for any data of this node, for example because the model takes other inputs.
+            Refusal: the objects fail for any data of this node, for example because the model takes
+                other inputs.
         """
-        tried = request.unit.name, canonical(request.work.model_dump()), cut_vote.asked_for(request.plan)
+        tried = (
+            request.unit.name,
+            canonical(request.work.model_dump()),
+            cut_vote.asked_for(request.plan),
+        )
         if tried == self._tried:
             return
-        trainer, task = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work).task
+        trainer, task = (
+            self.workshop.trainer(request.work, request.unit),
+            self.workshop.job(request.work).task,
+        )
         model, own = torch.from_numpy(request.model.copy()), self._data.y
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
-                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task)
+                y = node_data.targets(
+                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task
+                )
                 request.unit.try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
                     updates = torch.zeros(1, len(model))
                     self._votes(request).added(updates, request.plan, model, [ClientData(x, y)])
-        except Exception as error:  # of the server's names and options, or of the operator's own model
+        except (
+            Exception
+        ) as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
 
     def make(self, request: Request, name: str) -> np.ndarray:
         """The numbers of a charged release: bounded and, under local trust, noised, [plan.size].
 
-        The dtype is float32 if it is exact (as usual, since released values lie on a grid), otherwise float64.
+        The dtype is float32 if it is exact (as usual, since released values lie on a grid),
+        otherwise float64.
         """
         wide = self._released(request, name).numpy()
         with np.errstate(over="ignore"):
@@ -198,7 +226,9 @@ class Releaser:
         return narrow if np.array_equal(narrow, wide) else wide
 
     def words(self, request: Request, name: str) -> np.ndarray:
-        """The node's charged part of a secure sum: bounded, rounded, with its share of the noise, uint32 [size]."""
+        """The node's charged part of a secure sum: bounded, rounded, with its share of the noise,
+        uint32 [size].
+        """
         return words(self._released(request, name).numpy())
 
     def _released(self, request: Request, name: str) -> Tensor:
@@ -207,9 +237,13 @@ class Releaser:
             keys = Keys(self._keys("order", name), self._keys("noise", name))
         else:  # as `clients.LayerwiseClient` in a simulation
             seeded = KeyRing.from_seed(self._test_seed)
-            keys = Keys(seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode()))
+            keys = Keys(
+                seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
+            )
         asked = Asked(request.plan, model, request.round, [self._policy.node.client])
-        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
+        with torch_threads(
+            self._policy.limits.threads
+        ):  # threads of services that share cores would wait for another
             return client_release(self._contributions(request), Charged(keys), asked)[0].total
 
     def _contributions(self, request: Request) -> Contributions:
@@ -217,15 +251,22 @@ class Releaser:
         job = self.workshop.job(request.work)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            task = fresh(job.task)  # one of the operator's own could keep targets for others, or for its losses
+            task = fresh(
+                job.task
+            )  # one of the operator's own could keep targets for others, or for its losses
 
             def targets(y: Tensor) -> Tensor:
                 return node_data.targets(self._policy.data, y, copy.copy(task))
 
             return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
 
-        trainer, votes = self.workshop.trainer(request.work, request.unit), partial(self._votes, request)
-        return request.unit.contributions(job, trainer, own, votes, Numerics(self._policy.limits.threads))
+        trainer, votes = (
+            self.workshop.trainer(request.work, request.unit),
+            partial(self._votes, request),
+        )
+        return request.unit.contributions(
+            job, trainer, own, votes, Numerics(self._policy.limits.threads)
+        )
 
     def _votes(self, request: Request) -> CutVotes:
         job = self.workshop.job(request.work)

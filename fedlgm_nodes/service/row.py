@@ -10,7 +10,8 @@ CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
 """Unit and neighbouring relation of a release's cost, by the policy's unit."""
 COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
-"""Protections that each one implies at the same cost: replacing all data includes adding or removing one example."""
+"""Protections that each one implies at the same cost: replacing all data includes adding or
+removing one example."""
 
 
 @dataclass(frozen=True)
@@ -43,5 +44,14 @@ class Row:
 
     def chained(self, before: str) -> str:
         """Head computed from the previous head and this row's columns."""
-        columns = (self.seq, self.request, self.event, self.trust, self.run, self.round, self.data, self.charged_at)
+        columns = (
+            self.seq,
+            self.request,
+            self.event,
+            self.trust,
+            self.run,
+            self.round,
+            self.data,
+            self.charged_at,
+        )
         return digest(before, *map(str, columns), str(self.protects))

@@ -1,13 +1,16 @@
-"""The release service, which answers questions about the node's data within the policy and charges them.
+"""The release service, which answers questions about the node's data within the policy and charges
+them.
 
-    parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
+    parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
+    -> send it
 
-A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the same checks. Only "mask"
-reads data and is charged.
+A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the
+same checks. Only "mask" reads data and is charged.
 
-The service makes one release at a time; `listener` runs it. It trusts no statement of a client process about the run,
-the round or the sender, but only the user that the kernel reports. It answers no question with figures without noise,
-except for the bounded update of central trust if the policy permits it.
+The service makes one release at a time; `listener` runs it. It trusts no statement of a client
+process about the run, the round or the sender, but only the user that the kernel reports. It
+answers no question with figures without noise, except for the bounded update of central trust if
+the policy permits it.
 """
 
 from __future__ import annotations
@@ -57,26 +60,37 @@ class Service:
         self._secure: SecureSteps | None = None
         try:
             if self.policy.distributed is not None:
-                self._secure = SecureSteps(self.policy, self._signer, self._ledger, folder.rounds_file)
+                self._secure = SecureSteps(
+                    self.policy, self._signer, self._ledger, folder.rounds_file
+                )
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError(
-                    "a ledger of private releases cannot be used in a test, nor a ledger of tests outside it"
+                    "a ledger of private releases cannot be used in a test, nor a ledger of tests "
+                    "outside it"
                 )
             self._account = Account(self.policy, self._ledger)
             self._account.spent()  # refused if rows protect less than the budget does
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
-            self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed)
+            self._releaser = Releaser(
+                self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed
+            )
         except BaseException:
             self.close()
             raise
-        self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
+        self._server_key = (
+            protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
+        )
         self._failed: Refusal | None = None
-        self.broken: LedgerError | None = None  # why the ledger cannot be used until it is opened and verified again
+        self.broken: LedgerError | None = (
+            None  # why the ledger cannot be used until it is opened and verified again
+        )
 
     def warm(self) -> None:
-        """Make a trial release, which loads the modules that the first release needs and that take seconds to load."""
+        """Make a trial release, which loads the modules that the first release needs and that take
+        seconds to load.
+        """
         self._account.spent(privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
@@ -91,15 +105,26 @@ class Service:
         budget, ask_limits = self.policy.privacy, self.policy.ask
         spent = self._account.spent()
         if not math.isfinite(spent):  # JSON has no word for it
-            raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
-        return self._signed(ask, {
-            "name": self.policy.node.name, "client": self.policy.node.client, "population": self.policy.node.population,
-            "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
-            "unit": budget.unit, "trust": list(budget.trust),
-            "releases_left": max(0, ask_limits.releases - self._ledger.count()),
-            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": spent,
-            "position": self._position().values(),
-        })  # fmt: skip
+            raise Refusal(
+                "budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}"
+            )
+        return self._signed(
+            ask,
+            {
+                "name": self.policy.node.name,
+                "client": self.policy.node.client,
+                "population": self.policy.node.population,
+                "service_key": protocol.public_text(self._signer),
+                "test": self._ledger.test,
+                "unit": budget.unit,
+                "trust": list(budget.trust),
+                "releases_left": max(0, ask_limits.releases - self._ledger.count()),
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "epsilon_spent": spent,
+                "position": self._position().values(),
+            },
+        )
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Request, Question]:
         """The request of a question, and the question; nothing has been charged yet.
@@ -111,18 +136,39 @@ class Service:
         if ask.round < 1:
             raise Refusal("malformed", "rounds are numbered from 1")
         if ask.client != node.client:
-            raise Refusal("client", f"this node is client {node.client}: it does not answer for {ask.client}")
-        service, model_digest = protocol.public_text(self._signer), ask.model or protocol.sha256(body)
-        if ask.model and (ask.trains or body):
-            raise Refusal("malformed", "a question names its model's digest or brings the model, not both")
-        question = Question(
-            ask.run, ask.round, ask.client, ask.plan, model_digest, ask.work, ask.nonce, service, ask.expect
+            raise Refusal(
+                "client", f"this node is client {node.client}: it does not answer for {ask.client}"
+            )
+        service, model_digest = (
+            protocol.public_text(self._signer),
+            ask.model or protocol.sha256(body),
         )
-        if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question.digest):
-            raise Refusal("unsigned", "this node answers only its enrolled server, which has not signed this question")
+        if ask.model and (ask.trains or body):
+            raise Refusal(
+                "malformed", "a question names its model's digest or brings the model, not both"
+            )
+        question = Question(
+            ask.run,
+            ask.round,
+            ask.client,
+            ask.plan,
+            model_digest,
+            ask.work,
+            ask.nonce,
+            service,
+            ask.expect,
+        )
+        if self._server_key and not protocol.verify(
+            self._server_key, ask.signature, "question", question.digest
+        ):
+            raise Refusal(
+                "unsigned",
+                "this node answers only its enrolled server, which has not signed this question",
+            )
         if limits.runs and ask.run not in limits.runs:
             raise Refusal(
-                "run", f"the run {printable(ask.run, 80)!r} is not one in which this node takes part"
+                "run",
+                f"the run {printable(ask.run, 80)!r} is not one in which this node takes part",
             )
         self._check_expectation(ask.expect)
         try:
@@ -135,12 +181,15 @@ class Service:
         """Charge, make, keep and sign one release; a repeated question gets the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, nothing can be trained, another release has answered the
-                question, or the answer has already been sent and is no longer kept.
+            Refusal: the budget is spent, a cap is reached, nothing can be trained, another release
+                has answered the question, or the answer has already been sent and is no longer
+                kept.
         """
         if not request.plan.facts.noised_by.alone:
             raise Refusal(
-                "privacy", "the plan protects a sum of several nodes: this node does not release its part separately"
+                "privacy",
+                "the plan protects a sum of several nodes: this node does not release its part "
+                "separately",
             )
         name = self._releaser.name(request, ask.run)
         row, replayed = self._charged(ask, request, question.digest, name)
@@ -156,10 +205,13 @@ class Service:
         """Answer one step of a secure sum; a repeated step gets the same answer.
 
         Raises:
-            Refusal: as for `release`, or the step is not allowed (see `fedlgm_nodes.service.secagg`).
+            Refusal: as for `release`, or the step is not allowed (see
+                `fedlgm_nodes.service.secagg`).
         """
         if self._secure is None or request.plan.facts.noised_by.alone:
-            raise Refusal("privacy", "this node takes part in secure sums only under trust 'distributed'")
+            raise Refusal(
+                "privacy", "this node takes part in secure sums only under trust 'distributed'"
+            )
         try:
             terms = terms_of(question, request.plan)
         except RunError as error:
@@ -167,10 +219,16 @@ class Service:
         if ask.ask == "mask":
             return self._masked(self._secure, ask, request, question, terms)
         header = {
-            "ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "question": question.digest,
-            "said": self._secure.answer(ask.ask, terms, ask.given), **self._ahead(ask),
-        }  # fmt: skip
-        return Answer(header | {"signature": protocol.sign(self._signer, ask.ask, protocol.canonical(header))})
+            "ok": True,
+            "protocol": protocol.PROTOCOL,
+            "client": ask.client,
+            "question": question.digest,
+            "said": self._secure.answer(ask.ask, terms, ask.given),
+            **self._ahead(ask),
+        }
+        return Answer(
+            header | {"signature": protocol.sign(self._signer, ask.ask, protocol.canonical(header))}
+        )
 
     def _ahead(self, ask: Ask) -> dict[str, Any]:
         """Field with the answer to a step of the next round, if one was asked for.
@@ -185,7 +243,9 @@ class Service:
         except Refusal as refusal:
             return {"ahead": refusal.header}
 
-    def _masked(self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms) -> Answer:
+    def _masked(
+        self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms
+    ) -> Answer:
         """Charge this node's part of a secure sum, make and mask it."""
         charged: list[tuple[Row, bool]] = []
 
@@ -194,29 +254,44 @@ class Service:
 
         def charge(cohort: str) -> None:
             if self._ledger.asked(cohort) not in (None, name(cohort)):
-                # The masks of two vectors of one cohort would be the same: their difference would show this node's own.
-                raise Refusal("gone", "this node has been charged for another vector of this cohort")
+                # The masks of two vectors of one cohort would be the same: their difference would
+                # show this node's own.
+                raise Refusal(
+                    "gone", "this node has been charged for another vector of this cohort"
+                )
             row, replayed = self._charged(ask, request, question.digest, name(cohort), cohort)
             if self._ledger.answered(row.seq) is not None:
-                raise Refusal("gone", "a vector has left this node in this attempt, and its sessions were restored")
+                raise Refusal(
+                    "gone",
+                    "a vector has left this node in this attempt, and its sessions were restored",
+                )
             charged.append((row, replayed))
 
         body = frames.npy(
-            secure.mask(terms, ask.given, charge, lambda cohort: self._releaser.words(request, name(cohort)))
+            secure.mask(
+                terms, ask.given, charge, lambda cohort: self._releaser.words(request, name(cohort))
+            )
         )
-        row, replayed = charged[0] if charged else (self._ledger.find(name(secure.cohort(terms))), True)
+        row, replayed = (
+            charged[0] if charged else (self._ledger.find(name(secure.cohort(terms))), True)
+        )
         digest = protocol.sha256(body)
         left = None if row is None else self._ledger.answered(row.seq)
         if row is None or left not in (None, digest):
             # The data or the software is not what it was when the vector was made.
-            raise Refusal("gone", "another vector has left this node in this attempt: it takes no further part in it")
+            raise Refusal(
+                "gone",
+                "another vector has left this node in this attempt: it takes no further part in it",
+            )
         if left is None:
             self._ledger.answer(row.seq, digest)
         answer = self._released(ask, question, row, replayed, body, digest)
         answer.header |= {"sent": secure.sent(terms)} | self._ahead(ask)
         return answer
 
-    def _charged(self, ask: Ask, request: Request, question: str, name: str, cohort: str = "") -> tuple[Row, bool]:
+    def _charged(
+        self, ask: Ask, request: Request, question: str, name: str, cohort: str = ""
+    ) -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.
 
         Raises:
@@ -225,7 +300,8 @@ class Service:
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_key and self._ledger.asked(question) not in (None, name):
-            # Else anyone who recorded it could have it charged again after a change of the data or of this software.
+            # Else anyone who recorded it could have it charged again after a change of the data or
+            # of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None:
             price = self._account.price(ask.run, ask.round, request)
@@ -239,7 +315,9 @@ class Service:
             self._ledger.remember(question, name)
         return row, replayed
 
-    def _released(self, ask: Ask, question: Question, row: Row, replayed: bool, body: bytes, digest: str) -> Answer:
+    def _released(
+        self, ask: Ask, question: Question, row: Row, replayed: bool, body: bytes, digest: str
+    ) -> Answer:
         """The signed answer with a release's numbers."""
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
@@ -248,10 +326,18 @@ class Service:
         )  # fmt: skip
         position = self._position()
         header = {
-            "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question.digest,
-            "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": position.values(),
-        }  # fmt: skip
-        signed = protocol.answer_fields(question.digest, self.policy.node.client, row.seq, digest, position)
+            "ok": True,
+            "protocol": protocol.PROTOCOL,
+            "client": self.policy.node.client,
+            "question": question.digest,
+            "seq": row.seq,
+            "replayed": replayed,
+            "test": self._ledger.test,
+            "position": position.values(),
+        }
+        signed = protocol.answer_fields(
+            question.digest, self.policy.node.client, row.seq, digest, position
+        )
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
@@ -260,18 +346,29 @@ class Service:
             return
         expected = protocol.record_of(Position, raw)
         if expected is None or not expected.valid(self._signer.public_key()):
-            raise Refusal("expect", "the expected position of the ledger was not signed by this service")
-        if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:
-            self._failed = Refusal("rolled-back", "its ledger was rolled back: this service has signed for a later one")
+            raise Refusal(
+                "expect", "the expected position of the ledger was not signed by this service"
+            )
+        if (
+            expected.ledger != self._ledger.identity
+            or self._ledger.head_at(expected.seq) != expected.head
+        ):
+            self._failed = Refusal(
+                "rolled-back", "its ledger was rolled back: this service has signed for a later one"
+            )
             self._ledger.rolled_back(expected)
             _log.error("REFUSING EVERYTHING: %s", self._failed.why)
             raise self._failed
 
     def _position(self) -> Position:
-        return Position.signed(self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer)
+        return Position.signed(
+            self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer
+        )
 
     def _kept(self, row: Row) -> bytes | None:
-        """The answer that release `row` sent; None if nothing can have been sent and it must be made."""
+        """The answer that release `row` sent; None if nothing can have been sent and it must be
+        made.
+        """
         digest = self._ledger.answered(row.seq)
         if digest is None:
             return None
@@ -282,19 +379,26 @@ class Service:
         # Made again it could differ in a last bit, with the same noise.
         raise Refusal(
             "gone",
-            f"release {row.seq} was answered before, and its answer is no longer kept; a run with another initial "
+            f"release {row.seq} was answered before, and its answer is no longer kept; a run with "
+            "another initial "
             "model (model.seed) makes a new release",
         )
 
     def _keep(self, row: Row, body: bytes) -> str:
-        """Keep an answer on disk, which may be sent only when the ledger allows it; returns its digest."""
+        """Keep an answer on disk, which may be sent only when the ledger allows it; returns its
+        digest.
+        """
         digest = protocol.sha256(body)
         kept = self.policy.limits.kept_replies
         if kept:
-            write_durably(self._reply_file(row), body)  # the ledger may not say that it left and the disk have lost it
+            write_durably(
+                self._reply_file(row), body
+            )  # the ledger may not say that it left and the disk have lost it
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
-            if not kept or old != self._reply_file(row):  # a release that was charged before a crash is an old one
+            if not kept or old != self._reply_file(
+                row
+            ):  # a release that was charged before a crash is an old one
                 old.unlink(missing_ok=True)
         return digest
 
@@ -302,16 +406,20 @@ class Service:
         return self.folder.replies / f"{row.seq:09d}.npy"
 
     def afford(self, ask: Ask) -> Answer:
-        """Number of further releases like the requested one that this node's budget and caps allow; nothing is charged.
+        """Number of further releases like the requested one that this node's budget and caps allow;
+        nothing is charged.
 
-        The cap per run counts the run's own label. The question's `round` is the requested number; a node does not
-        reveal how many more releases it could make.
+        The cap per run counts the run's own label. The question's `round` is the requested number;
+        a node does not reveal how many more releases it could make.
 
         Raises:
-            Refusal: this node does not make such releases, or its budget or a cap does not allow a single one.
+            Refusal: this node does not make such releases, or its budget or a cap does not allow a
+                single one.
         """
         if ask.client != self.policy.node.client:
-            raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
+            raise Refusal(
+                "client", f"this node is client {self.policy.node.client}, not {ask.client}"
+            )
         request = self._releaser.understand(1, ask.plan, ask.work)
         self._releaser.prepare(request)
         left = self._account.left(ask.run, request, ask.round)
@@ -334,7 +442,10 @@ class Service:
         if self._failed is not None:  # perhaps by the question before this one
             raise self._failed
         if ask.ask not in ("hello", "afford", "release", *STEPS):
-            raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
+            raise Refusal(
+                "malformed",
+                "a service answers only hello, afford, release and the steps of a secure sum",
+            )
         if ask.ahead is not None and ask.ask not in AHEAD:
             raise Refusal("malformed", f"no further question can travel with {ask.ask!r}")
         if ask.ask == "hello":
@@ -344,7 +455,9 @@ class Service:
                 return self.afford(ask)
             return (self.step if ask.ask in STEPS else self.release)(ask, *self.admit(ask, body))
         except LedgerError as error:
-            self._failed = Refusal("ledger", "its ledger cannot be used: the service ends, see its log")
+            self._failed = Refusal(
+                "ledger", "its ledger cannot be used: the service ends, see its log"
+            )
             self.broken = error
             _log.error("ENDING, so that the next start opens and verifies the ledger: %s", error)
             raise self._failed from error
@@ -353,11 +466,18 @@ class Service:
         """Log the served node and its spent budget."""
         node, budget = self.policy.node, self.policy.privacy
         _log.info(
-            "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", node.client, node.population,
-            self._examples, self._account.spent(), budget.epsilon, self.folder.socket,
-        )  # fmt: skip
+            "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s",
+            node.client,
+            node.population,
+            self._examples,
+            self._account.spent(),
+            budget.epsilon,
+            self.folder.socket,
+        )
         if self._ledger.test:
-            _log.warning("TEST: anyone who knows the seed of this node knows its noise. NOT PRIVATE.")
+            _log.warning(
+                "TEST: anyone who knows the seed of this node knows its noise. NOT PRIVATE."
+            )
 
     def close(self) -> None:
         """Close the ledger, and the sessions of secure sums."""

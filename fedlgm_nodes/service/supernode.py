@@ -1,16 +1,20 @@
-"""Flower's SuperNode with more frequent polling while a run is active, and more frequent heartbeats.
+"""Flower's SuperNode with more frequent polling while a run is active, and more frequent
+heartbeats.
 
-`flower-supernode` pauses three seconds after every poll without a message, and one second if a message is announced
-before its parts have arrived, so a round of a small model consists mostly of pauses. A SuperLink refuses a SuperNode
-that was killed until its heartbeats have been missing for a minute; with this program, for half a minute. Nothing else
-is changed: connection, authentication, messages and arguments are those of `flower-supernode`. The pause between polls
-is a tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes to answer a
-poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would delay messages.
+`flower-supernode` pauses three seconds after every poll without a message, and one second if a
+message is announced before its parts have arrived, so a round of a small model consists mostly of
+pauses. A SuperLink refuses a SuperNode that was killed until its heartbeats have been missing for a
+minute; with this program, for half a minute. Nothing else is changed: connection, authentication,
+messages and arguments are those of `flower-supernode`. The pause between polls is a tenth of the
+time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes to answer a
+poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would delay
+messages.
 
-The names that this module replaces are private to Flower and may change with any version, so other versions are
-refused.
+The names that this module replaces are private to Flower and may change with any version, so other
+versions are refused.
 
-    python -m fedlgm_nodes.service.supernode --superlink 127.0.0.1:9092 --root-certificates ca.crt ...
+    python -m fedlgm_nodes.service.supernode --superlink 127.0.0.1:9092 --root-certificates ca.crt
+    ...
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from fedlgm_nodes.protocol.messages import pause_after
 LONGEST_S = 3.0
 _REPLY_S = 0.05  # between looks for the reply in this process's memory
 _NEVER_CONNECTED = (
-    "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not registered, and a "
+    "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not "
+    "registered, and a "
     "machine whose clock is more than 5 seconds ahead of the server's or 5 minutes behind"
 )
 """Flower itself says no more than that it terminated gracefully."""
@@ -40,14 +45,18 @@ class Pauses:
         self._polling: float | None = None  # when the poll began that is under way
 
     def sleep(self, seconds: float) -> None:
-        """Pause. Flower requests three seconds if there was no message, and less while one is being processed."""
+        """Pause. Flower requests three seconds if there was no message, and less while one is being
+        processed.
+        """
         now, self.polled = time.monotonic(), True
         if seconds < LONGEST_S:
             self._last, self._polling = now, None
             time.sleep(min(seconds, _REPLY_S))
             return
         took = now - self._polling if self._polling is not None else 0.0
-        time.sleep(min(max(pause_after(now - self._last, SOON_S, LONGEST_S), _SHARE * took), LONGEST_S))
+        time.sleep(
+            min(max(pause_after(now - self._last, SOON_S, LONGEST_S), _SHARE * took), LONGEST_S)
+        )
         self._polling = time.monotonic()
 
 

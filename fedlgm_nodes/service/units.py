@@ -1,7 +1,8 @@
-"""The unit that a node's release protects: all of its data, or single examples, with one class per unit.
+"""The unit that a node's release protects: all of its data, or single examples, with one class per
+unit.
 
-A plan states the party that bounds the contributions, and so the unit. The guarantee in a plan is the server's claim,
-and this module does not read it.
+A plan states the party that bounds the contributions, and so the unit. The guarantee in a plan is
+the server's claim, and this module does not read it.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 class WholeData:
     """All of the node's data, whose whole update is bounded.
 
-    The cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
-    part. Correlated noise spreads a participation over later rounds, so the cost follows from the norm of its column
-    of C.
+    The cost is that under replace-one, without amplification, since a reader of the reply knows
+    that this node took part. Correlated noise spreads a participation over later rounds, so the
+    cost follows from the norm of its column of C.
 
     Attributes:
         name: the unit's name.
@@ -61,8 +62,13 @@ class WholeData:
             Refusal: the reason.
         """
         if job.work.exact_sums:
-            raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
-        if plan.fills not in ((), job.layers.layers[0].parts):  # millions of parts would exhaust this node's memory
+            raise Refusal(
+                "work", "exact_sums belongs to example-level steps; this plan bounds whole updates"
+            )
+        if plan.fills not in (
+            (),
+            job.layers.layers[0].parts,
+        ):  # millions of parts would exhaust this node's memory
             raise Refusal("plan", "its levelled parts are not the layers of the requested model")
 
     def event(self, plan: ReleasePlan) -> Any:
@@ -75,21 +81,32 @@ class WholeData:
         return plan.facts.noised_by.event(multiplier, 1.0)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any noise.
+        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any
+        noise.
 
-        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
+        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) /
+        2).
         """
         if plan.family != "laplace":
             return 0.0
         multiplier = plan.effective_multiplier
-        return max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
+        return (
+            max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta))
+            if multiplier > 0
+            else math.inf
+        )
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
         """The trainer of a work, which takes over the model; `exact` sums in float64."""
         return SequentialTrainer(module, job.layers, job.settings, task=job.task)
 
     def try_on(
-        self, trainer: SequentialTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
+        self,
+        trainer: SequentialTrainer,
+        model: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        plan: ReleasePlan,
     ) -> None:
         """Train on one artificial example."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
@@ -98,19 +115,27 @@ class WholeData:
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """The node's data with the targets of a work's task; an error counts as no data, see `_NodeUpdates`.
+        """The node's data with the targets of a work's task; an error counts as no data, see
+        `_NodeUpdates`.
 
         Args:
             data: the node's examples.
             targets: the targets that the task makes of those of several examples.
-            apart: whether each example's target is made without the others, where single examples are protected.
+            apart: whether each example's target is made without the others, where single examples
+                are protected.
         """
         return ClientData(data.x, targets(data.y))
 
     def contributions(
-        self, job: Job, trainer: Any, source: ClientSource, votes: Callable[[], CutVotes], numerics: Numerics
+        self,
+        job: Job,
+        trainer: Any,
+        source: ClientSource,
+        votes: Callable[[], CutVotes],
+        numerics: Numerics,
     ) -> Contributions:
-        """The node's contribution, for `client_release`; None without data, or if training fails on them.
+        """The node's contribution, for `client_release`; None without data, or if training fails on
+        them.
 
         Args:
             job: the work's job.
@@ -119,13 +144,16 @@ class WholeData:
             votes: see `VotingWork.votes`.
             numerics: threads, device and noise backend.
         """
-        return _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics)
+        return _NodeUpdates(
+            VotingWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics
+        )
 
 
 class SingleExamples:
     """One example. This node bounds and noises every step's gradients.
 
-    The cost is that of the steps under add-or-remove-one; the node keeps secret which examples a step samples.
+    The cost is that of the steps under add-or-remove-one; the node keeps secret which examples a
+    step samples.
     """
 
     name: Unit = "example"
@@ -134,10 +162,14 @@ class SingleExamples:
     def check(self, job: Job, plan: ReleasePlan) -> None:
         """See `WholeData.check`."""
         if not isinstance(job.mechanism, BoundsExamples):
-            raise Refusal("work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples")
+            raise Refusal(
+                "work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples"
+            )
         try:
             kept = job.mechanism.scaling(plan).bounds(len(plan.layers))
-        except Exception as error:  # of the server's names and options; nothing of it depends on the data
+        except (
+            Exception
+        ) as error:  # of the server's names and options; nothing of it depends on the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (kept <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
@@ -157,7 +189,12 @@ class SingleExamples:
         return NodeExamples(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
 
     def try_on(
-        self, trainer: ExampleTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
+        self,
+        trainer: ExampleTrainer,
+        model: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        plan: ReleasePlan,
     ) -> None:
         """See `WholeData.try_on`."""
         trainer.weights.copy_(model)
@@ -166,7 +203,9 @@ class SingleExamples:
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """See `WholeData.examples`; examples whose own target the task does not take are left out (`NodeExamples`)."""
+        """See `WholeData.examples`; examples whose own target the task does not take are left out
+        (`NodeExamples`).
+        """
         if not apart:
             with contextlib.suppress(Exception):
                 return ClientData(data.x, targets(data.y))
@@ -181,11 +220,19 @@ class SingleExamples:
             except Exception as error:
                 problem = error
         if problem is not None:
-            _log.error("the task does not take all targets of this node: others are left out", exc_info=problem)
+            _log.error(
+                "the task does not take all targets of this node: others are left out",
+                exc_info=problem,
+            )
         return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))
 
     def contributions(
-        self, job: Job, trainer: Any, source: ClientSource, votes: Callable[[], CutVotes], numerics: Numerics
+        self,
+        job: Job,
+        trainer: Any,
+        source: ClientSource,
+        votes: Callable[[], CutVotes],
+        numerics: Numerics,
     ) -> Contributions:
         """See `WholeData.contributions`."""
         return ExampleSteps(ExampleWork(trainer, job.settings, source), numerics)
@@ -194,46 +241,61 @@ class SingleExamples:
 NodeUnit = WholeData | SingleExamples
 
 BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
-"""The unit of a plan, by the party that bounds the contributions. The policy admits no other plan."""
+"""The unit of a plan, by the party that bounds the contributions. The policy admits no other
+plan."""
 
 
 class NodeExamples(ExampleTrainer):
-    """A node's examples. If a batch fails, its examples are bounded one by one, and those that fail count as zero.
+    """A node's examples. If a batch fails, its examples are bounded one by one, and those that fail
+    count as zero.
 
-    A failure depends on this node's data, see `_NodeUpdates`. Leaving out the whole batch would not do: one example
-    would then move the sum by the contributions of all others.
+    A failure depends on this node's data, see `_NodeUpdates`. Leaving out the whole batch would not
+    do: one example would then move the sum by the contributions of all others.
     """
 
     def sums(
-        self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[torch.Tensor] | None = None
+        self,
+        batches: Sequence[Batch],
+        plan: ReleasePlan,
+        models: Sequence[torch.Tensor] | None = None,
     ) -> BoundedUpdates:
         """See `ExampleTrainer.sums`."""
         (batch,) = batches  # a node has one client
         try:
             return super().sums([batch], plan, models)
         except Exception:
-            _log.exception("a step on this node's data failed: examples that fail alone count as zero")
+            _log.exception(
+                "a step on this node's data failed: examples that fail alone count as zero"
+            )
         x, y, rows = batch
         nothing = torch.zeros(0, dtype=torch.int64)
         found = super().sums([(inputs.take(x, slice(0)), y[:0], nothing)], plan, models)
         for row in rows.tolist():
             with contextlib.suppress(Exception):
-                one = inputs.take(x, slice(row, row + 1)), y[row : row + 1], torch.zeros(1, dtype=torch.int64)
+                one = (
+                    inputs.take(x, slice(row, row + 1)),
+                    y[row : row + 1],
+                    torch.zeros(1, dtype=torch.int64),
+                )
                 found = _added(found, super().sums([one], plan, models))
         return found
 
 
 def _added(one: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
     """The sum of two batches' contributions under one plan."""
-    answers = (replace(a, values=a.values + b.values) for a, b in zip(one.answers, other.answers, strict=True))
+    answers = (
+        replace(a, values=a.values + b.values)
+        for a, b in zip(one.answers, other.answers, strict=True)
+    )
     return replace(one, values=one.values + other.values, answers=tuple(answers))
 
 
 class _NodeUpdates(VotingUpdates):
     """A node's whole update; a failure of training counts as no data.
 
-    An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an
-    answer would reveal that without noise. The operator finds the error in the log.
+    An artificial example has already been trained on, so a failure depends on this node's data: an
+    error instead of an answer would reveal that without noise. The operator finds the error in the
+    log.
     """
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:

@@ -1,4 +1,6 @@
-"""The witness of a node's ledger, which records the ledger's position in another folder or on another disk."""
+"""The witness of a node's ledger, which records the ledger's position in another folder or on
+another disk.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def read(path: Path) -> Seen:
     try:
         seen = record_of(Seen, json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise LedgerError(f"the witness {path} is gone: the ledger's last position is unknown") from None
+        raise LedgerError(
+            f"the witness {path} is gone: the ledger's last position is unknown"
+        ) from None
     except (OSError, ValueError) as error:
         raise LedgerError(f"the witness {path} cannot be read: {error}") from error
     if seen is None:

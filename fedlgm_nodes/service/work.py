@@ -1,9 +1,10 @@
-"""The work that a question requests: names installed on the node, and the objects that the node makes of them.
+"""The work that a question requests: names installed on the node, and the objects that the node
+makes of them.
 
     names and options -> mechanism, task, settings, layers -> trainer
 
-The names and options come from the server and may be wrong in any way, so every error is a refusal. This module does
-not know the node's data.
+The names and options come from the server and may be wrong in any way, so every error is a refusal.
+This module does not know the node's data.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ _KEPT = 8  # works whose objects are kept
 
 
 class Work(BaseModel):
-    """The names that a question requests, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
+    """The names that a question requests, each with its options: {"name": "dp-sgd", "style":
+    "per-layer"}.
 
-    Every name must be installed on the node and listed in its policy. Options are public: they are part of the
-    question, and so of the server's signature and the release's name. They state how a plan is executed. Its cost, and
-    whether the node executes it at all, depend on the plan's own numbers.
+    Every name must be installed on the node and listed in its policy. Options are public: they are
+    part of the question, and so of the server's signature and the release's name. They state how a
+    plan is executed. Its cost, and whether the node executes it at all, depend on the plan's own
+    numbers.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -67,9 +70,14 @@ class Work(BaseModel):
         ):
             if section.get("name") not in allowed:
                 asked = repr(section.get("name"))[:200]
-                raise Refusal("work", f"{kind} {asked} is not allowed on this node; allowed: {', '.join(allowed)}")
+                raise Refusal(
+                    "work",
+                    f"{kind} {asked} is not allowed on this node; allowed: {', '.join(allowed)}",
+                )
             if len(canonical(section)) > longest:
-                raise Refusal("work", f"the options of the {kind} are longer than {longest} characters")
+                raise Refusal(
+                    "work", f"the options of the {kind} are longer than {longest} characters"
+                )
         allow.check_options(work.mechanism["name"], options_of(work.mechanism))
         return work
 
@@ -81,7 +89,9 @@ class Work(BaseModel):
         """
         options = options_of(self.mechanism)
         if "variant" in options:
-            raise Refusal("work", "mechanism.variant does not apply to nodes: they make only sound releases")
+            raise Refusal(
+                "work", "mechanism.variant does not apply to nodes: they make only sound releases"
+            )
         with _refused("mechanism"):
             return mechanisms.get(self.mechanism["name"], **options)
 
@@ -93,14 +103,23 @@ class Work(BaseModel):
         """
         with _refused("training"):
             settings = LocalTraining(**self.training)
-            numbers = {"lr": settings.lr, "momentum": settings.momentum, "gradient_clip": settings.gradient_clip or 0.0}
-            numbers |= {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
+            numbers = {
+                "lr": settings.lr,
+                "momentum": settings.momentum,
+                "gradient_clip": settings.gradient_clip or 0.0,
+            }
+            numbers |= (
+                {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
+            )
             for name, number in numbers.items():
                 if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
                     raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")
             if settings.gradient_clip is not None and not settings.gradient_clip > 0:
                 raise ValueError("gradient_clip must be positive")
-            for name, whole in {"epochs": settings.epochs, "batch_size": settings.batch_size}.items():
+            for name, whole in {
+                "epochs": settings.epochs,
+                "batch_size": settings.batch_size,
+            }.items():
                 if type(whole) is not int or not 1 <= whole < 2**31:
                     raise ValueError(f"{name} must be a whole number of at least 1")
             return settings
@@ -126,7 +145,8 @@ class Job:
 
 
 class Workshop:
-    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one trainer.
+    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one
+    trainer.
 
     Args:
         policy: the node's policy.
@@ -141,7 +161,8 @@ class Workshop:
         """The objects of a parsed work.
 
         Raises:
-            Refusal: an option does not exist or does not fit, or the policy does not allow the model.
+            Refusal: an option does not exist or does not fit, or the policy does not allow the
+                model.
         """
         key = canonical(work.model_dump())
         if key not in self._jobs:
@@ -168,7 +189,9 @@ class Workshop:
         return self._trainer[1]
 
     def exact(self, work: Work) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or this node's policy requests."""
+        """Whether examples' gradients are summed in float64, as the server or this node's policy
+        requests.
+        """
         return work.exact_sums or self._policy.privacy.exact_sums
 
     def module(self, work: Work) -> torch.nn.Module:
@@ -178,20 +201,33 @@ class Workshop:
             Refusal: it cannot be built, or the file is not allowed, has changed or does not fit.
         """
         options, data = options_of(work.model), self._policy.data
-        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
+        file = (
+            self._policy.allow.weights_file(options.pop("weights"))
+            if "weights" in options
+            else None
+        )
         with _refused(f"model {work.model.get('name')!r} cannot be built"):
             module = models.build(
-                work.model["name"], in_shape=tuple(data.shape), classes=data.classes, seed=0, **options
+                work.model["name"],
+                in_shape=tuple(data.shape),
+                classes=data.classes,
+                seed=0,
+                **options,
             )
         try:
             return module if file is None else models.load_weights_(module, file)
         except Exception as error:  # its message has the path
-            raise Refusal("work", "model.weights: the tensors of that file are not those of the model") from error
+            raise Refusal(
+                "work", "model.weights: the tensors of that file are not those of the model"
+            ) from error
 
     def _made(self, work: Work) -> Job:
         allow, settings = self._policy.allow, work.local()
         if settings.epochs > allow.most_epochs:
-            raise Refusal("work", f"training.epochs = {settings.epochs}; at most {allow.most_epochs} are allowed")
+            raise Refusal(
+                "work",
+                f"training.epochs = {settings.epochs}; at most {allow.most_epochs} are allowed",
+            )
         mechanism = work.built()
         with _refused("task"):
             task = tasks.get(work.task["name"], **options_of(work.task))
@@ -207,7 +243,9 @@ class Workshop:
 
 @contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """Refuse the question for any error: names and options are the server's, or the model is the operator's own."""
+    """Refuse the question for any error: names and options are the server's, or the model is the
+    operator's own.
+    """
     try:
         yield
     except Refusal:

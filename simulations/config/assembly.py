@@ -1,4 +1,6 @@
-"""From a recipe to the objects of a run, which are the same for every engine and for a deployment."""
+"""From a recipe to the objects of a run, which are the same for every engine and for a
+deployment.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Assembly:
     no_kernel: str | None = None
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
-        """Use this data and partition, as a worker does, instead of loading and dividing again; returns `self`."""
+        """Use this data and partition, as a worker does, instead of loading and dividing again;
+        returns `self`.
+        """
         self.__dict__.update(dataset=dataset, partition=partition)
         return self
 
@@ -72,7 +76,9 @@ class Assembly:
         """The data, held once per process."""
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
-            found = data.load(passed(self.own.data, section.name, "data"), section.dir, **section.reading)
+            found = data.load(
+                passed(self.own.data, section.name, "data"), section.dir, **section.reading
+            )
             made, parts = prepared(task, found)
             self.on_parts.extend(parts)
             return made
@@ -125,7 +131,9 @@ class Assembly:
         return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
 
     def module(self) -> nn.Module:
-        """A fresh initial model, which is public, initialised from model.seed, or else the run's seed, or else 0."""
+        """A fresh initial model, which is public, initialised from model.seed, or else the run's
+        seed, or else 0.
+        """
         section = self.recipe.model
         with in_section("model", section.name):
             module = models.build(
@@ -140,7 +148,8 @@ class Assembly:
                 return module
             if self.recipe.task.name == "next-token" and not Path(section.weights).exists():
                 raise ConfigError(
-                    f"there is no file {section.weights}: run `fedlgm pretrain {self.recipe.name}` in its folder to "
+                    f"there is no file {section.weights}: run `fedlgm pretrain {self.recipe.name}` "
+                    "in its folder to "
                     "train this base on public text"
                 )
             return models.load_weights_(module, section.weights)
@@ -171,13 +180,19 @@ class Assembly:
     @cached_property
     def layers(self) -> LayerTable:
         """The model's layers as the mechanism sees them."""
-        return self.mechanism.table(LayerTable.from_module(self.module(), self.recipe.mechanism.group_by))
+        return self.mechanism.table(
+            LayerTable.from_module(self.module(), self.recipe.mechanism.group_by)
+        )
 
     @cached_property
     def method(self) -> Method:
-        """Mechanism, layers and facts, with the noise calibrated so that the run stays within the recipe's budget."""
+        """Mechanism, layers and facts, with the noise calibrated so that the run stays within the
+        recipe's budget.
+        """
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
-        make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
+        make = partial(
+            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated
+        )
         if self.spent is None:
             method = make(facts)
         else:
@@ -195,7 +210,12 @@ class Assembly:
     def own_parts(self) -> bool:
         """Whether clients may run code of a user."""
         own_task = self.own.task is not None or is_reference(self.recipe.task.name)
-        return self.own_model or own_task or self.own.trainer is not None or self.recipe.trainer is not None
+        return (
+            self.own_model
+            or own_task
+            or self.own.trainer is not None
+            or self.recipe.trainer is not None
+        )
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -205,11 +225,15 @@ class Assembly:
     @property
     def spent(self) -> Spent | None:
         """Cost of releases from the data before the run."""
-        return self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
+        return (
+            self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
+        )
 
     @property
     def _examples(self) -> int:
-        """Number of training examples of all clients together, if the server adds noise to steps; it is then public."""
+        """Number of training examples of all clients together, if the server adds noise to steps;
+        it is then public.
+        """
         if not self.recipe.protects.counts_examples(self.recipe):
             return 0
         known = self._published_examples if self.planned else None
@@ -217,17 +241,27 @@ class Assembly:
 
     @property
     def _published_examples(self) -> int | None:
-        """Number of training examples as published or as stated by the recipe; None if only the data contain it."""
+        """Number of training examples as published or as stated by the recipe; None if only the
+        data contain it.
+        """
         return None if self.own.data is not None else published_examples(self.recipe)
 
     @property
     def stated(self) -> str:
-        """A plan's assumptions about data that it has not read, which a run checks; empty if there are none."""
+        """A plan's assumptions about data that it has not read, which a run checks; empty if there
+        are none.
+        """
         section, examples = self.recipe.data, self._published_examples
-        if not self.planned or examples is None or section.train_images is None or "dataset" in self.__dict__:
+        if (
+            not self.planned
+            or examples is None
+            or section.train_images is None
+            or "dataset" in self.__dict__
+        ):
             return ""
         return (
-            f"{examples:,} training examples, as the recipe states (data.train_images = {section.train_images}); no "
+            f"{examples:,} training examples, as the recipe states (data.train_images = "
+            f"{section.train_images}); no "
             "folder was read: a run refuses one with another number"
         )
 
@@ -257,7 +291,9 @@ class Assembly:
         module = self.check_model()
         plan = self.first_plan()
         self.recipe.protects.check_data(self, module)
-        if self.recipe.run.patience is not None and self.spent is None:  # with statistics, the budget is kept by design
+        if (
+            self.recipe.run.patience is not None and self.spent is None
+        ):  # with statistics, the budget is kept by design
             require_planned(self.method, plan)
         audit = watch_of(self)
         if audit is not None and not isinstance(self.mechanism, UsesPrivateNorms):
@@ -265,7 +301,8 @@ class Assembly:
                 audit.check(plan)
 
     def check_model(self) -> nn.Module:
-        """Refuse a model, task or server optimizer that does not work, using only the public test examples.
+        """Refuse a model, task or server optimizer that does not work, using only the public test
+        examples.
 
         Returns: The initial model.
 
@@ -300,7 +337,8 @@ class Assembly:
             tried = step.step(start, torch.full_like(start, 1e-3))
             if not bool(torch.isfinite(tried).all()):
                 raise ConfigError(
-                    f"server optimizer {step.label}: for a mean update of 0.001 in every coordinate the next model is "
+                    f"server optimizer {step.label}: for a mean update of 0.001 in every "
+                    "coordinate the next model is "
                     "NaN or infinite"
                 )
         return module
@@ -335,7 +373,13 @@ class Assembly:
         """The clients' kind of training."""
         section, own = self.recipe.trainer, self.own.trainer
         with prefix_key("trainer"):
-            return kinds.get(own) if own is not None else section.build() if section is not None else kinds.PLAIN
+            return (
+                kinds.get(own)
+                if own is not None
+                else section.build()
+                if section is not None
+                else kinds.PLAIN
+            )
 
     def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
         """A new trainer: sequential (the reference) or vectorised, and possibly compiled."""
@@ -343,9 +387,14 @@ class Assembly:
         if not vectorized:
             if section.kernel == "native":
                 return self.native(self.module(), self.layers, section.local, device=self.device)
-            return kind.sequential(self.module(), self.layers, section.local, device=self.device, task=self.task)
+            return kind.sequential(
+                self.module(), self.layers, section.local, device=self.device, task=self.task
+            )
         if kind.vectorized is None:
-            raise ConfigError("training.vectorize: this trainer has no vectorised form: use training.vectorize = 'off'")
+            raise ConfigError(
+                "training.vectorize: this trainer has no vectorised form: use training.vectorize = "
+                "'off'"
+            )
         return kind.vectorized(
             self.module(),
             self.layers,
@@ -357,10 +406,16 @@ class Assembly:
         )
 
     def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
-        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
+        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or
+        trainer.
+        """
         if self.trainer_kind.native is None:
-            raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
-        return self.trainer_kind.native(module, *arguments, task=self.task, in_shape=self.in_shape, **keywords)
+            raise ConfigError(
+                "training.kernel: this trainer has no native form: use training.kernel = 'torch'"
+            )
+        return self.trainer_kind.native(
+            module, *arguments, task=self.task, in_shape=self.in_shape, **keywords
+        )
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""

@@ -1,4 +1,6 @@
-"""Rules for recipes with privacy.unit = "client", the sampled unit of their runs, and the clients' training."""
+"""Rules for recipes with privacy.unit = "client", the sampled unit of their runs, and the clients'
+training.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
 _ALONE = (
-    "conditional on a client's training not depending on clients that the same process has trained before (tested on "
+    "conditional on a client's training not depending on clients that the same process has trained "
+    "before (tested on "
     "public examples)"
 )
 _KEYS = {
@@ -58,40 +61,61 @@ class ClientLevel(UnitKind):
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
-        federation, privacy, local = recipe.federation, recipe.privacy, recipe.noised_by.uploads_released
+        federation, privacy, local = (
+            recipe.federation,
+            recipe.privacy,
+            recipe.noised_by.uploads_released,
+        )
         scheme = federation.sampling
         noise = "" if privacy.noise == "independent" else f"privacy.noise = {privacy.noise!r}"
         capped = privacy.max_participations is not None
-        settings = run_rules.Settings(scheme, federation.share, recipe.relation, recipe.noised_by, noise, capped=capped)
+        settings = run_rules.Settings(
+            scheme, federation.share, recipe.relation, recipe.noised_by, noise, capped=capped
+        )
         run_rules.check(settings, _KEYS)
         if privacy.noise == "given" and privacy.correlation is None:
-            raise ConfigError("privacy.noise = 'given' needs privacy.correlation: pass simulate(noise=a Correlation)")
+            raise ConfigError(
+                "privacy.noise = 'given' needs privacy.correlation: pass simulate(noise=a "
+                "Correlation)"
+            )
         for key, kinds in _ONLY.items():
             if getattr(privacy, key) is not None and key not in _options(privacy.noise):
-                raise ConfigError(f"privacy.{key} is for privacy.noise = {kinds}: leave it out here")
+                raise ConfigError(
+                    f"privacy.{key} is for privacy.noise = {kinds}: leave it out here"
+                )
         if scheme not in run_rules.TURNS:
             self._check_separation(recipe)
         elif privacy.min_separation is not None:
             raise ConfigError(
-                f"privacy.min_separation: {scheme!r} sampling lets a client take part in any round: set "
+                f"privacy.min_separation: {scheme!r} sampling lets a client take part in any "
+                "round: set "
                 "federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
             )
         if local and privacy.max_participations is None:
             raise ConfigError(
-                f"privacy.max_participations is needed under {privacy.trust} trust, because every participation "
+                f"privacy.max_participations is needed under {privacy.trust} trust, because every "
+                "participation "
                 "costs privacy"
             )
 
     def _check_separation(self, recipe: Recipe) -> None:
         privacy, rounds = recipe.privacy, recipe.federation.rounds
-        if recipe.federation.sampling == "grouped-poisson" and privacy.min_separation is None and privacy.bands is None:
+        if (
+            recipe.federation.sampling == "grouped-poisson"
+            and privacy.min_separation is None
+            and privacy.bands is None
+        ):
             raise ConfigError(
-                "federation.sampling = 'grouped-poisson' needs privacy.bands or privacy.min_separation, the number of "
+                "federation.sampling = 'grouped-poisson' needs privacy.bands or "
+                "privacy.min_separation, the number of "
                 "groups"
             )
         with prefix_key("federation"):
             separation = recipe.sampling.separation
-        for name, most in (("federation.rounds", rounds), ("the rounds between participations", separation)):
+        for name, most in (
+            ("federation.rounds", rounds),
+            ("the rounds between participations", separation),
+        ):
             if privacy.bands is not None and most is not None and privacy.bands > most:
                 raise ConfigError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
 
@@ -100,7 +124,8 @@ class ClientLevel(UnitKind):
         delta, count, unit = recipe.privacy.delta, recipe.sampling.population, recipe.unit
         if delta >= 1 / count and recipe.mechanism.name != "none":
             warnings.warn(
-                f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of {unit}s: such a guarantee "
+                f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of "
+                f"{unit}s: such a guarantee "
                 f"permits the full publication of one {unit}'s data",
                 stacklevel=3,
             )
@@ -126,7 +151,9 @@ class ClientLevel(UnitKind):
         return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
-        """See `UnitKind.conditions`; there is one more if a user's parts could carry state between clients."""
+        """See `UnitKind.conditions`; there is one more if a user's parts could carry state between
+        clients.
+        """
         training, task, kind = assembly.recipe.training, assembly.task, assembly.trainer_kind
         why: str | None = None
         if training.kernel == "native":  # its clients run no code of a user
@@ -137,7 +164,9 @@ class ClientLevel(UnitKind):
             why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
         return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
 
-    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+    def try_training(
+        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
         """See `UnitKind.try_training`."""
         module = assembly.module()
 
@@ -153,6 +182,8 @@ class ClientLevel(UnitKind):
         """See `UnitKind.try_kernel`."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
         task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
-        trainer = assembly.native(assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu")
+        trainer = assembly.native(
+            assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu"
+        )
         for update in trainer.updates(assembly.initial_model(), [task]):
             unbounded(update)

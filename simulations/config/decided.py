@@ -1,4 +1,6 @@
-"""Choices that a recipe leaves to the machine, made once at the start because trainers differ in the last bits."""
+"""Choices that a recipe leaves to the machine, made once at the start because trainers differ in
+the last bits.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from simulations.config.recipe import Recipe
 _TRIED = 8  # public examples on which the compiled kernel is tried
 _BATCHES = 4  # of public examples, for each client that is timed
 SIDE_BY_SIDE = 16
-"""Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
+"""Number of clients that a GPU trains at once; more lose more to padding than they gain
+(docs/results/gpu.md)."""
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """The recipe with this machine's device and noise backend, so that a run's recipe names its noise generator.
+    """The recipe with this machine's device and noise backend, so that a run's recipe names its
+    noise generator.
 
     Raises:
         ConfigError: the device or backend is not available on this machine.
@@ -32,8 +36,8 @@ def settled(recipe: Recipe) -> Recipe:
 def decided(assembly: Assembly, workers: int) -> Assembly:
     """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
 
-    If clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a block has at least as
-    many clients as are trained at once.
+    If clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a
+    block has at least as many clients as are trained at once.
 
     Args:
         assembly: the run's objects.
@@ -51,7 +55,9 @@ def decided(assembly: Assembly, workers: int) -> Assembly:
         kernel = None if refused else "native"
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
     recipe = assembly.recipe.changed(training=how)
-    return Assembly(recipe, assembly.own, no_kernel=refused).with_data(assembly.dataset, assembly.partition)
+    return Assembly(recipe, assembly.own, no_kernel=refused).with_data(
+        assembly.dataset, assembly.partition
+    )
 
 
 def _for_device(assembly: Assembly) -> Assembly:
@@ -67,8 +73,14 @@ def _for_device(assembly: Assembly) -> Assembly:
 
 
 def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
-    """Whether clients are trained side by side, and whether that is compiled, by a short measurement."""
-    section, run, federation = assembly.recipe.training, assembly.recipe.run, assembly.recipe.federation
+    """Whether clients are trained side by side, and whether that is compiled, by a short
+    measurement.
+    """
+    section, run, federation = (
+        assembly.recipe.training,
+        assembly.recipe.run,
+        assembly.recipe.federation,
+    )
     compiling = (False, True) if section.compile == "auto" else (section.compile,)
     choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
     if section.vectorize != "on":
@@ -79,7 +91,9 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
         makers = {name: partial(assembly.trainer, *choice) for name, choice in choices.items()}
         clients = federation.rounds * federation.share * federation.clients
         with torch_threads(run.threads):
-            workers = workers if assembly.device.type == "cpu" else 1  # on a GPU they wait for one another
+            workers = (
+                workers if assembly.device.type == "cpu" else 1
+            )  # on a GPU they wait for one another
             blocks = max(1.0, clients / run.block_size / workers)
             tasks = partial(_blocks, assembly, run.block_size)
             winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
@@ -89,9 +103,10 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
 def _refusal(assembly: Assembly) -> str | None:
     """Why the compiled kernel cannot train this run here; None if it trained on a few examples.
 
-    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md), or of which it bounds
-    the examples and which is small, so nothing is timed:
-    the choice, and with it the bits of a run, depend only on the recipe and on whether the machine has the kernel.
+    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md),
+    or of which it bounds the examples and which is small, so nothing is timed:
+    the choice, and with it the bits of a run, depend only on the recipe and on whether the machine
+    has the kernel.
     """
     section = assembly.recipe.training
     if assembly.device.type != "cpu":
@@ -109,7 +124,8 @@ def _refusal(assembly: Assembly) -> str | None:
 
 
 def _blocks(assembly: Assembly, count: int) -> list[ClientTask]:
-    """Clients that hold a few batches of public test examples, with the layers that the first plan trains.
+    """Clients that hold a few batches of public test examples, with the layers that the first plan
+    trains.
 
     The choice becomes part of the public recipe, so private examples must not be timed.
     """

@@ -1,4 +1,6 @@
-"""Rules for recipes with privacy.unit = "example", the sampled unit of their runs, and the clients' training."""
+"""Rules for recipes with privacy.unit = "example", the sampled unit of their runs, and the clients'
+training.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 MOST_PARAMETERS = 50_000
-"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
-(docs/results/example-level.md)."""
+"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for
+larger ones (docs/results/example-level.md)."""
 
 
 class ExampleLevel(UnitKind):
@@ -50,18 +52,49 @@ class ExampleLevel(UnitKind):
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
-        federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
+        federation, training, budget, run = (
+            recipe.federation,
+            recipe.training,
+            recipe.privacy,
+            recipe.run,
+        )
         if federation.sampling not in ("poisson", "fixed"):
             raise ConfigError(
-                f"federation.sampling = {federation.sampling!r} separates participations of clients, not of examples: "
+                f"federation.sampling = {federation.sampling!r} separates participations of "
+                "clients, not of examples: "
                 "with privacy.unit = 'example' use 'poisson'"
             )
         for key, value, usual, why in (
-            ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
-            ("training.weight_decay", training.weight_decay, None, "weights decay in clients' own training only"),
-            ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
-            ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
-            ("training.compile", training.compile, False, "the example-level engine is not compiled"),
+            (
+                "training.gradient_clip",
+                training.gradient_clip,
+                None,
+                "the mechanism bounds every example's gradient",
+            ),
+            (
+                "training.weight_decay",
+                training.weight_decay,
+                None,
+                "weights decay in clients' own training only",
+            ),
+            (
+                "training.vectorize",
+                training.vectorize,
+                "off",
+                "a client's examples are already trained together",
+            ),
+            (
+                "trainer",
+                recipe.trainer and recipe.trainer.name,
+                None,
+                "the example-level engine trains",
+            ),
+            (
+                "training.compile",
+                training.compile,
+                False,
+                "the example-level engine is not compiled",
+            ),
             (
                 "federation.stragglers",
                 federation.stragglers,
@@ -75,40 +108,56 @@ class ExampleLevel(UnitKind):
                 "independent",
                 "steps draw Poisson samples of examples, which correlated noise cannot use",
             ),
-            ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect only clients"),
+            (
+                "federation.sampling",
+                federation.sampling,
+                "poisson",
+                "cohorts of a fixed size protect only clients",
+            ),
         ):
             if value != usual:
-                raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")
+                raise ConfigError(
+                    f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out"
+                )
         if recipe.noised_by.uploads_released:
             if training.sampling_rate is None:
                 raise ConfigError(
-                    "training.sampling_rate is needed where clients noise their own steps: the public probability with "
-                    "which each of a client's examples is in a step's batch, the same for every client (how many "
+                    "training.sampling_rate is needed where clients noise their own steps: the "
+                    "public probability with "
+                    "which each of a client's examples is in a step's batch, the same for every "
+                    "client (how many "
                     "examples a client has is private)"
                 )
             return
         if budget.max_participations is not None:
-            raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
+            raise ConfigError(
+                "privacy.max_participations is for privacy.trust = 'local': leave it out here"
+            )
         if recipe.sampling.rate < 1 or federation.dropout:
             raise ConfigError(
-                "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "
-                "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and no dropout"
+                "federation.rate: with privacy.unit = 'example' and trust = 'central' every client "
+                "takes part in every "
+                "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and "
+                "no dropout"
             )
         for key in ("sampling_rate", "steps"):
             if getattr(training, key) is not None:
                 raise ConfigError(
-                    f"training.{key} is for clients that noise their own steps (privacy.trust = 'local'): here a round "
+                    f"training.{key} is for clients that noise their own steps (privacy.trust = "
+                    "'local'): here a round "
                     "is one step, and its rate is training.batch_size over the number of examples"
                 )
         if training.epochs != 1:
             raise ConfigError(
-                "training.epochs: a round is one step here: leave epochs out and set federation.rounds to the number "
+                "training.epochs: a round is one step here: leave epochs out and set "
+                "federation.rounds to the number "
                 "of steps; an epoch takes (number of examples) / training.batch_size steps"
             )
         bundled = not is_reference(federation.server_optimizer)
         if (bundled and federation.server_optimizer != "sgd") or federation.server_lr != 1:
             raise ConfigError(
-                "federation.server_optimizer and server_lr: a round is one step here, and [training] says how it is "
+                "federation.server_optimizer and server_lr: a round is one step here, and "
+                "[training] says how it is "
                 "made (optimizer, lr, momentum): leave them out"
             )
 
@@ -117,15 +166,20 @@ class ExampleLevel(UnitKind):
         return "add-remove"
 
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampled`; the unit is an example, by the server's count of examples or within each client."""
+        """See `UnitKind.sampled`; the unit is an example, by the server's count of examples or
+        within each client.
+        """
         training = recipe.training
         if not self.counts_examples(recipe):
             assert training.sampling_rate is not None
             count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
-            return recipe.sampling, LocalSteps(count, training.sampling_rate, float(training.batch_size))
+            return recipe.sampling, LocalSteps(
+                count, training.sampling_rate, float(training.batch_size)
+            )
         if training.batch_size > examples:
             raise ConfigError(
-                f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
+                f"training.batch_size = {training.batch_size} is more than the {examples} training "
+                "examples there are"
             )
         return Sampling("poisson", examples, training.batch_size / examples), None
 
@@ -138,7 +192,9 @@ class ExampleLevel(UnitKind):
         return not recipe.noised_by.uploads_released
 
     def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-        """See `UnitKind.calibrated`; if nothing meets the budget, the message gives a possible number of steps."""
+        """See `UnitKind.calibrated`; if nothing meets the budget, the message gives a possible
+        number of steps.
+        """
         try:
             return super().calibrated(mechanism, facts)
         except PrivacyError as error:
@@ -149,7 +205,9 @@ class ExampleLevel(UnitKind):
         return list(partition.order[:, None])
 
     def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
-        """A step on the noisy mean gradient with the settings of [training], if a round is a step."""
+        """A step on the noisy mean gradient with the settings of [training], if a round is a
+        step.
+        """
         training, named = recipe.training, own
         if not self.counts_examples(recipe):
             return super().server_step(recipe, own)
@@ -157,36 +215,55 @@ class ExampleLevel(UnitKind):
             named = own or recipe.federation.server_optimizer
         if named:
             return server_step(named, training.lr, training.momentum)
-        name = training.optimizer if training.optimizer == "adam" or not training.momentum else "momentum"
+        name = (
+            training.optimizer
+            if training.optimizer == "adam" or not training.momentum
+            else "momentum"
+        )
         return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
 
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
-        """Refuse a model without gradients per example, and batches larger than any client's data."""
+        """Refuse a model without gradients per example, and batches larger than any client's
+        data.
+        """
         with prefix_key("model"):
             self._trainer(assembly, module)
-        recipe, largest, examples = assembly.recipe, int(assembly.sizes.max()), int(assembly.sizes.sum())
+        recipe, largest, examples = (
+            assembly.recipe,
+            int(assembly.sizes.max()),
+            int(assembly.sizes.sum()),
+        )
         if not self.counts_examples(recipe):
             examples = largest
             if recipe.training.batch_size > largest:
                 raise ConfigError(
-                    f"training.batch_size = {recipe.training.batch_size} is more than the {largest} examples of the "
+                    f"training.batch_size = {recipe.training.batch_size} is more than the "
+                    f"{largest} examples of the "
                     "largest client"
                 )
         if recipe.privacy.delta >= 1 / examples:
             warnings.warn(
-                f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
+                f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the "
+                "number of "
                 "examples: such a guarantee permits the full publication of one example",
                 stacklevel=2,
             )
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
-        """See `UnitKind.conditions`; the trainer states its own for inputs like the public examples."""
+        """See `UnitKind.conditions`; the trainer states its own for inputs like the public
+        examples.
+        """
         x, _ = assembly.public_examples(slice(1))
-        return (*super().conditions(assembly), self._trainer(assembly, assembly.module()).condition(x))
+        return (
+            *super().conditions(assembly),
+            self._trainer(assembly, assembly.module()).condition(x),
+        )
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
-        return ExampleWork(self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source)
+        return ExampleWork(
+            self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source
+        )
 
     def _trainer(self, assembly: Assembly, module: nn.Module) -> ExampleTrainer:
         """A new trainer, in this module.
@@ -198,18 +275,27 @@ class ExampleLevel(UnitKind):
         exact, native = bool(section.exact_sums), section.kernel == "native"
         if native:
             Program.of(module, layers, assembly.in_shape, task)
-        return ExampleTrainer(module, layers, assembly.mechanism, assembly.device, task, exact, native)
+        return ExampleTrainer(
+            module, layers, assembly.mechanism, assembly.device, task, exact, native
+        )
 
-    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+    def try_training(
+        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
         """See `UnitKind.try_training`."""
         try_examples(assembly.module(), assembly.layers, fresh(task), x, y, owner)
 
     def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""
         if assembly.layers.size > MOST_PARAMETERS:
-            raise ConfigError(f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters")
+            raise ConfigError(
+                f"at example level it is slower for models of more than {MOST_PARAMETERS:,} "
+                "parameters"
+            )
         weights = assembly.initial_model()
-        gradients = NativeExampleGradients(assembly.module(), assembly.layers, assembly.task, weights)
+        gradients = NativeExampleGradients(
+            assembly.module(), assembly.layers, assembly.task, weights
+        )
         gradients.sum(x, y, FlatClip(1.0))
 
     def words(self, assembly: Assembly) -> str:
@@ -217,8 +303,10 @@ class ExampleLevel(UnitKind):
         facts, sampling, cohorts = assembly.facts, assembly.facts.sampling, assembly.cohorts
         if facts.steps:
             return (
-                f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, each at most {facts.releases} "
-                f"times; {facts.steps.count} steps per round, each on {facts.steps.rate:g} of a client's examples, "
+                f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, each at most "
+                f"{facts.releases} "
+                f"times; {facts.steps.count} steps per round, each on {facts.steps.rate:g} of a "
+                "client's examples, "
                 f"divided by {facts.steps.batch:g}, {facts.relation}"
             )
         return (
@@ -239,9 +327,13 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
         return f"federation.rounds = {rounds} would suffice, with a noise multiplier of {multiplier:.4g}"
     _, delta = facts.budget()
     rate, kind = facts.accounted_rate, facts.accountant
-    least = privacy.epsilon(_HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind)
+    least = privacy.epsilon(
+        _HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind
+    )
     return (
-        f"no number of steps would meet the budget: the least epsilon that the {kind} accountant shows at this delta "
+        f"no number of steps would meet the budget: the least epsilon that the {kind} accountant "
+        "shows at this delta "
         f"is {least:.4g}"
-        "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
+        "; raise privacy.epsilon or privacy.delta"
+        + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )

@@ -22,5 +22,7 @@ def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
         ConfigError: the file is extended too deeply, or is not TOML.
     """
     if depth > deepest:
-        raise ConfigError(f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?")
+        raise ConfigError(
+            f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?"
+        )
     return read_toml(path)

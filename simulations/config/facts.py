@@ -17,7 +17,8 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
 
     Args:
         recipe: the recipe.
-        examples: number of training examples of all clients together, for unit "example" under central trust.
+        examples: number of training examples of all clients together, for unit "example" under
+            central trust.
 
     Raises:
         ConfigError: the batch is larger than the data, if the server adds noise to steps.
@@ -41,7 +42,8 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
 
 
 def published_examples(recipe: Recipe) -> int | None:
-    """Number of training examples as published or as stated by the recipe; None if only the data contain it.
+    """Number of training examples as published or as stated by the recipe; None if only the data
+    contain it.
 
     Example:
         >>> from simulations.config.recipe import load

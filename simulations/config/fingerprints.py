@@ -1,6 +1,7 @@
 """Hashes by which a run recognises its Python objects in any process.
 
-An object's text often contains its address, which differs between processes, so it cannot serve as a hash.
+An object's text often contains its address, which differs between processes, so it cannot serve as
+a hash.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ def object_digest(value: Any, *, state: bool = True) -> str:
 
     Args:
         value: the object.
-        state: whether arrays, counters and objects among its attributes count, which change from round to round.
-            Otherwise only settings count: texts, truth values and fractions.
+        state: whether arrays, counters and objects among its attributes count, which change from
+            round to round. Otherwise only settings count: texts, truth values and fractions.
     """
     return _hashed(_words(value, state, frozenset()))
 
 
 def module_digest(module: nn.Module) -> str:
-    """SHA-256 of a model's structure: its modules by name, their settings, and the code of users' modules.
+    """SHA-256 of a model's structure: its modules by name, their settings, and the code of users'
+    modules.
 
     It does not include values of tensors (see `fixed_digest`).
 
@@ -70,7 +72,14 @@ def module_digest(module: nn.Module) -> str:
             if isinstance(value, (*_PLAIN, tuple, list)):
                 words += [key, *_words(value, True, frozenset())]
             elif isinstance(value, (FunctionType, BuiltinFunctionType)):
-                words += [key, *([value.__qualname__] if _is_known(value) else _words(value, True, frozenset()))]
+                words += [
+                    key,
+                    *(
+                        [value.__qualname__]
+                        if _is_known(value)
+                        else _words(value, True, frozenset())
+                    ),
+                ]
     return _hashed(words)
 
 
@@ -78,7 +87,11 @@ def fixed_digest(module: nn.Module) -> str:
     """SHA-256 of a model's frozen parameters and buffers; empty without any."""
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
-    return _hashed([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()]) if fixed else ""
+    return (
+        _hashed([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()])
+        if fixed
+        else ""
+    )
 
 
 def _is_known(value: Any) -> bool:
@@ -95,7 +108,9 @@ def _hashed(words: Iterable[str]) -> str:
 
 
 def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
-    """Text that distinguishes `value` from other objects; `above` are the objects that contain it."""
+    """Text that distinguishes `value` from other objects; `above` are the objects that contain
+    it.
+    """
     if isinstance(value, _PLAIN):
         yield f"{type(value).__name__} {value!r}"
         return
@@ -126,7 +141,8 @@ def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
         yield from _words(value.__self__, state, inside)
     elif isinstance(value, FunctionType):
         yield value.__qualname__
-        # Several lambdas may stand in one line, and the line is all the source that is known of them.
+        # Several lambdas may stand in one line, and the line is all the source that is known of
+        # them.
         named = value.__name__ != "<lambda>"
         yield (_source(value) if named else None) or _code(value.__code__)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
@@ -151,7 +167,9 @@ def _class_words(kind: type) -> Iterator[str]:
         if _is_known(base):
             continue
         for name, method in sorted(vars(base).items()):
-            if isinstance(method, FunctionType) and (text := _source(method)) is not None:  # not what dataclasses make
+            if (
+                isinstance(method, FunctionType) and (text := _source(method)) is not None
+            ):  # not what dataclasses make
                 yield name
                 yield text
 
@@ -176,7 +194,9 @@ def _source(function: FunctionType) -> str | None:
 
 def _code(code: CodeType) -> str:
     """Text of compiled code that is the same in all processes, for functions without source."""
-    constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts]
+    constants = [
+        _code(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts
+    ]
     if any(isinstance(part, frozenset) for part in code.co_consts):
         constants = ["".join(sorted(text)) for text in constants]
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"

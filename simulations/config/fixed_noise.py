@@ -1,4 +1,6 @@
-"""Recipes with a fixed noise multiplier: the epsilon that follows takes the place of a given budget."""
+"""Recipes with a fixed noise multiplier: the epsilon that follows takes the place of a given
+budget.
+"""
 
 from __future__ import annotations
 
@@ -38,40 +40,54 @@ def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
     examples = published_examples(recipe)
     if examples is None and recipe.protects.counts_examples(recipe):
         raise ConfigError(
-            "privacy.noise_multiplier: the number of training examples is not known before the data are read: give "
-            f"privacy.epsilon instead, which `fedlgm calibrate --noise-multiplier {noise_multiplier:g} --steps "
-            f"{recipe.federation.rounds} --delta {recipe.privacy.delta:g} --accountant {recipe.privacy.accountant} "
-            f"--sampling-rate Q` prints for Q = {recipe.training.batch_size} / (number of training examples)"
+            "privacy.noise_multiplier: the number of training examples is not known before the "
+            "data are read: give "
+            "privacy.epsilon instead, which `fedlgm calibrate --noise-multiplier "
+            f"{noise_multiplier:g} --steps "
+            f"{recipe.federation.rounds} --delta {recipe.privacy.delta:g} --accountant "
+            f"{recipe.privacy.accountant} "
+            f"--sampling-rate Q` prints for Q = {recipe.training.batch_size} / (number of training "
+            "examples)"
         )
     facts = facts_of(recipe, examples or 0).with_multiplier(noise_multiplier)
     if facts.run is not None:
         events = facts.run.events(facts.least_multiplier, facts.rounds)
     else:
-        event = facts.noised_by.event(noise_multiplier / SENSITIVITY_FACTOR[facts.relation], facts.accounted_rate)
+        event = facts.noised_by.event(
+            noise_multiplier / SENSITIVITY_FACTOR[facts.relation], facts.accounted_rate
+        )
         events = [(event, facts.noisy_sums)]
     epsilon = composed_epsilon(events, recipe.privacy.delta, facts.accountant)
     if not math.isfinite(epsilon):
-        raise ConfigError(f"privacy.noise_multiplier = {noise_multiplier:g} gives no finite epsilon: raise it")
+        raise ConfigError(
+            f"privacy.noise_multiplier = {noise_multiplier:g} gives no finite epsilon: raise it"
+        )
     return epsilon
 
 
 def require_agreement(recipe: Recipe, noise_multiplier: float, epsilon: float) -> None:
-    """Refuse a budget beside a noise multiplier from which another epsilon follows (ConfigError)."""
+    """Refuse a budget beside a noise multiplier from which another epsilon follows
+    (ConfigError).
+    """
     follows = epsilon_of(recipe, noise_multiplier)
     if not math.isclose(follows, epsilon, rel_tol=_AGREE):
         raise ConfigError(
-            f"privacy.epsilon = {epsilon:g} and privacy.noise_multiplier = {noise_multiplier:g} are both given, but "
+            f"privacy.epsilon = {epsilon:g} and privacy.noise_multiplier = {noise_multiplier:g} "
+            "are both given, but "
             f"this noise gives epsilon {follows:.6g}: leave one out (--set privacy.epsilon=none)"
         )
 
 
 def require_noise(recipe: Recipe, method: Method) -> None:
-    """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set (ConfigError)."""
+    """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set
+    (ConfigError).
+    """
     given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
     if isinstance(method.mechanism, NoPrivacy):
         return
     if given is not None and not math.isclose(given, drawn, rel_tol=_AGREE):
         raise ConfigError(
-            f"privacy.noise_multiplier = {given:g}: {method.mechanism.name} or what the data have already spent needs "
+            f"privacy.noise_multiplier = {given:g}: {method.mechanism.name} or what the data have "
+            "already spent needs "
             f"{drawn:.6g} for the same epsilon; give privacy.epsilon instead"
         )

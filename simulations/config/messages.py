@@ -12,7 +12,13 @@ from pydantic.fields import FieldInfo
 from fedlgm import data, mechanisms
 from fedlgm.errors import FOREIGN, ConfigError, explained, prefix_key
 from fedlgm.training import kinds, models, tasks
-from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
+from simulations.config.named_sections import (
+    Data,
+    MechanismSection,
+    Model,
+    TaskSection,
+    TrainerSection,
+)
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "mechanism": MechanismSection,
@@ -36,7 +42,8 @@ def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
 
     Args:
         section: "mechanism", "model", "task", "trainer" or "data".
-        name: the named object; for "data" the partition scheme, to which the section's options belong.
+        name: the named object; for "data" the partition scheme, to which the section's options
+            belong.
         path: key for a message that does not begin with one; default: the section.
     """
 
@@ -53,7 +60,9 @@ def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
 def section_kind(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a recipe's section, which may be missing; None for plain keys."""
     kinds = (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return next(
+        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
 
 
 _SAID = {  # where the checker has more than one complaint, or one that names no values
@@ -78,20 +87,38 @@ def explain(raw: dict[str, Any], problems: Iterable[Any], whole: type[BaseModel]
 def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     place = item["loc"][:2]
     if place in _SAID:
-        item = item | {"loc": place, "type": "value_error", "msg": _SAID[place], "input": raw[place[0]][place[1]]}
+        item = item | {
+            "loc": place,
+            "type": "value_error",
+            "msg": _SAID[place],
+            "input": raw[place[0]][place[1]],
+        }
     if place == ("extends",):
         return "extends belongs in a recipe's file: name the other recipe directly, or write a file that extends it"
-    kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
-    if item["type"] == "extra_forbidden" and len(item["loc"]) < 3 and (keys := keys_like(str(place[-1]), whole)):
+    kind = (
+        section_kind(whole.model_fields[place[0]])
+        if len(place) > 1 and place[0] in whole.model_fields
+        else None
+    )
+    if (
+        item["type"] == "extra_forbidden"
+        and len(item["loc"]) < 3
+        and (keys := keys_like(str(place[-1]), whole))
+    ):
         keys = [key for key in keys if key.startswith(f"{place[0]}.")] or keys
         return f"{'.'.join(map(str, place))}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
-    if len(place) == 1 and isinstance(item["input"], str) and (keys := keys_like(str(place[0]), whole)):
+    if (
+        len(place) == 1
+        and isinstance(item["input"], str)
+        and (keys := keys_like(str(place[0]), whole))
+    ):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
     return explained(item, (kind or whole).model_fields)
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
-    """Keys "section.key" of a recipe that a bare name may mean: `key`, `num_key`, `section_key` or `section`.
+    """Keys "section.key" of a recipe that a bare name may mean: `key`, `num_key`, `section_key` or
+    `section`.
 
     Names that other libraries give to a key are known too.
 

@@ -25,7 +25,8 @@ def _absolute(path: str) -> str:
 
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-"""A path that does not depend on the working directory, because workers and resumed runs have other ones."""
+"""A path that does not depend on the working directory, because workers and resumed runs have other
+ones."""
 
 
 class _OpenSection(BaseModel):
@@ -39,7 +40,8 @@ class _OpenSection(BaseModel):
         wrong = sorted(self.options.keys() & self.taken)
         if wrong:
             raise ValueError(
-                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, and more"
+                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, "
+                "and more"
             )
         return self
 
@@ -56,19 +58,23 @@ READING = (*dict.fromkeys(key for keys in data.OPTIONS.values() for key in keys)
 class Data(_OpenSection):
     """[data]: the data set and its division; further keys are options of the partition scheme.
 
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `train_images` and
-    `image_classes` are the folder's numbers of training images and of classes. With them a plan needs no folder, and a
-    run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1,
-    1]. `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table". The columns,
-    `subset` and `splits` are for name = "hf:owner/name". `labels` names the classes of both. `standardise` is "test",
-    for mean and standard deviation of the public test rows, or public figures by column: {age = [50, 20]}.
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`.
+    `train_images` and `image_classes` are the folder's numbers of training images and of classes.
+    With them a plan needs no folder, and a run refuses a folder with other numbers. `pixels` is the
+    interval of a bundled image set's values; default: [-1, 1]. `file`, `test_file` and the columns
+    `target`, `inputs` and `users` are for name = "table". The columns, `subset` and `splits` are
+    for name = "hf:owner/name". `labels` names the classes of both. `standardise` is "test", for
+    mean and standard deviation of the public test rows, or public figures by column: {age = [50,
+    20]}.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
         {'alpha': 0.1}
     """
 
-    taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
+    taken: ClassVar[frozenset[str]] = frozenset(
+        {"labels", "clients", "ring", "scheme", "seed", "users", "self"}
+    )
 
     name: str
     dir: str | None = None
@@ -97,10 +103,12 @@ class Data(_OpenSection):
 
 
 class Model(_OpenSection):
-    """[model]: name; further keys are options of the model. `seed` initialises it; default: the run's seed (or 0).
+    """[model]: name; further keys are options of the model. `seed` initialises it; default: the
+    run's seed (or 0).
 
-    `weights` is a safetensors file that replaces the initial weights, for example that of a public base model below
-    adapters. Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.training.models.adapters.adapt`.
+    `weights` is a safetensors file that replaces the initial weights, for example that of a public
+    base model below adapters. Provenance holds the file's SHA-256. `adapters` are options of
+    `fedlgm.training.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options
@@ -131,14 +139,17 @@ class TaskSection(_OpenSection):
 
 
 class TrainerSection(_OpenSection):
-    """[trainer]: the clients' trainer, if not plain minibatch training; further keys are options of the trainer.
+    """[trainer]: the clients' trainer, if not plain minibatch training; further keys are options of
+    the trainer.
 
     Example:
         >>> TrainerSection(name="fedprox", mu=0.1).options
         {'mu': 0.1}
     """
 
-    taken: ClassVar[frozenset[str]] = frozenset({"module", "layers", "settings", "device", "task", "width", "compile"})
+    taken: ClassVar[frozenset[str]] = frozenset(
+        {"module", "layers", "settings", "device", "task", "width", "compile"}
+    )
 
     name: str
 
@@ -161,4 +172,6 @@ class MechanismSection(_OpenSection):
 
     def build(self) -> Mechanism:
         """The mechanism."""
-        return mechanisms.get(passed(None, self.name, "mechanism"), variant=self.variant, **self.options)
+        return mechanisms.get(
+            passed(None, self.name, "mechanism"), variant=self.variant, **self.options
+        )

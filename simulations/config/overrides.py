@@ -16,24 +16,35 @@ from simulations.config.named_sections import READING
 Overrides = Iterable[str] | Mapping[str, Any]
 """Changes of a recipe's values: "section.key=value" strings, or {"section.key": value}."""
 
-_REPLACING = {"federation": frozenset({"rate", "cohort"}), "privacy": frozenset({"epsilon", "noise_multiplier"})}
+_REPLACING = {
+    "federation": frozenset({"rate", "cohort"}),
+    "privacy": frozenset({"epsilon", "noise_multiplier"}),
+}
 """Keys of a section that replace each other."""
-_NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "name", "data": "partition"}
+_NAMING = {
+    "mechanism": "name",
+    "model": "name",
+    "task": "name",
+    "trainer": "name",
+    "data": "partition",
+}
 
 
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, variant or partition scheme, options that it does not have are removed, and with another
-    model all keys of [model] but `seed`. `rate` and `cohort` of [federation] replace each other, and so do `epsilon`
-    and `noise_multiplier` of [privacy]. The title is removed if keys outside [run] change, because it describes the
-    recipe as written. A bundled recipe's seed is removed with its published data (see `public_seed.drop`).
+    With another mechanism, variant or partition scheme, options that it does not have are removed,
+    and with another model all keys of [model] but `seed`. `rate` and `cohort` of [federation]
+    replace each other, and so do `epsilon` and `noise_multiplier` of [privacy]. The title is
+    removed if keys outside [run] change, because it describes the recipe as written. A bundled
+    recipe's seed is removed with its published data (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
-        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is a string.
-            "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism. Or a
-            mapping {"section.key": value}, in which None removes a value.
+        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not
+            TOML is a string. "section.key=none" removes a value, so that the default holds;
+            mechanism.name=none is a mechanism. Or a mapping {"section.key": value}, in which None
+            removes a value.
 
     Raises:
         ConfigError: a string is malformed, or a value replaces a section.
@@ -88,18 +99,22 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
                 raise ConfigError(f"overrides map 'section.key' to a value, got the key {path!r}")
             if isinstance(value, Mapping) and "." not in path:
                 keys = ", ".join(f"'{path}.{key}': {own!r}" for key, own in value.items())
-                raise ConfigError(f"overrides name a key by its section, without nesting: {{{keys}}}")
+                raise ConfigError(
+                    f"overrides name a key by its section, without nesting: {{{keys}}}"
+                )
             yield path.strip(), value
         return
     if isinstance(overrides, str) or not isinstance(overrides, Iterable):
         kind = type(overrides).__name__
         raise ConfigError(
-            f"overrides must be a list of 'section.key=value' strings or a mapping, got {kind}: {overrides!r}"
+            f"overrides must be a list of 'section.key=value' strings or a mapping, got {kind}: "
+            f"{overrides!r}"
         )
     for text in overrides:
         if not isinstance(text, str):
             raise ConfigError(
-                f"overrides must be a list of 'section.key=value' strings or a mapping, got {text!r} in the list"
+                "overrides must be a list of 'section.key=value' strings or a mapping, got "
+                f"{text!r} in the list"
             )
         path, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not path:
@@ -110,7 +125,10 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             continue
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
-        except (ValueError, RecursionError):  # not TOML, numbers of thousands of digits, lists nested without end
+        except (
+            ValueError,
+            RecursionError,
+        ):  # not TOML, numbers of thousands of digits, lists nested without end
             yield path, value
 
 
@@ -125,22 +143,38 @@ def removes(section: str, key: str, value: Any) -> bool:
 
 
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values over its previous ones; options that only the previously named object has are dropped."""
+    """A section's values over its previous ones; options that only the previously named object has
+    are dropped.
+    """
     kept = dict(below)
     replacing = _REPLACING.get(section, frozenset())
     if any(key in replacing and not removes(section, key, value) for key, value in above.items()):
         kept = {key: value for key, value in kept.items() if key not in replacing}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         kept.pop("pixels", None)  # other examples, another interval
-        if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):  # no half of the same set
+        if not str(above["name"]).startswith(
+            f"{str(below.get('name')).partition('/')[0]}/"
+        ):  # no half of the same set
             kept = {key: value for key, value in kept.items() if key not in READING}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
-    variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
+    variant = (
+        above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
+    )
     if section == "model" and name != below.get("name"):
-        kept = {key: value for key, value in kept.items() if key == "seed"}  # `hidden` of another model may be a number
+        kept = {
+            key: value for key, value in kept.items() if key == "seed"
+        }  # `hidden` of another model may be a number
     elif name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
-            options = OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
-            kept = {key: value for key, value in kept.items() if key in {*SECTIONS[section].model_fields, *options}}
+            options = (
+                OPTIONS[section](str(name))
+                if variant is None
+                else mechanisms.options(str(name), str(variant))
+            )
+            kept = {
+                key: value
+                for key, value in kept.items()
+                if key in {*SECTIONS[section].model_fields, *options}
+            }
     return kept | above

@@ -34,7 +34,8 @@ FEW_SITES = 20
 """Number of clients of own data below which a bundled recipe uses all of them in every round."""
 
 FIXED = "frozen part of the model"
-"""Name under which a run's provenance holds the hash of the parts of its model that it does not train."""
+"""Name under which a run's provenance holds the hash of the parts of its model that it does not
+train."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,21 @@ class Own:
     """Objects that replace names in a recipe; None keeps the recipe's.
 
     Attributes:
-        model: an `nn.Module`, from which every client starts, or a class or function that returns one.
+        model: an `nn.Module`, from which every client starts, or a class or function that returns
+            one.
         task: a `Task`, a class of tasks, or a function (outputs, targets) -> losses per example.
-        data: a `DataSet`, a mapping {"train": (x, y), "test": (x, y), ...}, or a function that returns one.
+        data: a `DataSet`, a mapping {"train": (x, y), "test": (x, y), ...}, or a function that
+            returns one.
         mechanism: a `Mechanism`.
-        partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices per client.
+        partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices
+            per client.
         server_optimizer: an object with `step(model, mean_update)`.
-        trainer: a class or function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`.
-        metrics: functions (outputs, targets) of the whole test set, by name. They measure a run without changing it,
-            so a resumed run may have others.
-        evaluate: (round, module) -> figures of the released model by name; a resumed run may have a different function.
+        trainer: a class or function (module, layers, settings, *, device, task) ->
+            `fedlgm.training.Trainer`.
+        metrics: functions (outputs, targets) of the whole test set, by name. They measure a run
+            without changing it, so a resumed run may have others.
+        evaluate: (round, module) -> figures of the released model by name; a resumed run may have a
+            different function.
     """
 
     model: Any = None
@@ -68,7 +74,9 @@ class Own:
         return any(value is not None for value in vars(self).values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The objects, and the registrations with which another process finds those that a recipe names."""
+        """The objects, and the registrations with which another process finds those that a recipe
+        names.
+        """
         return {**vars(self), "registered": registered()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,7 +85,9 @@ class Own:
 
     def given(self) -> list[str]:
         """The objects that replace a recipe's names, by name."""
-        return [name for name, value in vars(self).items() if value is not None and name not in _MEASURE]
+        return [
+            name for name, value in vars(self).items() if value is not None and name not in _MEASURE
+        ]
 
     def loaded(self) -> Own:
         """The same objects with the data made into a `DataSet`, once."""
@@ -90,7 +100,8 @@ class Own:
         return dataclasses.replace(self, data=None, partition=None)
 
     def into(self, raw: dict[str, Any]) -> None:
-        """Write the objects' names into a recipe's plain values: "<Net>" for an object of class Net.
+        """Write the objects' names into a recipe's plain values: "<Net>" for an object of class
+        Net.
 
         A registered mechanism is written with its options, so the recipe defines it completely.
         """
@@ -112,7 +123,11 @@ class Own:
                 section |= {k: v for k, v in raw["data"].items() if k not in ("name", *_OF_BUNDLED)}
             raw["data"] = section
         if self.partition is not None:
-            raw["data"] = {k: v for k, v in raw["data"].items() if k in ("name", "partition_seed", *_OF_BUNDLED)}
+            raw["data"] = {
+                k: v
+                for k, v in raw["data"].items()
+                if k in ("name", "partition_seed", *_OF_BUNDLED)
+            }
             raw["data"]["partition"] = object_name(self.partition)
         if self.server_optimizer is not None:
             raw["federation"]["server_optimizer"] = object_name(self.server_optimizer)
@@ -122,8 +137,8 @@ class Own:
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
         """Hash of each object, by which a resumed run recognises it in any process.
 
-        The hash covers a model's initial weights, code and frozen values, data's arrays and division, and the division
-        that a partition makes.
+        The hash covers a model's initial weights, code and frozen values, data's arrays and
+        division, and the division that a partition makes.
 
         Args:
             initial: the run's model with its initial weights.
@@ -153,11 +168,17 @@ class Own:
 def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
     """Set a rate of 1 if a recipe for one client has none."""
     federation = raw["federation"]
-    return {"rate": 1.0} if clients > 1 and "rate" not in federation and "cohort" not in federation else {}
+    return (
+        {"rate": 1.0}
+        if clients > 1 and "rate" not in federation and "cohort" not in federation
+        else {}
+    )
 
 
 def few_sites(raw: dict[str, Any]) -> None:
-    """Let all clients take part in every round if there are few, in the plain values of a bundled recipe."""
+    """Let all clients take part in every round if there are few, in the plain values of a bundled
+    recipe.
+    """
     federation = raw["federation"]
     if 1 < federation["clients"] < FEW_SITES and federation.get("sampling", "poisson") == "poisson":
         federation.pop("cohort", None)
@@ -179,7 +200,9 @@ def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 
 def _written(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as a recipe's section: with its options if it is registered, else only its name."""
+    """A mechanism as a recipe's section: with its options if it is registered, else only its
+    name.
+    """
     require_mechanism(mechanism)
     values = {
         field.name: value
@@ -192,7 +215,9 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
         same = False
     if not same:
         return {"name": f"<{mechanism.name.strip('<>')}>"}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
     return {"name": mechanism.name, "variant": mechanism.variant, **plain}
 
 
@@ -200,10 +225,14 @@ def own_of(values: Mapping[str, Any]) -> Own:
     """The objects among the keyword arguments of `simulate`."""
     if isinstance(values.get("model"), list | tuple):
         raise ConfigError(
-            f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or function that gives one: "
-            "join layers in nn.Sequential; to compare several models use a study with grid={'model': [...]}"
+            f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or "
+            "function that gives one: "
+            "join layers in nn.Sequential; to compare several models use a study with "
+            "grid={'model': [...]}"
         )
     own = Own(**values).loaded()
     if own.evaluate is not None and not callable(own.evaluate):
-        raise ConfigError(f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}")
+        raise ConfigError(
+            f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}"
+        )
     return own if own.metrics is None else dataclasses.replace(own, metrics=checked(own.metrics))

@@ -8,7 +8,8 @@ from fedlgm import data
 
 
 class PublicSeed(int):
-    """A seed that a bundled recipe states; every other seed was stated by the user, in a file or a call.
+    """A seed that a bundled recipe states; every other seed was stated by the user, in a file or a
+    call.
 
     Example:
         >>> PublicSeed(7, "digits") == 7
@@ -28,14 +29,17 @@ class PublicSeed(int):
 
 
 def mark(raw: dict[str, Any]) -> None:
-    """Mark the seed in the plain values of a bundled recipe; a seed of a recipe that it extends is marked already."""
+    """Mark the seed in the plain values of a bundled recipe; a seed of a recipe that it extends is
+    marked already.
+    """
     seed = _seed(raw)
     if isinstance(seed, int) and not isinstance(seed, PublicSeed):
         raw["run"]["seed"] = PublicSeed(seed, name_of_data(raw))
 
 
 def drop(raw: dict[str, Any]) -> None:
-    """Remove an inherited public seed from data that are not published, since its noise can be drawn again.
+    """Remove an inherited public seed from data that are not published, since its noise can be
+    drawn again.
 
     Example:
         >>> raw = {"data": {"name": "table"}, "run": {"seed": PublicSeed(7, "digits")}}

@@ -1,4 +1,6 @@
-"""The recipe, one TOML file that fully specifies a run, for the command line, notebooks and the Flower app."""
+"""The recipe, one TOML file that fully specifies a run, for the command line, notebooks and the
+Flower app.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from fedlgm.privacy.guarantee import Relation, Unit
 from simulations.config import extends, fixed_noise, messages, public_seed
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
-from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
+from simulations.config.named_sections import (
+    Data,
+    MechanismSection,
+    Model,
+    TaskSection,
+    TrainerSection,
+)
 from simulations.config.overrides import Overrides, laid_over, override, removes
 from simulations.config.sections import (
     Deployment,
@@ -41,7 +49,11 @@ from simulations.config.user_level import UserLevel
 if TYPE_CHECKING:
     from fedlgm.noise.correlation import Correlation, Workload
 
-UNITS: dict[Unit, UnitKind] = {"client": ClientLevel(), "example": ExampleLevel(), "user": UserLevel()}
+UNITS: dict[Unit, UnitKind] = {
+    "client": ClientLevel(),
+    "example": ExampleLevel(),
+    "user": UserLevel(),
+}
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
 _DEEPEST = 8
@@ -75,9 +87,18 @@ class Recipe(Section):
 
     def __init__(self, *names: Any, **sections: Any) -> None:
         if names:
-            raise ConfigError("a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name")
+            raise ConfigError(
+                "a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its "
+                "name"
+            )
         try:
-            super().__init__(**(self._with_epsilon(sections) if _fixes_noise(sections.get("privacy")) else sections))
+            super().__init__(
+                **(
+                    self._with_epsilon(sections)
+                    if _fixes_noise(sections.get("privacy"))
+                    else sections
+                )
+            )
         except ValidationError as error:
             raise ConfigError(messages.explain(sections, error.errors(), Recipe)) from error
 
@@ -103,7 +124,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        for key, section in (("mechanism", self.mechanism), ("task", self.task), ("trainer", self.trainer)):
+        for key, section in (
+            ("mechanism", self.mechanism),
+            ("task", self.task),
+            ("trainer", self.trainer),
+        ):
             if section is not None and not is_object(section.name):
                 with messages.in_section(key, section.name):
                     section.build()
@@ -112,7 +137,9 @@ class Recipe(Section):
         for unit, kind in UNITS.items():
             for key in kind.keys:
                 if key not in self.protects.keys and attrgetter(key)(self) is not None:
-                    raise ConfigError(f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out")
+                    raise ConfigError(
+                        f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out"
+                    )
         self.protects.check(self)
         if self.privacy.noise_multiplier is not None:
             fixed_noise.require_agreement(self, self.privacy.noise_multiplier, self.privacy.epsilon)
@@ -129,9 +156,14 @@ class Recipe(Section):
         """
         if unit == self.protects.mechanisms:
             return
-        known = ", ".join(name for name in mechanisms.names(self.protects.mechanisms) if mechanisms.is_private(name))
+        known = ", ".join(
+            name
+            for name in mechanisms.names(self.protects.mechanisms)
+            if mechanisms.is_private(name)
+        )
         raise ConfigError(
-            f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is {self.unit!r}: set "
+            f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is "
+            f"{self.unit!r}: set "
             f"privacy.unit = {unit!r}, or use one of {known}"
         )
 
@@ -186,24 +218,38 @@ class Recipe(Section):
             with prefix_key("privacy.correlation"):
                 made = correlation.Correlation.from_dict(privacy.correlation or {})
                 if made.rounds != rounds:
-                    raise ConfigError(f"it is for {made.rounds} rounds, but the run has federation.rounds = {rounds}")
+                    raise ConfigError(
+                        f"it is for {made.rounds} rounds, but the run has federation.rounds = "
+                        f"{rounds}"
+                    )
             return made
         separation, takes = self.sampling.separation or 1, correlation.options_of(privacy.noise)
         bands = min(separation if privacy.bands is None else privacy.bands, rounds)
-        offered = {"workload": self.workload, "bands": bands, "min_separation": separation, "buffers": privacy.buffers}
-        given = {name: value for name, value in offered.items() if name in takes and value is not None}
+        offered = {
+            "workload": self.workload,
+            "bands": bands,
+            "min_separation": separation,
+            "buffers": privacy.buffers,
+        }
+        given = {
+            name: value for name, value in offered.items() if name in takes and value is not None
+        }
         return correlation.get(privacy.noise, rounds, **given)
 
     @property
     def workload(self) -> Workload:
-        """The server's linear map of the releases, for which noise is optimised: averaging, or momentum.
+        """The server's linear map of the releases, for which noise is optimised: averaging, or
+        momentum.
 
-        Plain averaging also replaces optimizers that are not linear, and users' own. No privacy figure depends on it.
+        Plain averaging also replaces optimizers that are not linear, and users' own. No privacy
+        figure depends on it.
         """
         from fedlgm.noise.correlation import Workload
 
         federation = self.federation
-        return Workload(federation.server_momentum if federation.server_optimizer == "momentum" else 0.0)
+        return Workload(
+            federation.server_momentum if federation.server_optimizer == "momentum" else 0.0
+        )
 
     @property
     def relation(self) -> Relation:
@@ -218,11 +264,15 @@ class Recipe(Section):
         Args:
             sections: new values by key, for each section.
         """
-        update = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
+        update = {
+            name: getattr(self, name).model_copy(update=dict(values))
+            for name, values in sections.items()
+        }
         return self.model_copy(update=update)
 
     def written(self) -> dict[str, Any]:
-        """Plain values to change: without the epsilon that follows from a noise multiplier, as a user writes them.
+        """Plain values to change: without the epsilon that follows from a noise multiplier, as a
+        user writes them.
 
         Example:
             >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).written()["privacy"])[:2]
@@ -275,8 +325,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
         overrides: see `override`.
 
     Raises:
-        ConfigError: there is no such recipe, it is not TOML, or a key is unknown or a value wrong; the message gives
-            the key's path and the reason.
+        ConfigError: there is no such recipe, it is not TOML, or a key is unknown or a value wrong;
+            the message gives the key's path and the reason.
 
     Example:
         >>> load("digits", ["federation.rounds=3", "privacy.epsilon=2"]).federation.rounds
@@ -292,7 +342,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
 
 
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
-    """Plain values of a recipe, including those that it extends; arguments and errors are those of `load`.
+    """Plain values of a recipe, including those that it extends; arguments and errors are those of
+    `load`.
 
     Example:
         >>> read("digits")["data"]["name"]
@@ -302,7 +353,8 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         meant = "data=" if isinstance(recipe, dict) and "train" in recipe else "overrides="
         meant = "model=" if hasattr(recipe, "state_dict") else meant
         raise ConfigError(
-            f"the first argument must be a recipe's name or file, got {type(recipe).__name__}: pass this by name, "
+            f"the first argument must be a recipe's name or file, got {type(recipe).__name__}: "
+            "pass this by name, "
             f"{meant}..."
         )
     return _read(_locate(DEFAULT if recipe is None else str(recipe)), depth=0)
@@ -329,7 +381,11 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
         merged.pop("title", None)  # it described the other recipe
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
-            value = {name: one for name, one in laid_over(key, below, value).items() if not removes(key, name, one)}
+            value = {
+                name: one
+                for name, one in laid_over(key, below, value).items()
+                if not removes(key, name, one)
+            }
         merged[key] = value
     if path.resolve().parent == BUNDLED.resolve():
         public_seed.mark(merged)
@@ -347,11 +403,14 @@ def _locate(recipe: str) -> Path:
 
 
 def bundled_like(name: str) -> str:
-    """Bundled recipes with a similar name, or else the command that lists all of them, for messages.
+    """Bundled recipes with a similar name, or else the command that lists all of them, for
+    messages.
 
     Example:
         >>> bundled_like("digit")
         "did you mean 'digits'?"
     """
     hint = alternatives(name, names())
-    return hint if hint.endswith("?") else f"`fedlgm doctor` lists the bundled ones, such as {DEFAULT}"
+    return (
+        hint if hint.endswith("?") else f"`fedlgm doctor` lists the bundled ones, such as {DEFAULT}"
+    )

@@ -58,10 +58,11 @@ class Section(BaseModel):
 
 
 class Federation(Section):
-    """[federation]: participation and the server's step. `fedlgm.planning.facts.Sampling` explains `sampling`.
+    """[federation]: participation and the server's step. `fedlgm.planning.facts.Sampling` explains
+    `sampling`.
 
-    `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of users, where
-    client i belongs to user i mod users. `rate` and `cohort` then count users.
+    `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of
+    users, where client i belongs to user i mod users. `rate` and `cohort` then count users.
 
     Example:
         >>> Federation(clients=100, rounds=20, cohort=10).share
@@ -91,7 +92,8 @@ class Federation(Section):
     def _weights_are_uniform(cls, value: object) -> object:
         if value == "num-examples":
             raise ValueError(
-                "weights by example counts let a client's contribution exceed its bound and reveal its size: use "
+                "weights by example counts let a client's contribution exceed its bound and reveal "
+                "its size: use "
                 "equal weights, 'uniform'"
             )
         return value
@@ -108,7 +110,10 @@ class Federation(Section):
     def _one_size(self) -> Federation:
         if isinstance(self.users, list):
             if len(self.users) != self.clients:
-                raise ValueError(f"users names the user of each client: {len(self.users)} for {self.clients} clients")
+                raise ValueError(
+                    f"users names the user of each client: {len(self.users)} for {self.clients} "
+                    "clients"
+                )
             if max(self.users) >= self.participants:
                 raise ValueError("users are numbered from 0, and each of them has a client")
         if self.participants > self.clients:
@@ -116,7 +121,9 @@ class Federation(Section):
         if self.clients == 1 and self.rate is None and self.cohort is None:
             return self
         if (self.rate is None) == (self.cohort is None):
-            raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
+            raise ValueError(
+                "give exactly one of rate (share of clients) and cohort (number of clients)"
+            )
         who = "clients" if self.users is None else "users"
         if self.cohort is not None and self.cohort > self.participants:
             raise ValueError(f"cohort = {self.cohort} is more than the {self.participants} {who}")
@@ -127,18 +134,24 @@ class Federation(Section):
         """The clients of each user; without `users` every client is one user."""
         found: list[list[int]] = [[] for _ in range(self.participants)]
         for client in range(self.clients):
-            user = self.users[client] if isinstance(self.users, list) else client % self.participants
+            user = (
+                self.users[client] if isinstance(self.users, list) else client % self.participants
+            )
             found[user].append(client)
         return tuple(map(tuple, found))
 
     @property
     def participants(self) -> int:
-        """The population of a round's draw, which is the number of users, or of clients if there are no users."""
+        """The population of a round's draw, which is the number of users, or of clients if there
+        are no users.
+        """
         return len(set(self.users)) if isinstance(self.users, list) else self.users or self.clients
 
     @property
     def share(self) -> float:
-        """Expected share of the clients in a round, from `rate` or `cohort`; if fixed, of a whole number of clients."""
+        """Expected share of the clients in a round, from `rate` or `cohort`; if fixed, of a whole
+        number of clients.
+        """
         rate = self.rate if self.rate is not None else (self.cohort or 1) / self.participants
         if self.sampling in ("fixed", "min-separation"):
             rate = max(1, round(rate * self.participants)) / self.participants
@@ -148,11 +161,11 @@ class Federation(Section):
 class Training(Section):
     """[training]: local training of a client.
 
-    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
-    batch, and `optimizer`, `lr` and `momentum` are those of the step. If clients add the noise, every round has
-    `steps` steps (default: `epochs` times 1 / `sampling_rate`). Each step draws every example with the public
-    probability `sampling_rate`, and the noisy sum is divided by `batch_size`. `exact_sums` sums the gradients of a
-    batch in float64.
+    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the
+    expected Poisson batch, and `optimizer`, `lr` and `momentum` are those of the step. If clients
+    add the noise, every round has `steps` steps (default: `epochs` times 1 / `sampling_rate`). Each
+    step draws every example with the public probability `sampling_rate`, and the noisy sum is
+    divided by `batch_size`. `exact_sums` sums the gradients of a batch in float64.
 
     Example:
         >>> Training(epochs=2, batch_size=32).local.steps(100)
@@ -178,19 +191,24 @@ class Training(Section):
     @field_validator("kernel")
     @classmethod
     def _usual(cls, kernel: str | None) -> str | None:
-        return None if kernel == "torch" else kernel  # the text of recipes without a kernel stays as it was
+        return (
+            None if kernel == "torch" else kernel
+        )  # the text of recipes without a kernel stays as it was
 
     @model_validator(mode="after")
     def _one_at_a_time(self) -> Self:
         if self.kernel == "native" and self.vectorize != "off":
             raise ValueError(
-                "training.kernel = 'native' trains one client after another: use training.vectorize = 'off'"
+                "training.kernel = 'native' trains one client after another: use "
+                "training.vectorize = 'off'"
             )
         return self
 
     @property
     def undecided(self) -> bool:
-        """Whether a run replaces some of its values when it starts, because trainers differ in the last bits."""
+        """Whether a run replaces some of its values when it starts, because trainers differ in the
+        last bits.
+        """
         return "auto" in (self.vectorize, self.compile, self.kernel)
 
     @property
@@ -200,16 +218,19 @@ class Training(Section):
 
 
 class Privacy(Section):
-    """[privacy]: the budget of the whole run, for each `unit` ("client", the default, "example" or "user").
+    """[privacy]: the budget of the whole run, for each `unit` ("client", the default, "example" or
+    "user").
 
-    If clients add noise to their own example-level steps (unit = "example", trust = "local"), the budget is each
-    client's. `noise_multiplier` in place of `epsilon` fixes the noise; `epsilon` is then the one that follows.
+    If clients add noise to their own example-level steps (unit = "example", trust = "local"), the
+    budget is each client's. `noise_multiplier` in place of `epsilon` fixes the noise; `epsilon` is
+    then the one that follows.
 
-    `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of the models after
-    each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). Correlated
-    noise needs a `sampling` that keeps rounds between a client's participations. `min_separation` is the number of
-    these rounds (of groups, under cyclic and grouped-poisson sampling). Its default is the largest that the population
-    permits, or `bands`; the default of `bands` is `min_separation`.
+    `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of
+    the models after each round), "square-root" (closed form) or "blt" (`buffers` vectors of state
+    instead of `bands` - 1). Correlated noise needs a `sampling` that keeps rounds between a
+    client's participations. `min_separation` is the number of these rounds (of groups, under cyclic
+    and grouped-poisson sampling). Its default is the largest that the population permits, or
+    `bands`; the default of `bands` is `min_separation`.
 
     Example:
         >>> budget = Privacy(epsilon=8.0, delta=1e-5)
@@ -240,18 +261,22 @@ class Privacy(Section):
 
             known = [*_NOISE, *(name for name in names() if name not in _NOISE)]
             if value not in known:
-                raise ValueError(f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'")
+                raise ValueError(
+                    f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'"
+                )
         return value
 
 
 class Run(Section):
-    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` determine the result's bits.
+    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` determine the
+    result's bits.
 
-    A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
-    `test_mode` states that nothing needs protection. With `audit`, canaries take part in rounds of a simulation, and
-    the printed summary has their audit. `patience` ends a run after this many evaluations of the public test set
-    without a better headline metric; its epsilon remains that of all rounds (`simulations.runs.stopping`). `trackers`
-    follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
+    A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes
+    refuse it unless `test_mode` states that nothing needs protection. With `audit`, canaries take
+    part in rounds of a simulation, and the printed summary has their audit. `patience` ends a run
+    after this many evaluations of the public test set without a better headline metric; its epsilon
+    remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
+    tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
     installed.
 
     Example:
@@ -280,8 +305,9 @@ class Run(Section):
 class Risk(Section):
     """[risk]: data and settings with which `fedlgm risk` measures the layers' membership risk.
 
-    A run does not use this section. `data` names a public set; default: the public half of a set whose private half is
-    [data], or else its test examples. The other keys are those of `fedlgm_lab.risk.exposure.ShadowTraining`.
+    A run does not use this section. `data` names a public set; default: the public half of a set
+    whose private half is [data], or else its test examples. The other keys are those of
+    `fedlgm_lab.risk.exposure.ShadowTraining`.
 
     Example:
         >>> from fedlgm_lab.risk.exposure import ShadowTraining
@@ -301,7 +327,8 @@ class Risk(Section):
 
 
 class Distributed(Section):
-    """[distributed]: settings of privacy.trust = "distributed", where nodes add the noise in shares (see `Shares`).
+    """[distributed]: settings of privacy.trust = "distributed", where nodes add the noise in shares
+    (see `Shares`).
 
     Example:
         >>> Distributed(threshold=20, colluders=3).shares.honest
@@ -320,7 +347,8 @@ class Distributed(Section):
 
 
 class Deployment(Section):
-    """[deployment]: waiting times of a round for absent nodes (see `fedlgm_nodes.server.round.Patience`).
+    """[deployment]: waiting times of a round for absent nodes (see
+    `fedlgm_nodes.server.round.Patience`).
 
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds

@@ -1,4 +1,6 @@
-"""Runs on data with figures, such as a standardisation, from a private release that the run must pay for."""
+"""Runs on data with figures, such as a standardisation, from a private release that the run must
+pay for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
 def method_beside(
-    spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, division: str
+    spent: Spent,
+    facts: RunFacts,
+    make: Callable[[RunFacts], Method],
+    start: Transcript,
+    division: str,
 ) -> Method:
     """The method whose rounds stay within the budget of `facts` when composed with `spent`.
 
@@ -35,11 +41,12 @@ def method_beside(
         facts: the run's facts with the whole budget.
         make: function that calibrates a method to the budget of its argument.
         start: the transcript before the first round.
-        division: `division_name` of the rows of the run's clients, if clients are the unit of `spent`.
+        division: `division_name` of the rows of the run's clients, if clients are the unit of
+            `spent`.
 
     Raises:
-        ConfigError: the run protects another unit, or clients that hold other data, or does not consist of rounds with
-            noise of a trusted server.
+        ConfigError: the run protects another unit, or clients that hold other data, or does not
+            consist of rounds with noise of a trusted server.
         PrivacyError: no budget is left for the training.
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
@@ -47,8 +54,10 @@ def method_beside(
     epsilon, delta = facts.budget()
     if facts.noised_by.uploads_released or facts.run is not None:
         raise ConfigError(
-            "data: their private statistics are charged together with rounds that a trusted server noises: use "
-            "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with public figures"
+            "data: their private statistics are charged together with rounds that a trusted server "
+            "noises: use "
+            "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with "
+            "public figures"
         )
     left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
     for _ in range(_TRIES):
@@ -58,17 +67,23 @@ def method_beside(
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: their private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
+                f"data: their private statistics protect ({spent.protects}), but the run protects "
+                f"({plan.protects}): "
                 f"their epsilons do not add up; {_remedy(plan)}"
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
-                f"data: their private statistics protect the {spent.clients} clients that the data name, but this "
-                "run's clients hold other data: use data.partition = 'natural', federation.clients = "
+                f"data: their private statistics protect the {spent.clients} clients that the data "
+                "name, but this "
+                "run's clients hold other data: use data.partition = 'natural', federation.clients "
+                "= "
                 f"{spent.clients} and "
                 "the users that were passed to standardise"
             )
-        above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
+        above = (
+            composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant)
+            - epsilon
+        )
         if above <= 0:
             found = replace(method, facts=replace(method.facts, epsilon=epsilon, delta=delta))
             if above > -_SLACK * epsilon:
@@ -77,14 +92,17 @@ def method_beside(
     if found is not None:
         return found
     raise PrivacyError(
-        f"data: their private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
-        f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
+        "data: their private statistics cost epsilon = "
+        f"{spent.epsilon(delta, facts.accountant):.4g} of "
+        f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise "
+        "privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )
 
 
 def require_planned(method: Method, plan: ReleasePlan) -> None:
-    """Refuse a run that may stop early because of its results if all its rounds cost more than the stated budget.
+    """Refuse a run that may stop early because of its results if all its rounds cost more than the
+    stated budget.
 
     Raises:
         ConfigError: the mechanism calibrates its noise to another budget.
@@ -97,16 +115,22 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
     cost = composed_epsilon(_rounds(method, plan), delta, method.facts.accountant)
     if not cost <= epsilon * _ROUNDING:
         raise ConfigError(
-            f"run.patience: a run that stops early has the epsilon of all its rounds, which is {cost:.4g} with "
-            f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
+            "run.patience: a run that stops early has the epsilon of all its rounds, which is "
+            f"{cost:.4g} with "
+            f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave "
+            "run.patience out"
         )
 
 
 def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[dp_event.DpEvent, int]]:
     """Events of all rounds, or of those that cost most if a client is in some of them at most."""
     facts = method.facts
-    multipliers = np.sort(facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds)))
-    return facts.process.events(plan, multipliers if facts.run is not None else multipliers[: facts.releases])
+    multipliers = np.sort(
+        facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
+    )
+    return facts.process.events(
+        plan, multipliers if facts.run is not None else multipliers[: facts.releases]
+    )
 
 
 def _remedy(plan: ReleasePlan) -> str:

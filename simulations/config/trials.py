@@ -31,7 +31,9 @@ def try_training(assembly: Assembly, task: Task) -> None:
         ConfigError: the message names the problem.
     """
     module, count = assembly.module(), len(assembly.dataset.test_y)
-    rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)  # of all of the set: it may be sorted
+    rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(
+        np.int64
+    )  # of all of the set: it may be sorted
     x, y = assembly.public_examples(rows)
     require_same_losses(fresh(task), assembly.on_parts, assembly.module(), x, y)
     owner = type(module if assembly.own_model else task)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _PREPARES = "conditional on the task preparing every example from that example alone (tested on halves of the data)"
 _SAME_EXAMPLES = {"pixels", "image_size", "channels", "inputs"}
-"""Keys of [data] that change how an example is read, and not which examples there are or who holds them."""
+"""Keys of [data] that change how an example is read, and not which examples there are or who holds
+them."""
 
 
 class UnitKind:
@@ -57,15 +58,21 @@ class UnitKind:
         raise NotImplementedError
 
     def warn_of_delta(self, recipe: Recipe) -> None:
-        """Warn of a delta that permits the release of one unit's data, if the recipe gives the number of units."""
+        """Warn of a delta that permits the release of one unit's data, if the recipe gives the
+        number of units.
+        """
 
     def relation(self, recipe: Recipe) -> Relation:
         """The neighbouring relation that follows from the settings."""
         raise NotImplementedError
 
     def division(self, recipe: Recipe) -> str:
-        """The assignment of examples to units; runs with different assignments have no unit in common."""
-        return json.dumps([recipe.data.model_dump(mode="json", exclude=_SAME_EXAMPLES), recipe.federation.clients])
+        """The assignment of examples to units; runs with different assignments have no unit in
+        common.
+        """
+        return json.dumps(
+            [recipe.data.model_dump(mode="json", exclude=_SAME_EXAMPLES), recipe.federation.clients]
+        )
 
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """The sampled unit of a round, and the clients' own noisy steps.
@@ -87,7 +94,8 @@ class UnitKind:
         """The facts with the noise multiplier that meets their budget.
 
         Raises:
-            ConfigError, PrivacyError: no multiplier meets the budget, or the mechanism does not support the facts.
+            ConfigError, PrivacyError: no multiplier meets the budget, or the mechanism does not
+                support the facts.
         """
         return facts.with_multiplier(mechanism.calibrate(facts))
 
@@ -99,7 +107,9 @@ class UnitKind:
             own: a user's optimizer or None.
         """
         federation = recipe.federation
-        return server_step(own or federation.server_optimizer, federation.server_lr, federation.server_momentum)
+        return server_step(
+            own or federation.server_optimizer, federation.server_lr, federation.server_momentum
+        )
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
         """Assumptions of a run's guarantee about users' parts (`RunFacts.assumes`)."""
@@ -112,7 +122,9 @@ class UnitKind:
         """The clients' training and data, whose contributions protect this unit."""
         raise NotImplementedError
 
-    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+    def try_training(
+        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
         """Refuse a user's model or task that cannot be trained on a few public examples.
 
         Args:
@@ -131,12 +143,15 @@ class UnitKind:
         """Train a few public examples with the compiled kernel.
 
         Raises:
-            ConfigError, DataError: the kernel cannot train this run, or should not; the message gives the reason.
+            ConfigError, DataError: the kernel cannot train this run, or should not; the message
+                gives the reason.
         """
         raise NotImplementedError
 
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
-        """Examples of each participant of the sampling, [population], from those of the clients, [clients]."""
+        """Examples of each participant of the sampling, [population], from those of the clients,
+        [clients].
+        """
         return sizes
 
     def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:

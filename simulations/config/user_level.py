@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class UserLevel(ClientLevel):
-    """All clients of one user. Rounds draw users, and the mean update of a user's clients is bounded.
+    """All clients of one user. Rounds draw users, and the mean update of a user's clients is
+    bounded.
 
-    `clients.users.UserUpdates` has the proof. Participants of the sampling are users, so every rule for clients holds
-    for them.
+    `clients.users.UserUpdates` has the proof. Participants of the sampling are users, so every rule
+    for clients holds for them.
     """
 
     verb = "bounds whole users"
@@ -32,24 +33,32 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError(
-                f"privacy.unit = {self.of!r} needs federation.users: the {self.of} of each client, or the number of "
+                f"privacy.unit = {self.of!r} needs federation.users: the {self.of} of each client, "
+                "or the number of "
                 f"{self.of}s"
             )
         if recipe.noised_by.uploads_released:
             raise ConfigError(
-                f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that noises its own update does "
+                f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that noises "
+                "its own update does "
                 f"not see those of its {self.of}'s other clients"
             )
         if recipe.mechanism.variant != "sound":
             raise ConfigError(
-                f"privacy.unit = {self.of!r} is for variant = 'sound': a published variant plans from clients"
+                f"privacy.unit = {self.of!r} is for variant = 'sound': a published variant plans "
+                "from clients"
             )
         if recipe.run.audit:
-            raise ConfigError(f"run.audit: canaries stand for clients: leave it out with privacy.unit = {self.of!r}")
+            raise ConfigError(
+                "run.audit: canaries stand for clients: leave it out with privacy.unit = "
+                f"{self.of!r}"
+            )
         super().check(recipe)
 
     def division(self, recipe: Recipe) -> str:
-        """See `UnitKind.division`; it combines the division among the clients with the clients of each user."""
+        """See `UnitKind.division`; it combines the division among the clients with the clients of
+        each user.
+        """
         return f"{super().division(recipe)} {recipe.federation.members}"
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
@@ -63,13 +72,18 @@ class UserLevel(ClientLevel):
 
     def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
         """See `UnitKind.examples`."""
-        return [np.concatenate([partition[client] for client in clients]) for clients in recipe.federation.members]
+        return [
+            np.concatenate([partition[client] for client in clients])
+            for clients in recipe.federation.members
+        ]
 
     def check_nodes(self) -> None:
         """See `UnitKind.check_nodes`."""
         raise ConfigError(
-            f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged before they are "
-            f"bounded, and a real node sees only its own. Where one node holds all data of a {self.of}, use "
+            f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged "
+            "before they are "
+            "bounded, and a real node sees only its own. Where one node holds all data of a "
+            f"{self.of}, use "
             "privacy.unit = 'client'"
         )
 

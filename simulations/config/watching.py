@@ -26,7 +26,9 @@ class Watch(Protocol):
         """
         ...
 
-    def observer(self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> ReleaseObserver:
+    def observer(
+        self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool
+    ) -> ReleaseObserver:
         """The observer of the remaining rounds.
 
         Args:
@@ -36,7 +38,8 @@ class Watch(Protocol):
             simulated: whether the clients are simulated.
 
         Raises:
-            ConfigError: the run has real nodes, among which artificial contributions are not allowed.
+            ConfigError: the run has real nodes, among which artificial contributions are not
+                allowed.
         """
         ...
 

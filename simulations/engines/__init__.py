@@ -51,7 +51,9 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         'local'
     """
     if not callable(make):
-        raise ConfigError(f"engine {name!r}: it must be a class or function of the options, got {make!r}")
+        raise ConfigError(
+            f"engine {name!r}: it must be a class or function of the options, got {make!r}"
+        )
     enter(_ENGINES, name, make, "engine")
 
 
@@ -74,7 +76,9 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
     asked = options or EngineOptions()
     if isinstance(engine, Engine):
         if asked != EngineOptions():
-            raise ConfigError(f"engine {engine.name!r} was given as an object: pass its options to it")
+            raise ConfigError(
+                f"engine {engine.name!r} was given as an object: pass its options to it"
+            )
         return engine
     found = engine if callable(engine) else named(_ENGINES, engine, "engine")
     if isinstance(found, str):

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 class AutoEngine(Engine):
     """Uses forked processes on one Linux machine, this process for one GPU, and otherwise Ray.
 
-    One process keeps a GPU busy, since it trains many clients side by side. Several GPUs or a cluster need Ray.
+    One process keeps a GPU busy, since it trains many clients side by side. Several GPUs or a
+    cluster need Ray.
 
     Every choice leads to the same model, and the run's summary names the choice.
 
     Args:
-        options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes selects Flower.
+        options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes
+            selects Flower.
 
     Example:
         >>> AutoEngine(EngineOptions(supernodes=2)).chosen(None)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from simulations.runs.trackers import Tracker
 
 Serve = Callable[["Assembly", "RunFolder", "OnRound | None", "Sequence[Tracker]"], "RunSummary"]
-"""Runs (or continues) the run in a folder, by `simulations.runs.server.serve` over the engine's grid."""
+"""Runs (or continues) the run in a folder, by `simulations.runs.server.serve` over the engine's
+grid."""
 
 OpenGrid = Callable[["Assembly", "KeyRing"], Grid]
 """Returns the grid whose clients are made from the run's objects and the clients' keys."""
@@ -52,7 +53,10 @@ class EngineOptions:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
 
 
-_OWNED = {"ray_address": ("a Ray address", "ray"), "supernodes": ("a number of SuperNodes", "flower")}
+_OWNED = {
+    "ray_address": ("a Ray address", "ray"),
+    "supernodes": ("a number of SuperNodes", "flower"),
+}
 
 
 class Engine(ABC):
@@ -69,7 +73,8 @@ class Engine(ABC):
 
     name: str = ""
     in_process: bool = True
-    """Whether the run's server runs in this process, so that objects of this process can follow the run."""
+    """Whether the run's server runs in this process, so that objects of this process can follow the
+    run."""
     refuses: tuple[str, ...] = ()
     """Options that the engine does not support."""
 
@@ -81,15 +86,17 @@ class Engine(ABC):
                 raise ConfigError(f"{what} is for engine {owner!r}, not {self.name!r}")
 
     def workers(self, recipe: Recipe) -> int:
-        """Number of processes that train: the caller's, or else the recipe's, or else one per core."""
+        """Number of processes that train: the caller's, or else the recipe's, or else one per
+        core.
+        """
         return self.options.workers or recipe.run.workers or os.cpu_count() or 1
 
     @abstractmethod
     def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
         """Start the engine, call `assembly.check()`, and yield a function that serves a run.
 
-        The engine calls the check itself, so that it can start at the same time. The assembly served later may differ
-        from this one in the clients' training, but not in data or model.
+        The engine calls the check itself, so that it can start at the same time. The assembly
+        served later may differ from this one in the clients' training, but not in data or model.
         """
 
 
@@ -123,18 +130,29 @@ class GridEngine(Engine):
         with self.grids(assembly) as grid_of:
 
             def serve(
-                assembly: Assembly, folder: RunFolder, progress: OnRound | None, trackers: Sequence[Tracker]
+                assembly: Assembly,
+                folder: RunFolder,
+                progress: OnRound | None,
+                trackers: Sequence[Tracker],
             ) -> RunSummary:
                 from simulations.runs.server import serve as serve_run
 
                 keys, _ = folder.keys(assembly.recipe.run.seed)
-                return serve_run(grid_of(assembly, keys), assembly, folder, self.name, progress, trackers=trackers)
+                return serve_run(
+                    grid_of(assembly, keys),
+                    assembly,
+                    folder,
+                    self.name,
+                    progress,
+                    trackers=trackers,
+                )
 
             yield serve
 
 
 def require_ray(engine: str, address: str | None = None) -> None:
-    """Refuse an engine that needs Ray if Ray is missing, or cannot be started in this machine's temporary folder.
+    """Refuse an engine that needs Ray if Ray is missing, or cannot be started in this machine's
+    temporary folder.
 
     Args:
         engine: its name.
@@ -145,12 +163,14 @@ def require_ray(engine: str, address: str | None = None) -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use "
+            f"engine {engine!r} needs the package ray, which is not installed: pip install "
+            "'fedlgm[ray]', or use "
             "engine 'local'"
         )
     place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR", "")
     if address is None and not place.isascii():
         raise ConfigError(
-            f"engine {engine!r}: Ray cannot keep its files under {place} (TMPDIR), whose name is not ASCII: set "
+            f"engine {engine!r}: Ray cannot keep its files under {place} (TMPDIR), whose name is "
+            "not ASCII: set "
             "RAY_TMPDIR to another folder, such as /tmp"
         )

@@ -20,21 +20,33 @@ from fedlgm.errors import RunError
 from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
-"""Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then hang, too."""
+"""Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then
+hang, too."""
 _SERVERS = ("gcs_server", "raylet")
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
-_PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start and end; with a start whose control store is gone
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+_PATIENCE_S, _GONE_S = (
+    15.0,
+    3.0,
+)  # with Ray's start and end; with a start whose control store is gone
+_QUIET: dict[str, Any] = {
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+    "configure_logging": True,
+}
 
 T = TypeVar("T")
 
 
 @contextmanager
 def session(
-    address: str | None, workers: int, then: Callable[[], T], leave: Callable[[T], None] = lambda made: None
+    address: str | None,
+    workers: int,
+    then: Callable[[], T],
+    leave: Callable[[T], None] = lambda made: None,
 ) -> Iterator[Callable[[], T]]:
-    """Ray within a context. It starts in the background, which takes seconds, and is left at the end.
+    """Ray within a context. It starts in the background, which takes seconds, and is left at the
+    end.
 
     If the caller has already started or joined Ray, this Ray is used and kept.
 
@@ -44,7 +56,8 @@ def session(
         then: function to call as soon as Ray is up.
         leave: function that undoes `then` if Ray is kept.
 
-        Yields: Function that waits for the result of `then`, or raises its exception or that of `connect`.
+        Yields: Function that waits for the result of `then`, or raises its exception or that of
+            `connect`.
     """
     ours = not ray.is_initialized()
     on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
@@ -64,13 +77,15 @@ def session(
         if ours:
             _settle(stopped, ray.shutdown)
 
-    # The kernel ends Ray's processes with the thread that started them; for a daemon Python does not wait at exit.
+    # The kernel ends Ray's processes with the thread that started them; for a daemon Python does
+    # not wait at exit.
     threading.Thread(target=live, name="ray", daemon=True).start()
 
     def ready() -> T:
         result = started.result()
         if threading.current_thread() is threading.main_thread():
-            # Ray's handler prints a stack trace, and aborts a process that needs more than three seconds to end.
+            # Ray's handler prints a stack trace, and aborts a process that needs more than three
+            # seconds to end.
             signal.signal(signal.SIGTERM, on_sigterm)
         return result
 
@@ -89,13 +104,16 @@ def session(
 
 
 def _say_if_lost(over: threading.Event) -> None:
-    """Wait for the end, and say so if Ray's own processes end before: Ray then ends this process without a reason."""
+    """Wait for the end, and say so if Ray's own processes end before: Ray then ends this process
+    without a reason.
+    """
     alive = [process for process in psutil.Process().children() if _is_alive(process, *_SERVERS)]
     while not over.wait(_LOOK_S):
         for process in alive:
             if not _is_alive(process, *_SERVERS):
                 print(
-                    f"Ray's own processes have ended (pid {process.pid} first), and the run ends with them: continue "
+                    f"Ray's own processes have ended (pid {process.pid} first), and the run ends "
+                    "with them: continue "
                     "it with `fedlgm simulate --resume RUN`",
                     file=sys.stderr,
                     flush=True,
@@ -121,11 +139,14 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
 def _ends(call: Future[Any], starting: bool = False) -> bool:
     """Wait a while for Ray's results; False if they will not come, because Ray itself was stopped.
 
-    A signal to the process group ends Ray's own processes, too; Ray would wait for them for minutes.
+    A signal to the process group ends Ray's own processes, too; Ray would wait for them for
+    minutes.
     """
     patience = _PATIENCE_S
     while not wait([call], timeout=_LOOK_S).done:
-        gone = starting and not any(_is_alive(process, "gcs_server") for process in psutil.Process().children())
+        gone = starting and not any(
+            _is_alive(process, "gcs_server") for process in psutil.Process().children()
+        )
         patience -= _LOOK_S * _PATIENCE_S / _GONE_S if gone else _LOOK_S
         if patience <= 0:
             return False
@@ -159,7 +180,8 @@ def connect(address: str | None, workers: int) -> None:
     fitting = max(1, int(min(cpus, memory / _WORKER_GIB)))
     if workers > fitting:
         raise RunError(
-            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, but Ray "
+            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of "
+            "memory, but Ray "
             f"has {cpus} and {memory:.1f} GiB: use --workers {fitting}"
         )
 

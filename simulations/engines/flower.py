@@ -1,4 +1,6 @@
-"""The `flower` engine, which runs Flower's simulation runtime behind a private SuperLink and stops it at the end."""
+"""The `flower` engine, which runs Flower's simulation runtime behind a private SuperLink and stops
+it at the end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class FlowerEngine(Engine):
         options: workers and simulated SuperNodes (by default one per worker).
 
     Raises:
-        ConfigError: Ray, which the runtime needs, is not installed, or an option belongs to another engine.
+        ConfigError: Ray, which the runtime needs, is not installed, or an option belongs to another
+            engine.
 
     Example:
         >>> FlowerEngine(EngineOptions(ray_address="auto"))
@@ -61,7 +64,10 @@ class FlowerEngine(Engine):
         supernodes = self.options.supernodes or workers
 
         def serve(
-            assembly: Assembly, folder: RunFolder, progress: OnRound | None, trackers: Sequence[Tracker]
+            assembly: Assembly,
+            folder: RunFolder,
+            progress: OnRound | None,
+            trackers: Sequence[Tracker],
         ) -> RunSummary:
             share = gpu_share(assembly.device, workers, torch.cuda.device_count())
             return run_flower(folder, supernodes, workers, progress, assembly.own, share)
@@ -84,18 +90,20 @@ def run_flower(
         supernodes: simulated SuperNodes, one per client or fewer that serve blocks.
         workers: Ray actors of one CPU each.
         progress: called with each round's metrics row.
-        own: users' objects, passed to Flower's processes in a private file that is deleted at the end.
+        own: users' objects, passed to Flower's processes in a private file that is deleted at the
+            end.
         gpus: GPU share of an actor.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
-        RunError: the run did not complete; the message has the first exception in Flower's log, and the end of the
-            log.
+        RunError: the run did not complete; the message has the first exception in Flower's log, and
+            the end of the log.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
         federation = (
-            f"num-supernodes={supernodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus} "
+            f"num-supernodes={supernodes} client-resources-num-cpus=1 "
+            f"client-resources-num-gpus={gpus} "
             f"init-args-num-cpus={workers} init-args-log-to-driver=false"
         )
         config = _run_config(folder, supernodes, objects)
@@ -115,7 +123,11 @@ def run_flower(
             return folder.result_file.is_file()
 
         status = follow(flwr, run_id, log, pass_on)
-        result = completed(folder, status, lambda: f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
+        result = completed(
+            folder,
+            status,
+            lambda: f"Flower reports {status} for the run. {reason(flwr.log(run_id))}",
+        )
         result.update(folder.audited())
         return result
 
@@ -129,19 +141,25 @@ def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dic
         "simulated": True,
     }
     if recipe.run.seed is None:
-        config["keys"] = path  # else server and clients would have different keys, and the run would not be repeatable
+        config["keys"] = (
+            # else server and clients would have different keys, and the run would not be repeatable
+            path
+        )
     if objects:
         config["objects"] = str(objects)
     return config
 
 
-def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False) -> str:
+def follow(
+    flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False
+) -> str:
     """Wait for a run's end and return Flower's status of it.
 
     Args:
         flwr: the SuperLink.
         run_id: the run.
-        log: the SuperLink's log, which shows a run's state first; a status query takes seconds of a core.
+        log: the SuperLink's log, which shows a run's state first; a status query takes seconds of a
+            core.
         look: called four times a second; returns True if the run is about to end.
     """
     asked, logged = 0.0, -1
@@ -158,7 +176,9 @@ def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] =
 
 @contextmanager
 def _handed_over(private: Path, objects: Any) -> Iterator[Path | None]:
-    """Private file of Python objects for processes that Flower starts on this machine; None without objects."""
+    """Private file of Python objects for processes that Flower starts on this machine; None without
+    objects.
+    """
     if not objects and not registered():
         yield None
         return

@@ -29,7 +29,9 @@ _LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
 
 
 def environment(home: Path | None) -> dict[str, str]:
-    """Environment of Flower's processes whose files are under `home`; None leaves the choice to their start scripts."""
+    """Environment of Flower's processes whose files are under `home`; None leaves the choice to
+    their start scripts.
+    """
     local = ("127.0.0.1", "localhost")
     homes = {} if home is None else {"FLWR_HOME": str(home)}
     return (
@@ -41,7 +43,10 @@ def environment(home: Path | None) -> dict[str, str]:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             # The SuperLink may be on this machine, whatever proxy the rest of the world is behind.
-            **{name: ",".join(filter(None, (*local, os.environ.get(name, "")))) for name in ("NO_PROXY", "no_proxy")},
+            **{
+                name: ",".join(filter(None, (*local, os.environ.get(name, ""))))
+                for name in ("NO_PROXY", "no_proxy")
+            },
         }
     )
 
@@ -78,10 +83,14 @@ class FlwrCommand:
 
     def unattended(self, *arguments: str) -> None:
         """Start the command, and do not wait for its end."""
-        self._started(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self._started(
+            *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
 
     def _started(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen([executable("flwr"), *arguments], env=self._environment, text=True, **options)
+        return subprocess.Popen(
+            [executable("flwr"), *arguments], env=self._environment, text=True, **options
+        )
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Output of the command with `--format json`.
@@ -115,7 +124,8 @@ class FlwrCommand:
 
 
 def config_file(file: Path, config: Mapping[str, Any]) -> str:
-    """Write the configuration of a run to a file, and return the file's name for `flwr run --run-config`.
+    """Write the configuration of a run to a file, and return the file's name for
+    `flwr run --run-config`.
 
     On a command line Flower takes no quotes or emoji, which may be in a path.
     """
@@ -156,9 +166,11 @@ def reason(log: str) -> str:
 
 
 def first_exception(log: str) -> str | None:
-    """The first exception whose traceback a log holds, with the line that raised it; None without one.
+    """The first exception whose traceback a log holds, with the line that raised it; None without
+    one.
 
-    Python prints a cause before its consequence, and Ray prints an actor's error inside that of the waiting process.
+    Python prints a cause before its consequence, and Ray prints an actor's error inside that of the
+    waiting process.
     """
     inside, place = False, ""
     lines = iter(_COLOUR.sub("", log).splitlines())

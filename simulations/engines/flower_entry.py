@@ -1,8 +1,8 @@
 """The run's objects for the Flower app's two files, built from Flower's run config.
 
-`nodes` in the run config states the kind of nodes: "clients" (the default: each node is one client, named by its own
-node config) or "workers" (a simulation, in which any node serves any client). It is never inferred from the nodes'
-statements.
+`nodes` in the run config states the kind of nodes: "clients" (the default: each node is one client,
+named by its own node config) or "workers" (a simulation, in which any node serves any client). It
+is never inferred from the nodes' statements.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def make_server_app() -> ServerApp:
         given = Path(path) if path else None
         if given is not None and not given.is_absolute():
             raise FedlgmError(
-                f"run-dir must be an absolute path, got {path!r}: this process does not run where you are"
+                f"run-dir must be an absolute path, got {path!r}: this process does not run where "
+                "you are"
             )
         asked = settled(_recipe(context.run_config))
         if given is not None and (given / "recipe.toml").is_file():
@@ -56,8 +57,10 @@ def make_server_app() -> ServerApp:
             recipe = folder.recipe()
             if recipe != asked:
                 raise FedlgmError(
-                    f"the run in {given} has a different recipe from the run config, by which its clients would "
-                    f"train: pass recipe='{given / 'recipe.toml'}', or the recipe and set that the run was started "
+                    f"the run in {given} has a different recipe from the run config, by which its "
+                    "clients would "
+                    f"train: pass recipe='{given / 'recipe.toml'}', or the recipe and set that the "
+                    "run was started "
                     "with"
                 )
         else:
@@ -68,7 +71,12 @@ def make_server_app() -> ServerApp:
         with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))
             config = context.run_config
-            nodes = nodes_of(assembly, _kind(config), simulated=_simulated(config), keyed=bool(config.get("keys")))
+            nodes = nodes_of(
+                assembly,
+                _kind(config),
+                simulated=_simulated(config),
+                keyed=bool(config.get("keys")),
+            )
             result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
         name, value = headline(result)
         print(
@@ -106,7 +114,10 @@ def print_row(row: FullRow) -> None:
     if "loss" in row:
         name, value = headline(row)
         figures = f" {name} {value:.4f} epsilon {row['epsilon']:.3f}"
-    print(f"round {row['round']}: {row['cohort']} clients, {row['seconds']:.2f} s{figures}", flush=True)
+    print(
+        f"round {row['round']}: {row['cohort']} clients, {row['seconds']:.2f} s{figures}",
+        flush=True,
+    )
 
 
 def _recipe(config: UserConfig) -> Recipe:
@@ -117,7 +128,8 @@ def _recipe(config: UserConfig) -> Recipe:
         recipe = recipe.changed(training={"kernel": None})
     if recipe.training.undecided:
         raise ConfigError(
-            "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm simulate` starts a "
+            "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm "
+            "simulate` starts a "
             "run: set 'on' or 'off', true or false"
         )
     return recipe
@@ -126,7 +138,10 @@ def _recipe(config: UserConfig) -> Recipe:
 def _kind(config: UserConfig) -> str:
     kind = str(config.get("nodes", "clients"))
     if kind not in ("clients", "workers"):
-        raise ConfigError(f"nodes must be 'clients' (one node per client) or 'workers' (a simulation), got {kind!r}")
+        raise ConfigError(
+            "nodes must be 'clients' (one node per client) or 'workers' (a simulation), got "
+            f"{kind!r}"
+        )
     return kind
 
 
@@ -135,8 +150,10 @@ def _require_nodes(recipe: Recipe, config: UserConfig) -> None:
     real = _kind(config) == "clients" and not _simulated(config)
     if real and recipe.run.seed is not None and not recipe.run.test_mode:
         raise ConfigError(
-            f"the recipe {recipe.name!r} has a public seed, which real nodes refuse: for a simulation add "
-            'nodes="workers" to --run-config; for real nodes leave the seed out with set="run.seed=none"'
+            f"the recipe {recipe.name!r} has a public seed, which real nodes refuse: for a "
+            "simulation add "
+            'nodes="workers" to --run-config; for real nodes leave the seed out with '
+            'set="run.seed=none"'
         )
 
 
@@ -151,7 +168,9 @@ def _serves(context: Context, recipe: Recipe) -> Serving:
     simulated = _simulated(context.run_config)
     if recipe.run.test_mode and recipe.run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
-    return OneClient.of_node(context.node_config, recipe.federation.clients, simulated or recipe.run.test_mode)
+    return OneClient.of_node(
+        context.node_config, recipe.federation.clients, simulated or recipe.run.test_mode
+    )
 
 
 def _client(context: Context) -> LayerwiseClient:
@@ -167,7 +186,9 @@ def _client(context: Context) -> LayerwiseClient:
 
 
 @lru_cache(maxsize=1)
-def _built(recipe: str, overrides: str, serves: Serving, secret: int | None, objects: str) -> LayerwiseClient:
+def _built(
+    recipe: str, overrides: str, serves: Serving, secret: int | None, objects: str
+) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
     given: UserConfig = {"recipe": recipe, "set": overrides, "objects": objects, "simulated": True}
     parsed, own = _recipe(given), _own(given)
@@ -188,7 +209,9 @@ def _unpickled(path: str) -> Own:
 
 
 def _secret(context: Context) -> int:
-    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the node's own state."""
+    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the
+    node's own state.
+    """
     folder = str(context.run_config.get("keys", ""))
     if folder:
         return RunFolder.open(Path(folder)).keys(None)[0].root

@@ -37,7 +37,9 @@ def taken(port: int) -> bool:
     False
     """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may still be closing
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: connections may still be closing
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
@@ -55,7 +57,9 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
     Raises:
         RunError: its certificate is not accepted, for example because it has expired.
     """
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
     try:
         with direct.open(f"{superlink}/health", timeout=2):
             return True
@@ -63,8 +67,10 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RunError(
-                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): if "
-                "this machine's clock is right, make new certificates; if the authority's is new, too, copy it to "
+                f"the certificate of the SuperLink at {superlink} is not accepted "
+                f"({reason.verify_message}): if "
+                "this machine's clock is right, make new certificates; if the authority's is new, "
+                "too, copy it to "
                 "every node"
             ) from error
         return False
@@ -79,7 +85,9 @@ def started_under(home: Path) -> set[psutil.Process]:
     for one in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if one.environ().get("FLWR_HOME") == str(home):
-                found |= with_children(one)  # Ray's workers write their names over their environment
+                found |= with_children(
+                    one
+                )  # Ray's workers write their names over their environment
     return {one for one in found if one.pid != psutil.Process().pid}
 
 

@@ -24,10 +24,16 @@ class Served:
 
     def __init__(self, app: ClientApp) -> None:
         self._app = app
-        self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+        self._context = Context(
+            run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={}
+        )
 
-    def answer(self, metadata: Any, config: Any, arrays: ArrayRecord | None) -> tuple[Message, list[Notice]]:
-        """The reply to a message, and warnings that the driver prints because a worker's output is not shown."""
+    def answer(
+        self, metadata: Any, config: Any, arrays: ArrayRecord | None
+    ) -> tuple[Message, list[Notice]]:
+        """The reply to a message, and warnings that the driver prints because a worker's output is
+        not shown.
+        """
         content = RecordDict({wire.CONFIG: config})
         if arrays is not None:
             content[wire.ARRAYS] = arrays
@@ -38,9 +44,11 @@ class Served:
 
 
 class WorkerGrid(NumberingGrid):
-    """Delivers messages to workers and yields their replies in the order of the messages, as they become ready.
+    """Delivers messages to workers and yields their replies in the order of the messages, as they
+    become ready.
 
-    Replies come from a generator, so a strategy that consumes them one by one never holds a whole round.
+    Replies come from a generator, so a strategy that consumes them one by one never holds a whole
+    round.
     """
 
     def __init__(self, workers: int) -> None:
@@ -74,7 +82,9 @@ class WorkerGrid(NumberingGrid):
         """Not needed, because workers hold no information."""
         return []
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:  # type: ignore[override]
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:  # type: ignore[override]
         """Replies in the order of the messages, streamed."""
         return self.deliver(list(messages))
 
@@ -84,7 +94,9 @@ class Lost(Exception):
 
 
 class PoolGrid(WorkerGrid):
-    """Gives each worker the next block when it is free; a block whose worker is lost goes to another worker."""
+    """Gives each worker the next block when it is free; a block whose worker is lost goes to
+    another worker.
+    """
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -111,10 +123,12 @@ class PoolGrid(WorkerGrid):
                 if isinstance(reply, Lost):
                     waiting.append(block)
                     losses[block] += 1
-                    # A lost machine's idle workers are noticed one by one, each by a block that it is given.
+                    # A lost machine's idle workers are noticed one by one, each by a block that it
+                    # is given.
                     if losses[block] > RETRIES + self._workers:
                         raise RunError(
-                            f"a block of clients was lost {losses[block]} times with its worker (if memory ran out: "
+                            f"a block of clients was lost {losses[block]} times with its worker "
+                            "(if memory ran out: "
                             f"use a smaller training.width, or fewer workers){reply}"
                         )
                 elif isinstance(reply, Exception):
@@ -127,15 +141,20 @@ class PoolGrid(WorkerGrid):
 
     @abstractmethod
     def _ask(self, message: Message) -> Any:
-        """Send a message to an idle worker, and return a name for it; None if the worker is gone."""
+        """Send a message to an idle worker, and return a name for it; None if the worker is
+        gone.
+        """
 
     @abstractmethod
     def _finished(self) -> Iterator[tuple[Any, Message | Exception]]:
-        """Wait, and yield (name, reply) of what was answered or failed; `Lost` without an answer."""
+        """Wait, and yield (name, reply) of what was answered or failed; `Lost` without an
+        answer.
+        """
 
 
 def require_memory(workers: int, each: float) -> None:
-    """Refuse more workers than fit into this machine's memory, before anything starts; CPUs may be shared.
+    """Refuse more workers than fit into this machine's memory, before anything starts; CPUs may be
+    shared.
 
     Args:
         workers: number of worker processes.
@@ -144,6 +163,7 @@ def require_memory(workers: int, each: float) -> None:
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
     if workers * each > memory:
         raise RunError(
-            f"{workers} workers need at least {workers * each:g} GiB of memory, but this machine has {memory:.1f} "
+            f"{workers} workers need at least {workers * each:g} GiB of memory, but this machine "
+            f"has {memory:.1f} "
             f"GiB and {cores} cores: use --workers {min(cores, max(1, int(memory / each)))}"
         )

@@ -1,4 +1,6 @@
-"""The `local` engine, which runs everything in this process, for notebooks, tests, debugging and one GPU."""
+"""The `local` engine, which runs everything in this process, for notebooks, tests, debugging and
+one GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class LocalGrid(WorkerGrid):
     def __init__(self, client_app: ClientApp) -> None:
         super().__init__(workers=1)
         self._app = client_app
-        self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+        self._context = Context(
+            run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={}
+        )
 
     @classmethod
     def of(cls, client: LayerwiseClient, *more: Any) -> LocalGrid:

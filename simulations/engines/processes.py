@@ -1,11 +1,13 @@
-"""The `processes` engine, with workers forked from this process, which has everything imported and the data loaded.
+"""The `processes` engine, with workers forked from this process, which has everything imported and
+the data loaded.
 
-It is for one Linux machine and the CPU. No service is started, no data are sent, and a worker shares the driver's
-memory until it writes.
+It is for one Linux machine and the CPU. No service is started, no data are sent, and a worker
+shares the driver's memory until it writes.
 
-A lost worker is replaced, and its block is repeated with the same keys. Workers are forked from a helper process that
-was forked before the run began, because by the time a worker is replaced the driver has threads and open files, which
-a fork should not inherit. All of these processes end with the driver.
+A lost worker is replaced, and its block is repeated with the same keys. Workers are forked from a
+helper process that was forked before the run began, because by the time a worker is replaced the
+driver has threads and open files, which a fork should not inherit. All of these processes end with
+the driver.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class ProcessGrid(PoolGrid):
     def __init__(self, workers: int, assembly: Assembly, keys: KeyRing) -> None:
         super().__init__(workers)
         self._busy: dict[Connection, int] = {}  # worker -> number of what it was asked for
-        self._models: dict[Connection, ArrayRecord] = {}  # worker -> the last model that it was sent
+        self._models: dict[
+            Connection, ArrayRecord
+        ] = {}  # worker -> the last model that it was sent
         self._asked, self._lost_in_a_row = 0, 0
         self._parent = _Parent(assembly, keys)
         try:
@@ -64,11 +68,18 @@ class ProcessGrid(PoolGrid):
             raise
 
     def _ask(self, message: Message) -> int | None:
-        """Number of the message sent to an idle worker; None if the worker is gone and another replaced it."""
+        """Number of the message sent to an idle worker; None if the worker is gone and another
+        replaced it.
+        """
         worker = self._idle.pop()
         arrays = message.content.array_records.get(wire.ARRAYS)
         known = arrays is not None and self._models.get(worker) is arrays
-        parcel = (message.metadata, message.content.config_records[wire.CONFIG], None if known else arrays, known)
+        parcel = (
+            message.metadata,
+            message.content.config_records[wire.CONFIG],
+            None if known else arrays,
+            known,
+        )
         try:
             worker.send_bytes(pickle.dumps(parcel, protocol=5))
         except OSError:
@@ -101,7 +112,9 @@ class ProcessGrid(PoolGrid):
         worker.close()
         self._lost_in_a_row += 1
         if self._lost_in_a_row > RETRIES + self._workers:
-            raise RunError(f"{self._lost_in_a_row} workers were lost in a row before they had done any work")
+            raise RunError(
+                f"{self._lost_in_a_row} workers were lost in a row before they had done any work"
+            )
         self._idle.append(self._parent.worker())
 
     def close(self) -> None:
@@ -118,7 +131,9 @@ class _Parent:
         ours, theirs = socket.socketpair()
         driver = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of theirs is needed
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of forks beside threads: none of theirs is needed
             self._pid = os.fork()
         if self._pid == 0:
             ours.close()
@@ -139,7 +154,8 @@ class _Parent:
             except OSError as error:
                 ours.close()
                 raise RunError(
-                    "the process that starts workers was killed (if memory ran out: use fewer workers); released "
+                    "the process that starts workers was killed (if memory ran out: use fewer "
+                    "workers); released "
                     "rounds are kept, and the run can be continued"
                 ) from error
         return Connection(ours.detach())
@@ -166,7 +182,9 @@ def _run(body: Any) -> NoReturn:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, and ignore Ctrl-C, which the driver handles."""
+    """Have the kernel end this process with its parent, and ignore Ctrl-C, which the driver
+    handles.
+    """
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before
         os._exit(1)
@@ -229,7 +247,9 @@ def _failure(error: Exception) -> bytes:
         text = pickle.dumps((error, []), protocol=5)
         pickle.loads(text)
     except Exception:
-        return pickle.dumps((RunError(f"a worker failed: {type(error).__name__}: {error}"), []), protocol=5)
+        return pickle.dumps(
+            (RunError(f"a worker failed: {type(error).__name__}: {error}"), []), protocol=5
+        )
     return text
 
 
@@ -255,7 +275,10 @@ class ProcessEngine(GridEngine):
     def __init__(self, options: EngineOptions | None = None) -> None:
         super().__init__(options)
         if sys.platform != "linux":
-            raise ConfigError(f"engine {self.name!r} forks its workers, which needs Linux: use engine 'ray' or 'local'")
+            raise ConfigError(
+                f"engine {self.name!r} forks its workers, which needs Linux: use engine 'ray' or "
+                "'local'"
+            )
 
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
@@ -280,11 +303,15 @@ class ProcessEngine(GridEngine):
 
 
 def unsuited(assembly: Assembly | None) -> str:
-    """The reason why forked workers cannot train these clients (None: any that train on the CPU); "" if they can."""
+    """The reason why forked workers cannot train these clients (None: any that train on the CPU);
+    "" if they can.
+    """
     if assembly is not None and assembly.device.type != "cpu":
         return f"trains on the CPU, not on {assembly.device}"
     if torch.cuda.is_available():
-        return "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"
+        return (
+            "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"
+        )
     if assembly is not None and assembly.recipe.run.threads != 1:
         return f"has one thread per worker, not run.threads = {assembly.recipe.run.threads}"
     return ""

@@ -1,7 +1,9 @@
-"""The `ray` engine, with resident actors that hold model and data once and serve whole blocks of clients.
+"""The `ray` engine, with resident actors that hold model and data once and serve whole blocks of
+clients.
 
-The global model is put into Ray's object store once per round, and the data set once per run; every actor reads them
-without a copy. A block lost with its actor is repeated elsewhere with the same keys, so the result does not change.
+The global model is put into Ray's object store once per round, and the data set once per run; every
+actor reads them without a copy. A block lost with its actor is repeated elsewhere with the same
+keys, so the result does not change.
 """
 
 from __future__ import annotations
@@ -30,14 +32,18 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-_START_S, _BUSY_S = 180.0, 1800.0  # for the first of several workers to start; on a machine that is busy otherwise
+_START_S, _BUSY_S = (
+    180.0,
+    1800.0,
+)  # for the first of several workers to start; on a machine that is busy otherwise
 _SAY_S = 30.0  # between two notices that it has not
 _BUSY = 2.0  # load per CPU above which a machine is busy
 _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
-"""A record in parts: name -> dtype, shape, stype and data of Flower's `Array`, with the data as uint8."""
+"""A record in parts: name -> dtype, shape, stype and data of Flower's `Array`, with the data as
+uint8."""
 
 
 class Worker:
@@ -57,7 +63,8 @@ class Worker:
         Args:
             recipe: the recipe as plain values.
             keys: root of the key ring, and whether it is secret.
-            arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
+            arrays: references to the data set's and the partition's arrays, which are mapped from
+                the object store.
             classes: number of classes, if the set has any.
             own: users' objects.
             versions: versions of packages on the driver's machine.
@@ -68,18 +75,31 @@ class Worker:
         here = _versions()
         if here != versions:
             others = ", ".join(
-                f"{name} {here[name]} instead of {versions[name]}" for name in _SAME if here[name] != versions[name]
+                f"{name} {here[name]} instead of {versions[name]}"
+                for name in _SAME
+                if here[name] != versions[name]
             )
-            raise RunError(f"a worker on {platform.node()} has {others}: install the same versions on every machine")
+            raise RunError(
+                f"a worker on {platform.node()} has {others}: install the same versions on every "
+                "machine"
+            )
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         partition = Partition(values.pop("order"), values.pop("offsets"))
-        assembly = Assembly(parsed, own).with_data(DataSet.from_parts(parsed.data.name, values, classes), partition)
+        assembly = Assembly(parsed, own).with_data(
+            DataSet.from_parts(parsed.data.name, values, classes), partition
+        )
         self._served = Served(assembly.client(KeyRing(*keys), AnyClient()).as_app())
 
-    def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[Notice]]:
-        """Serve one message, and return the reply, its arrays, and warnings for the driver to print."""
-        reply, said = self._served.answer(metadata, config, None if model is None else _record(model))
+    def run(
+        self, metadata: Any, config: Any, model: _Arrays | None
+    ) -> tuple[Message, _Arrays, list[Notice]]:
+        """Serve one message, and return the reply, its arrays, and warnings for the driver to
+        print.
+        """
+        reply, said = self._served.answer(
+            metadata, config, None if model is None else _record(model)
+        )
         arrays = _apart(reply.content.pop(wire.ARRAYS, ArrayRecord()))  # type: ignore[arg-type]
         return reply, arrays, said
 
@@ -103,7 +123,10 @@ class RayGrid(PoolGrid):
         self._held: dict[int, tuple[Any, ...]] = {}  # with which arguments each actor started
         self._starting: dict[ray.ObjectRef, int] = {}
         self._busy: dict[ray.ObjectRef, int] = {}
-        self._model: tuple[ArrayRecord | None, ray.ObjectRef | None] = None, None  # the last one in the object store
+        self._model: tuple[ArrayRecord | None, ray.ObjectRef | None] = (
+            None,
+            None,
+        )  # the last one in the object store
         self._failed_starts = 0
 
     def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
@@ -172,7 +195,9 @@ class RayGrid(PoolGrid):
         self._equip(slot)
 
     def _narrow(self, slot: int) -> None:
-        """Let workers train half as many clients at once as the worker that Ray ended for lack of memory."""
+        """Let workers train half as many clients at once as the worker that Ray ended for lack of
+        memory.
+        """
         if self._held[slot] is not self._arguments:
             return  # another one ended before: those that start now do already
         recipe, *others = self._arguments
@@ -181,7 +206,10 @@ class RayGrid(PoolGrid):
         if training["vectorize"] == "on" and width > 1:
             half = (width + 1) // 2
             self.say(
-                MemoryWarning(f"a worker with {width} clients at once did not fit into memory: continuing with {half}")
+                MemoryWarning(
+                    f"a worker with {width} clients at once did not fit into memory: continuing "
+                    f"with {half}"
+                )
             )
             self._arguments = (recipe | {"training": training | {"width": half}}, *others)
 
@@ -208,13 +236,18 @@ class RayGrid(PoolGrid):
         """The first of these that is finished."""
         idle_for_good, begun = len(signals) == len(self._starting), time.monotonic()
         while True:
-            finished, _ = ray.wait(signals, num_returns=1, timeout=_SAY_S if idle_for_good else None)
+            finished, _ = ray.wait(
+                signals, num_returns=1, timeout=_SAY_S if idle_for_good else None
+            )
             if finished:
                 return finished[0]
             waited, load = time.monotonic() - begun, os.getloadavg()[0] / (os.cpu_count() or 1)
             state = f"{ray.available_resources().get('CPU', 0):g} of Ray's CPUs are free, load {load:.1f} per CPU"
             if waited > (_BUSY_S if load > _BUSY else _START_S):
-                raise RunError(f"no worker started within {waited:.0f} s: {state}; use --engine processes, or wait")
+                raise RunError(
+                    f"no worker started within {waited:.0f} s: {state}; use --engine processes, or "
+                    "wait"
+                )
             self.say(Notice(f"no worker has started for {waited:.0f} s: {state}; still waiting"))
 
     def close(self) -> None:
@@ -229,8 +262,13 @@ def _versions() -> dict[str, str]:
 
 
 def _apart(record: ArrayRecord) -> _Arrays:
-    """A record's arrays with their bytes as NumPy arrays, which Ray writes to its object store without a copy."""
-    return {name: (a.dtype, a.shape, a.stype, np.frombuffer(a.data, np.uint8)) for name, a in record.items()}
+    """A record's arrays with their bytes as NumPy arrays, which Ray writes to its object store
+    without a copy.
+    """
+    return {
+        name: (a.dtype, a.shape, a.stype, np.frombuffer(a.data, np.uint8))
+        for name, a in record.items()
+    }
 
 
 def _record(arrays: _Arrays) -> ArrayRecord:
@@ -265,11 +303,14 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
     if device.type != "cuda":
         return 0.0
     if device.index is not None:
-        raise RunError(f"Ray gives each worker its own GPU: use training.device = 'cuda' instead of '{device}'")
+        raise RunError(
+            f"Ray gives each worker its own GPU: use training.device = 'cuda' instead of '{device}'"
+        )
     gpus = ray.cluster_resources().get("GPU", 0.0) if gpus is None else gpus
     if gpus < 1:
         raise RunError(
-            f"training.device = 'cuda' needs a GPU for {workers} workers, but Ray has {gpus:g}: use --engine local, "
+            f"training.device = 'cuda' needs a GPU for {workers} workers, but Ray has {gpus:g}: "
+            "use --engine local, "
             "or training.device = 'cpu'"
         )
     # So many on each GPU that all find a place; Ray counts ten-thousandths.

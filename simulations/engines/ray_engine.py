@@ -1,4 +1,6 @@
-"""The `ray` engine, with resident actors on this machine or on a cluster. It imports Ray when it starts."""
+"""The `ray` engine, with resident actors on this machine or on a cluster. It imports Ray when it
+starts.
+"""
 
 from __future__ import annotations
 

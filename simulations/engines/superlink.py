@@ -20,7 +20,8 @@ _STARTUP_S = 60.0
 
 @contextmanager
 def private_superlink(log: Path) -> Iterator[FlwrCommand]:
-    """A SuperLink on a free port of this machine, without files in the user's home or remaining processes.
+    """A SuperLink on a free port of this machine, without files in the user's home or remaining
+    processes.
 
     Args:
         log: file for its output.
@@ -36,23 +37,33 @@ def private_superlink(log: Path) -> Iterator[FlwrCommand]:
             f'address = "127.0.0.1:{port}"\ninsecure = true\n'
         )
         flower = environment(home) | {
-            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # Ray's default; it warns if it is not set
+            # Ray's default; it warns if it is not set
+            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # Else Flower joins whatever cluster was started last on this machine, with options that only a new one
-            # takes.
+            # Else Flower joins whatever cluster was started last on this machine, with options that
+            # only a new one takes.
             "RAY_ADDRESS": "local",
-            # A user's model may come from a module beside their script: found there as it was found here.
+            # A user's model may come from a module beside their script: found there as it was found
+            # here.
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }  # fmt: skip
-        command = [executable("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
+        command = [
+            executable("flower-superlink"),
+            "--insecure",
+            "--simulation",
+            "--host",
+            "127.0.0.1",
+        ]
         command += ["--port", str(port)]
-        process = subprocess.Popen(command, env=flower, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=flower, stdout=file, stderr=file, start_new_session=True
+        )
         try:
             _wait_until_healthy(process, port, log)
             yield FlwrCommand(flower)
         finally:
-            # An interrupted run is ended first, because it would continue to write; Ray replaces workers that end
-            # before it does.
+            # An interrupted run is ended first, because it would continue to write; Ray replaces
+            # workers that end before it does.
             end(started_under(home), more=lambda: started_under(home))
             process.kill()
             process.wait()

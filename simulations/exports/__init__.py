@@ -1,1 +1,3 @@
-"""Models that leave a run: files in common formats, adapters, and predictions of exported models."""
+"""Models that leave a run: files in common formats, adapters, and predictions of exported
+models.
+"""

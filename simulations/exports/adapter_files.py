@@ -23,12 +23,14 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 
 
-def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Module | None = None) -> Exported:
+def export_adapter(
+    run: Path | str, out: Path | str | None = None, module: nn.Module | None = None
+) -> Exported:
     """Write the adapters of a finished run, without the base, in the format of `peft`.
 
-    `peft.PeftModel.from_pretrained(base, out)` reads the folder. The safetensors file's metadata hold epsilon,
-    guarantee, recipe and more (see `simulations.exports.export.metadata`), and as `base_sha256` the hash of all frozen
-    values.
+    `peft.PeftModel.from_pretrained(base, out)` reads the folder. The safetensors file's metadata
+    hold epsilon, guarantee, recipe and more (see `simulations.exports.export.metadata`), and as
+    `base_sha256` the hash of all frozen values.
 
     Args:
         run: run folder.
@@ -44,14 +46,18 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
     """
     folder = path_of("run", run) / "adapter" if out is None else path_of("out", out)
     told, loaded = metadata(run), load_model(run, module)
-    adapters = {name for name, p in loaded.named_parameters() if p.requires_grad and factor_of(name)}
+    adapters = {
+        name for name, p in loaded.named_parameters() if p.requires_grad and factor_of(name)
+    }
     if not adapters:
         raise ConfigError(
-            f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as a whole"
+            f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as "
+            "a whole"
         )
     if adapters <= set(RunFolder.open(run).finished().get("unmoved", ())):
         raise RunError(
-            f"{run} has not changed any adapter: none of its rounds released one, so there is nothing to write"
+            f"{run} has not changed any adapter: none of its rounds released one, so there is "
+            "nothing to write"
         )
     texts_of = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
     model = models.original(loaded)
@@ -59,7 +65,9 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write the adapter into {folder}: {error.strerror}; choose another folder") from error
+        raise RunError(
+            f"cannot write the adapter into {folder}: {error.strerror}; choose another folder"
+        ) from error
     state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
     strict_json.write(folder / CONFIG, config)
@@ -71,7 +79,9 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from peft import get_peft_model_state_dict
 
     config = model.peft_config[model.active_adapter].to_dict()
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    plain = {
+        key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
+    }
     return get_peft_model_state_dict(model), plain | {"inference_mode": True}
 
 
@@ -88,7 +98,10 @@ def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
         elif parameter.requires_grad:
             whole[adapted_layer(name)] = None
     for name in whole:
-        tensors |= {f"{_PREFIX}{name}.{key}": value for key, value in model.get_submodule(name).state_dict().items()}
+        tensors |= {
+            f"{_PREFIX}{name}.{key}": value
+            for key, value in model.get_submodule(name).state_dict().items()
+        }
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": None,

@@ -44,7 +44,11 @@ def format_of(file: Path | str) -> Format:
     suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
-        hint = "; torch.load reads .pt as it reads .pth" if suffix.lower() in ("pth", "bin", "ckpt") else ""
+        hint = (
+            "; torch.load reads .pt as it reads .pth"
+            if suffix.lower() in ("pth", "bin", "ckpt")
+            else ""
+        )
         raise ConfigError(f"{file}: its suffix must name a format: {known}{hint}")
     return cast(Format, suffix)
 
@@ -54,12 +58,15 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 
     Args:
         run: run folder.
-        module: a model of the same architecture into which the weights are loaded, changed in place; by default the
-            recipe's own model is built. It is needed if the run was given its model or data as Python objects.
+        module: a model of the same architecture into which the weights are loaded, changed in
+            place; by default the recipe's own model is built. It is needed if the run was given its
+            model or data as Python objects.
 
     Raises:
-        RunError: the folder is not a run's, the run is not finished, or its model is not the one in its result.
-        ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen values.
+        RunError: the folder is not a run's, the run is not finished, or its model is not the one in
+            its result.
+        ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen
+            values.
 
     Example:
         >>> import simulations, tempfile
@@ -73,10 +80,12 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 
 
 def metadata(run: Path | str) -> Metadata:
-    """Metadata of a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
+    """Metadata of a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the
+    flat model.
 
-    `labels` are the names of the classes, in the order of the model's outputs, if the data have names. `columns` are
-    the columns of a table, in the order of the model's inputs, with the constants that standardised them.
+    `labels` are the names of the classes, in the order of the model's outputs, if the data have
+    names. `columns` are the columns of a table, in the order of the model's inputs, with the
+    constants that standardised them.
 
     Raises:
         RunError: the folder is not a run's, or the run is not finished.
@@ -94,7 +103,8 @@ def _metadata(folder: RunFolder, result: RunSummary, module: nn.Module | None = 
 def described(
     folder: RunFolder, protection: Mapping[str, Any], recipe: str, module: nn.Module | None = None
 ) -> Metadata:
-    """Metadata of a model: its protection and recipe, and the public description of its data from its run's folder.
+    """Metadata of a model: its protection and recipe, and the public description of its data from
+    its run's folder.
 
     Args:
         folder: the run's folder.
@@ -138,33 +148,40 @@ def export(
 ) -> Exported:
     """Write a finished run's model to one file.
 
-    The `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters, frozen ones and buffers.
-    Metadata (see `metadata`) are inside a safetensors or ONNX file. A .pt file cannot hold them, so they are in a JSON
-    file of the same name.
+    The `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters,
+    frozen ones and buffers. Metadata (see `metadata`) are inside a safetensors or ONNX file. A .pt
+    file cannot hold them, so they are in a JSON file of the same name.
 
-    The adapters of a model (LoRA) are exported to a separate folder (see `simulations.exports.adapter_files`).
+    The adapters of a model (LoRA) are exported to a separate folder (see
+    `simulations.exports.adapter_files`).
 
     Args:
         run: run folder.
-        format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
-            without PyTorch, with a free batch size.
-        out: file to write or a folder; by default `model.<format>` in the run folder. An existing model is replaced.
+        format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a
+            graph that runs without PyTorch, with a free batch size.
+        out: file to write or a folder; by default `model.<format>` in the run folder. An existing
+            model is replaced.
         module: see `load_model`.
-        example: inputs of two examples, [2, ...] (a tuple of several), with which "onnx" traces the model; by default
-            test examples. They are needed if the run was given its data as a Python object.
+        example: inputs of two examples, [2, ...] (a tuple of several), with which "onnx" traces the
+            model; by default test examples. They are needed if the run was given its data as a
+            Python object.
 
     Returns:
-        `file`, `format`, `bytes`, `metadata_file` (None if they are inside) and the metadata without the recipe.
+        `file`, `format`, `bytes`, `metadata_file` (None if they are inside) and the metadata
+        without the recipe.
 
     Raises:
         ConfigError: the format is unknown, or packages that "onnx" needs are missing.
-        RunError: the file cannot be written, PyTorch cannot express the model as ONNX, or as in `load_model`.
+        RunError: the file cannot be written, PyTorch cannot express the model as ONNX, or as in
+            `load_model`.
         LedgerError: as in `metadata`.
     """
     check_known("export format", format, Format)
     missing = [package for package in _FOR_ONNX if find_spec(package) is None]
     if format == "onnx" and missing:
-        raise ConfigError(f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'")
+        raise ConfigError(
+            f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'"
+        )
     target = path_of("run", run) / f"model.{format}" if out is None else path_of("out", out)
     if target.is_dir():
         target = target / f"model.{format}"
@@ -188,7 +205,9 @@ def export(
 
 def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
     """Refuse to replace a file that is no export, such as a run's recipe, ledger or checkpoint."""
-    inside = run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
+    inside = (
+        run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
+    )
     lost = target if target.exists() and (inside or target.suffix != Path(usual).suffix) else None
     if lost is None and beside is not None and beside.exists() and not target.exists():
         lost = beside
@@ -203,7 +222,10 @@ def exported(file: Path, format: str, told: Metadata, beside: Path | None = None
         "format": format,
         "bytes": file.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
-        **cast(Protection, {name: value for name, value in told.items() if name in Protection.__annotations__}),
+        **cast(
+            Protection,
+            {name: value for name, value in told.items() if name in Protection.__annotations__},
+        ),
     }
 
 
@@ -214,8 +236,10 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
         for key, name in (("model", recipe.model.name), ("data", recipe.data.name)):
             if is_object(name):
                 raise ConfigError(
-                    f"{run} was given its {key} {name!r} as a Python object, which a run folder does not hold: pass a "
-                    "module of the same architecture, as in simulations.exports.export.export(run, module=MyNet())"
+                    f"{run} was given its {key} {name!r} as a Python object, which a run folder "
+                    "does not hold: pass a "
+                    "module of the same architecture, as in simulations.exports.export.export(run, "
+                    "module=MyNet())"
                 )
         module = Assembly(recipe).module()
     else:
@@ -223,14 +247,16 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
         fixed = folder.provenance.read().get("objects", {}).get(FIXED)
         if fixed is not None and fixed_digest(module) != fixed:
             raise ConfigError(
-                f"the frozen parameters and buffers of {type(module).__name__} are not those with which {run} was "
+                f"the frozen parameters and buffers of {type(module).__name__} are not those with "
+                f"which {run} was "
                 "trained; a run folder does not hold them: pass the module that the run was given"
             )
     layers = LayerTable.from_module(module, recipe.mechanism.group_by)
     model = folder.checkpoints.model(layers)
     if model is None or model_digest(model) != result["model_sha256"]:
         raise RunError(
-            f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
+            f"the last checkpoint of {run} is not the model of its result, "
+            f"{result['model_sha256']}: restore "
             "`checkpoints/` from a backup"
         )
     layers.load_(module, model)
@@ -239,7 +265,10 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
 
 def texts(values: Metadata) -> dict[str, str]:
     """Metadata as text for the formats, with figures as JSON."""
-    return {name: value if isinstance(value, str) else strict_json.dumps(value) for name, value in values.items()}
+    return {
+        name: value if isinstance(value, str) else strict_json.dumps(value)
+        for name, value in values.items()
+    }
 
 
 def _example(run: Path) -> inputs.Arrays:
@@ -247,8 +276,10 @@ def _example(run: Path) -> inputs.Arrays:
     recipe = RunFolder.open(run).recipe()
     if is_object(recipe.data.name):
         raise ConfigError(
-            f"{run} was given its data {recipe.data.name!r} as a Python object, which a run folder does not hold: pass "
-            "inputs of two examples, as in simulations.exports.export.export(run, 'onnx', module=net, example=x[:2])"
+            f"{run} was given its data {recipe.data.name!r} as a Python object, which a run folder "
+            "does not hold: pass "
+            "inputs of two examples, as in simulations.exports.export.export(run, 'onnx', "
+            "module=net, example=x[:2])"
         )
     return inputs.take(Assembly(recipe).dataset.test_x, slice(2))
 
@@ -260,10 +291,14 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporter, about itself
-            program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=batch, verbose=False)
+            program = torch.onnx.export(
+                module, arguments, dynamo=True, dynamic_shapes=batch, verbose=False
+            )
     except Exception as error:  # the exporter's exceptions have no common type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunError(f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}") from error
+        raise RunError(
+            f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}"
+        ) from error
     assert program is not None
     program.model.metadata_props.update(texts(told))
     write_whole(target, lambda path: program.save(str(path), external_data=False))

@@ -43,15 +43,24 @@ class Predicted:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values."""
         return {
-            "predictions": self.frame.to_dict(orient="records"), "columns": self.columns, "ignored": self.ignored,
-            "standardised": self.standardised, "guarantee": self.guarantee,
-        }  # fmt: skip
+            "predictions": self.frame.to_dict(orient="records"),
+            "columns": self.columns,
+            "ignored": self.ignored,
+            "standardised": self.standardised,
+            "guarantee": self.guarantee,
+        }
 
     def note(self) -> str:
         """What the figures rest on, in words."""
-        constants = "standardised with the constants of the model's file" if self.standardised else (
-            "not standardised, because the model's file holds no constants: give them as the model was trained"
-        )  # fmt: skip
+        constants = (
+            "standardised with the constants of the model's file"
+            if self.standardised
+            else (
+                "not standardised, because the model's file holds no constants: give them as the "
+                "model "
+                "was trained"
+            )
+        )
         ignored = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
         return f"{len(self.frame)} rows, {constants}{ignored}"
 
@@ -60,8 +69,8 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     """Predict the rows of a CSV file.
 
     Args:
-        model: a file of `fedlgm export`, of a model trained on tables: .onnx, or .safetensors or .pt of one linear
-            layer.
+        model: a file of `fedlgm export`, of a model trained on tables: .onnx, or .safetensors or
+            .pt of one linear layer.
         file: .csv or .csv.gz, with the model's columns in any order.
 
     Raises:
@@ -71,7 +80,9 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     """
     path = Path(model)
     if path.is_dir():
-        raise RunError(f"{path} is a folder: export its model first, as in fedlgm export {path} --format onnx")
+        raise RunError(
+            f"{path} is a folder: export its model first, as in fedlgm export {path} --format onnx"
+        )
     format = format_of(path)
     if not path.is_file():
         raise RunError(f"there is no file {str(path)!r}: fedlgm export RUN writes one")
@@ -85,7 +96,8 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
         raise RunError(f"{path} is not a model of `fedlgm export`: {_said(error)}") from error
     if not columns:
         raise RunError(
-            f"{path} does not name its columns: it was trained on arrays, or exported by an earlier version; train on "
+            f"{path} does not name its columns: it was trained on arrays, or exported by an "
+            "earlier version; train on "
             "tables and export again"
         )
     x, ignored = _rows(Path(file), columns)
@@ -119,7 +131,9 @@ def _onnx(path: Path) -> tuple[Mapping[str, Any], Any]:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     taken = session.get_inputs()[0]
     kind = np.int64 if taken.type == "tensor(int64)" else np.float32
-    return session.get_modelmeta().custom_metadata_map, lambda x: session.run(None, {taken.name: x.astype(kind)})[0]
+    return session.get_modelmeta().custom_metadata_map, lambda x: session.run(
+        None, {taken.name: x.astype(kind)}
+    )[0]
 
 
 def _safetensors(path: Path) -> tuple[Mapping[str, Any], Any]:
@@ -147,11 +161,14 @@ _READERS = {"onnx": _onnx, "safetensors": _safetensors, "pt": _pt}
 def _linear(path: Path, told: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> Any:
     if told.get("coefficients") != "linear":
         raise ConfigError(
-            f"{path} holds tensors without their layers, which is enough for a linear model only: export this model as "
+            f"{path} holds tensors without their layers, which is enough for a linear model only: "
+            "export this model as "
             ".onnx"
         )
     weight = next(values for values in state.values() if values.ndim == 2)
-    bias = next((values for values in state.values() if values.ndim == 1), np.zeros(len(weight), np.float32))
+    bias = next(
+        (values for values in state.values() if values.ndim == 1), np.zeros(len(weight), np.float32)
+    )
     return lambda x: x.astype(np.float32) @ weight.T + bias
 
 
@@ -171,7 +188,9 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     found = []
     for column in columns:
         what = f"{path}: column {column['name']!r}"
-        values = tables.numbers(table[column["name"]].to_numpy(), what, "give numbers, as in training")
+        values = tables.numbers(
+            table[column["name"]].to_numpy(), what, "give numbers, as in training"
+        )
         if column["dtype"] == "int" and (values != np.rint(values)).any():
             raise DataError(f"{what} must hold whole numbers, as in training")
         if column["dtype"] == "bool" and not np.isin(values, (0, 1)).all():
@@ -181,7 +200,8 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:
-    """Names of a model's outputs, from the names of the classes; None if the classes do not name them.
+    """Names of a model's outputs, from the names of the classes; None if the classes do not name
+    them.
 
     Example:
         >>> names_of_outputs(1, "binary", ["ill", "well"]), names_of_outputs(2, "regression", [])
@@ -206,7 +226,9 @@ def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> DataFrame:
         shares = np.exp(outputs - outputs.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
         likeliest = [names[i] for i in outputs.argmax(1)]
-        return pandas.DataFrame({"class": likeliest} | {f"P({name})": shares[:, i] for i, name in enumerate(names)})
+        return pandas.DataFrame(
+            {"class": likeliest} | {f"P({name})": shares[:, i] for i, name in enumerate(names)}
+        )
     suffixes = [""] if count == 1 else [f" {i}" for i in range(count)]
     if task in _PROBABILITIES:
         outputs, what = 1 / (1 + np.exp(-np.clip(outputs, -700, 700))), "probability"

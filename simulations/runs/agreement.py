@@ -1,7 +1,7 @@
 """Checks that a finished run's summary states the privacy of its recipe and ledger.
 
-A summary is a plain file, and anyone who can write to the run's folder can change it. Readers of its epsilon make this
-check first, and take the guarantee's sentence from the recipe (`protection`).
+A summary is a plain file, and anyone who can write to the run's folder can change it. Readers of
+its epsilon make this check first, and take the guarantee's sentence from the recipe (`protection`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from simulations.runs.rows import RunSummary
 from simulations.runs.stopping import reported_epsilon
 
 _TOLERANCE = 1e-3
-"""Relative tolerance, since other versions of the accountant compute an epsilon slightly differently."""
+"""Relative tolerance, since other versions of the accountant compute an epsilon slightly
+differently."""
 
 _SHOWN = ("run", "engine", "model_sha256", "ledger_head", "metrics", "headline")
 _PLANNED = ("clip", "sigma", "snr", "share", "layer_noise")
@@ -35,7 +36,8 @@ def check_summary(
     recorded: int,
     where: str,
 ) -> None:
-    """Refuse a summary whose epsilon, delta, unit, mechanism, seed or kind of guarantee are not those of the run.
+    """Refuse a summary whose epsilon, delta, unit, mechanism, seed or kind of guarantee are not
+    those of the run.
 
     Test figures are not checked, because neither recipe nor ledger has them.
 
@@ -45,7 +47,8 @@ def check_summary(
         ledger: verified ledger of the run.
         guarantee: guarantee of the run.
         multiplier: noise multiplier of the run's last plan; None if no plan is kept.
-        recorded: last round of the rows of metrics; a round in which nobody took part may have no charge.
+        recorded: last round of the rows of metrics; a round in which nobody took part may have no
+            charge.
         where: name of the summary's file, for the message.
 
     Raises:
@@ -55,7 +58,9 @@ def check_summary(
     spent = privacy.delta, privacy.accountant
     true: dict[str, Any] = {
         "recipe": recipe.name,
-        "rounds": recipe.federation.rounds if recipe.run.patience is None else max(ledger.rounds(), recorded),
+        "rounds": recipe.federation.rounds
+        if recipe.run.patience is None
+        else max(ledger.rounds(), recorded),
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
         "unit": recipe.unit,
@@ -73,21 +78,28 @@ def check_summary(
     missing = [name for name in _SHOWN if name not in result]
     if missing:
         raise LedgerError(
-            f"{where} has no {missing[0]}: it was changed; restore it from a backup, or delete it, and --resume writes "
+            f"{where} has no {missing[0]}: it was changed; restore it from a backup, or delete it, "
+            "and --resume writes "
             "it again"
         )
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(
-                f"{where} says {name} = {_text(result.get(name))}, but recipe and ledger of the run say "
-                f"{_text(value)}: it was changed; restore it from a backup, or delete it, and --resume writes it again"
+                f"{where} says {name} = {_text(result.get(name))}, but recipe and ledger of the "
+                "run say "
+                f"{_text(value)}: it was changed; restore it from a backup, or delete it, and "
+                "--resume writes it again"
             )
 
 
-def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str) -> None:
-    """Refuse rows whose epsilon is below that of their round, or falls, and rows without figures of the same layers.
+def check_rows(
+    rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str
+) -> None:
+    """Refuse rows whose epsilon is below that of their round, or falls, and rows without figures of
+    the same layers.
 
-    Only the first and the last one are composed. Between them no figure may be below the one before.
+    Only the first and the last one are composed. Between them no figure may be below the one
+    before.
 
     Args:
         rows: public rows of the run.
@@ -102,19 +114,27 @@ def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger
     for row in rows:
         missing = [name for name in _PLANNED if name not in row]
         if missing:
-            raise LedgerError(f"{where} has no {missing[0]} in round {row['round']}: restore it from a backup")
+            raise LedgerError(
+                f"{where} has no {missing[0]} in round {row['round']}: restore it from a backup"
+            )
         stated += [(row["round"], float(row["epsilon"]))] if "epsilon" in row else []
         layers |= {len(row[name]) for name in _PER_LAYER if name in row}
         if len(layers) > 1:
-            raise LedgerError(f"{where} has another number of layers in round {row['round']}: restore it from a backup")
+            raise LedgerError(
+                f"{where} has another number of layers in round {row['round']}: restore it from a "
+                "backup"
+            )
     least = 0.0
     for place, (round_, epsilon) in enumerate(stated):
         if place in (0, len(stated) - 1):
-            charged = ledger.epsilon(recipe.privacy.delta, recipe.privacy.accountant, through=round_)
+            charged = ledger.epsilon(
+                recipe.privacy.delta, recipe.privacy.accountant, through=round_
+            )
             least = max(least, reported_epsilon(recipe, charged))
         if not epsilon >= least * (1 - _TOLERANCE):
             raise LedgerError(
-                f"{where} says epsilon = {_text(epsilon)} in round {round_}, but by the ledger it is at least "
+                f"{where} says epsilon = {_text(epsilon)} in round {round_}, but by the ledger it "
+                "is at least "
                 f"{_text(least)}: it was changed; restore it from a backup"
             )
         least = epsilon

@@ -56,7 +56,9 @@ class Checkpoints:
         return sorted(self.path.glob("round-*.safetensors"))
 
     def heads(self) -> list[str]:
-        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has none or cannot be read."""
+        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has none or
+        cannot be read.
+        """
         return [_metadata(file).get("ledger_head", "") for file in self.files()]
 
     def rounds(self) -> int:
@@ -98,7 +100,11 @@ class Checkpoints:
         try:
             self.path.mkdir(exist_ok=True)  # removed by somebody, perhaps, to save space
             with replacing(target) as partial:
-                save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
+                save_file(
+                    {name: t.contiguous().clone() for name, t in tensors.items()},
+                    partial,
+                    metadata=meta,
+                )
         except (SafetensorError, OSError) as error:
             raise DiskError(f"cannot write the checkpoint {target}: {error}") from error
         for old in self.files()[:-_KEPT]:
@@ -111,8 +117,8 @@ class Checkpoints:
             layers: layers of the run's model.
 
         Raises:
-            RunError: there are checkpoints, but none can be read, they belong to a model of another size, or the
-                newest one holds no state that a run can have.
+            RunError: there are checkpoints, but none can be read, they belong to a model of another
+                size, or the newest one holds no state that a run can have.
         """
         found = self._newest(layers)
         if found is None:
@@ -122,17 +128,26 @@ class Checkpoints:
             plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
         except (ConfigError, PrivacyError) as error:
             raise _edited(self._file(int(meta["rounds"])), str(error)) from error
-        optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+        optimizer = {
+            n.removeprefix("optimizer."): t
+            for n, t in tensors.items()
+            if n.startswith("optimizer.")
+        }
         transcript = Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan)
         problem = transcript.problem()
         if problem:
             raise _edited(self._file(transcript.rounds), problem)
         return Checkpoint(
-            transcript, optimizer, meta.get("ledger_head", ""), meta.get("noise", ""), meta.get("keys", "")
+            transcript,
+            optimizer,
+            meta.get("ledger_head", ""),
+            meta.get("noise", ""),
+            meta.get("keys", ""),
         )
 
     def model(self, layers: LayerTable) -> Tensor | None:
-        """The model of the newest checkpoint that can be read, [D], or None. The run's mechanism is not needed.
+        """The model of the newest checkpoint that can be read, [D], or None. The run's mechanism is
+        not needed.
 
         Args:
             layers: layers of the run's model, in any grouping.
@@ -144,7 +159,8 @@ class Checkpoints:
         return None if found is None else found[1][-1]
 
     def into(self, module: nn.Module, layers: LayerTable) -> nn.Module:
-        """The module, changed in place, with the model of the newest checkpoint, in evaluation mode.
+        """The module, changed in place, with the model of the newest checkpoint, in evaluation
+        mode.
 
         Raises:
             RunError: there is no checkpoint, or as in `latest`.
@@ -158,7 +174,9 @@ class Checkpoints:
     def _file(self, rounds: int) -> Path:
         return self.path / f"round-{rounds:06d}.safetensors"
 
-    def _newest(self, layers: LayerTable) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
+    def _newest(
+        self, layers: LayerTable
+    ) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
         """Metadata, models and all tensors of the newest checkpoint that can be read."""
         files = self.files()
         for file in reversed(files):
@@ -170,12 +188,15 @@ class Checkpoints:
                 continue
             if file != self._file(rounds):
                 raise _edited(file, f"it says that it was made after {rounds} rounds")
-            models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
+            models = tuple(
+                tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors))
+            )
             if not models:
                 raise _edited(file, "it has no model")
             if models[-1].numel() != layers.size:
                 raise RunError(
-                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but the given model has "
+                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but "
+                    "the given model has "
                     f"{layers.size:,}: pass the architecture that the run trained"
                 )
             return meta, models, tensors
@@ -191,7 +212,8 @@ def model_digest(model: Tensor) -> str:
 
 def _edited(file: Path, problem: str) -> RunError:
     return RunError(
-        f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or delete it, and the "
+        f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or "
+        "delete it, and the "
         "run continues from the one before"
     )
 

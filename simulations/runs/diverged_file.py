@@ -1,4 +1,5 @@
-"""A public file that records a run's divergence, for processes that wait for its server and for later readers.
+"""A public file that records a run's divergence, for processes that wait for its server and for
+later readers.
 
 Round and message are functions of released models, so they reveal nothing more.
 """
@@ -33,7 +34,9 @@ class DivergedFile:
     def read(self) -> DivergedError | None:
         """The error; None if there is none."""
         try:
-            return self._error(str(strict_json.loads(self._path.read_text(encoding="utf-8"))["message"]))
+            return self._error(
+                str(strict_json.loads(self._path.read_text(encoding="utf-8"))["message"])
+            )
         except (OSError, ValueError, TypeError, KeyError):  # missing or edited
             return None
 

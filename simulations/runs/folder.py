@@ -1,7 +1,7 @@
 """A run's folder, with recipe, metrics, ledger, checkpoints, TensorBoard events and report.
 
-Files under `private/` (mode 0600) are only for the run's operator: they show who took part, or hold the keys of its
-noise.
+Files under `private/` (mode 0600) are only for the run's operator: they show who took part, or hold
+the keys of its noise.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ class RunFolder:
 
     def __init__(self, path: Path, made_with: tuple[Path, ...] | None = None) -> None:
         self.path, self.made_with = path, made_with
-        self.provenance = ProvenanceFile(path / "provenance.json")  # clients, versions, sources of users' objects
+        self.provenance = ProvenanceFile(
+            path / "provenance.json"
+        )  # clients, versions, sources of users' objects
         self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
         self.diverged = DivergedFile(path / "diverged.json")  # of the last attempt
         self.metrics = RowFile(path / "metrics.jsonl", RoundRow)
-        # Further rows of each round only for the operator; those of an audited run show which canaries were in.
+        # Further rows of each round only for the operator; those of an audited run show which
+        # canaries were in.
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
         self._keys = KeyFile(self.private / "keys")
@@ -88,7 +91,9 @@ class RunFolder:
         path = path_of("run", path)
         folder = cls(path)
         if (path / SEARCH).is_file():
-            raise RunError(f"{path} is the folder of a search, not of a run: {SEARCH} states its cost")
+            raise RunError(
+                f"{path} is the folder of a search, not of a run: {SEARCH} states its cost"
+            )
         if not folder.recipe_file.is_file():
             inner = min(path.glob("*/recipe.toml"), default=None)
             hint = "" if inner is None else f"; did you mean {inner.parent}, which is in it?"
@@ -102,7 +107,8 @@ class RunFolder:
     result_file = Under("result.json")
     """The final summary, written once at the end."""
     audit_file = Under("private/audit.json")
-    """Audit of a run by its canaries, which depends on values before the noise and is therefore not released."""
+    """Audit of a run by its canaries, which depends on values before the noise and is therefore not
+    released."""
 
     private = Under("private")
     """The folder of the operator's files."""
@@ -132,7 +138,9 @@ class RunFolder:
 
     def labels(self) -> list[str] | None:
         """Names of the classes, in the order of the model's outputs; None if the data have none."""
-        return self.provenance.read().get("labels") or list(published(self.recipe().data.name)) or None
+        return (
+            self.provenance.read().get("labels") or list(published(self.recipe().data.name)) or None
+        )
 
     def owner(self) -> str:
         """Identity of the run for its ledger: the recipe's hash."""
@@ -142,35 +150,54 @@ class RunFolder:
         """Check the run's spending, before anything is changed.
 
         Raises:
-            LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is missing or behind
-                although rounds have been released; or the result of a finished run states another epsilon.
+            LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is
+                missing or behind although rounds have been released; or the result of a finished
+                run states another epsilon.
         """
         if self.ledger_file.exists():
             recipe, result = self.recipe(), self.result()
             with Ledger(self.ledger_file) as ledger:
                 central = not recipe.noised_by.uploads_released
-                released = self._released()  # before the ledger is read: another process may be at work
+                released = (
+                    self._released()
+                )  # before the ledger is read: another process may be at work
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
                 if result is not None:
                     guarantee, multiplier = self._guarantee(ledger), self._multiplier(ledger)
                     recorded = max((row["round"] for row in self.metrics), default=0)
-                    check_summary(result, recipe, ledger, guarantee, multiplier, recorded, str(self.result_file))
+                    check_summary(
+                        result,
+                        recipe,
+                        ledger,
+                        guarantee,
+                        multiplier,
+                        recorded,
+                        str(self.result_file),
+                    )
                     check_rows(self.metrics, recipe, ledger, str(self.metrics.path))
             if central and released > charged:
                 raise LedgerError(
-                    f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
-                    f"{self.metrics.path.name}: it is an older copy; restore a newer one or start a new run"
+                    f"{self.ledger_file} has no charge for round {charged + 1}, but {released} "
+                    "rounds were released by "
+                    f"{self.metrics.path.name}: it is an older copy; restore a newer one or start "
+                    "a new run"
                 )
         elif self.begun():
             raise LedgerError(
-                f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is not known; restore "
+                f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is "
+                "not known; restore "
                 "the ledger from a backup or start a new run"
             )
 
     def begun(self) -> bool:
         """Whether the run has charged or recorded a round."""
-        if self._released() or self.checkpoints.files() or self.result_file.is_file() or self.diverged.read():
+        if (
+            self._released()
+            or self.checkpoints.files()
+            or self.result_file.is_file()
+            or self.diverged.read()
+        ):
             return True
         if not self.ledger_file.is_file():
             return False
@@ -181,33 +208,43 @@ class RunFolder:
             return True
 
     def _released(self) -> int:
-        """The last released round, from the rows of metrics, since a round's row follows its charge."""
+        """The last released round, from the rows of metrics, since a round's row follows its
+        charge.
+        """
         return max((int(row["round"]) for row in self.metrics if not row.get("skipped")), default=0)
 
     def guarantee(self) -> str:
-        """The guarantee in one sentence, from the recipe and not from the summary, which may have been edited.
+        """The guarantee in one sentence, from the recipe and not from the summary, which may have
+        been edited.
 
         Raises:
             LedgerError: the mechanism's guarantee is not known.
         """
         with Ledger(self.ledger_file) as ledger:
-            return self._guarantee(ledger).sentence(noise_reproducible=self.recipe().run.seed is not None)
+            return self._guarantee(ledger).sentence(
+                noise_reproducible=self.recipe().run.seed is not None
+            )
 
     def _guarantee(self, ledger: Ledger) -> Guarantee:
         recipe = self.recipe()
         first, multiplier = _first(ledger), self._multiplier(ledger)
         if not is_own(recipe):
             amplified = first is None or Cost.of(first.event).rate < 1
-            return guarantee_of(recipe, self.provenance.layers(), amplified=amplified, multiplier=multiplier)
+            return guarantee_of(
+                recipe, self.provenance.layers(), amplified=amplified, multiplier=multiplier
+            )
         stated = ledger.guarantee()
         if stated is None and first is not None:
             raise LedgerError(
-                f"{self.ledger_file} does not state what the run's own mechanism guaranteed, because an earlier "
+                f"{self.ledger_file} does not state what the run's own mechanism guaranteed, "
+                "because an earlier "
                 "version of fedlgm wrote it: run it again"
             )
         plan = self.checkpoints.plan()
         if stated is None and "guarantee" not in plan:
-            raise LedgerError(f"{self.path} has released nothing, and no checkpoint has a plan of its mechanism")
+            raise LedgerError(
+                f"{self.path} has released nothing, and no checkpoint has a plan of its mechanism"
+            )
         return stated or Guarantee(**plan["guarantee"])
 
     def _multiplier(self, ledger: Ledger) -> float | None:
@@ -215,7 +252,9 @@ class RunFolder:
         stated, first = self.checkpoints.multiplier(), _first(ledger)
         if first is None:
             return stated
-        return settled_multiplier(self.recipe(), self.provenance.layers, stated, first, str(self.path))
+        return settled_multiplier(
+            self.recipe(), self.provenance.layers, stated, first, str(self.path)
+        )
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
@@ -223,12 +262,15 @@ class RunFolder:
         return [Head.parse(text) for text in kept if text]
 
     def written(self) -> AbstractContextManager[None]:
-        """Every block that writes the run's files; it raises DiskError if the system refuses one."""
+        """Every block that writes the run's files; it raises DiskError if the system refuses
+        one.
+        """
         return disk_errors(self.path, "run")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock this run against all other processes. The operating system releases the lock when this process ends.
+        """Lock this run against all other processes. The operating system releases the lock when
+        this process ends.
 
         A block inside such a block of the same object holds the same lock.
 
@@ -244,7 +286,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 close_folder(self.private)  # a copy of the run's folder may have lost its modes
             except BlockingIOError:
-                raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
+                raise RunError(
+                    f"another process is working on the run {self.path}: wait for it, or stop it"
+                ) from None
             held.callback(file.truncate, 0)
             file.truncate(0)
             with suppress(OSError):  # a full disk
@@ -256,10 +300,11 @@ class RunFolder:
                 self._held = False
 
     def worker(self) -> Worker | None:
-        """The process that holds the lock, or that was killed while it held it; None if there is none.
+        """The process that holds the lock, or that was killed while it held it; None if there is
+        none.
 
-        The number of a killed process stays in the file. Only then is the lock taken, for a moment, so that no other
-        process finds it taken in vain.
+        The number of a killed process stays in the file. Only then is the lock taken, for a moment,
+        so that no other process finds it taken in vain.
         """
         file = self.path / _LOCK
         with suppress(OSError), file.open() as lock:
@@ -300,13 +345,15 @@ class RunFolder:
         rows = self.rows(private)
         if len(rows) != result["rounds"]:
             raise RunError(
-                f"{self.metrics.path} has rows of {len(rows)} rounds, but the run had {result['rounds']}: restore it "
+                f"{self.metrics.path} has rows of {len(rows)} rounds, but the run had "
+                f"{result['rounds']}: restore it "
                 "from a backup"
             )
         return rows
 
     def audited(self) -> RunSummary:
-        """The canaries' audit of a finished run, only for its operator; empty for a run that was not audited.
+        """The canaries' audit of a finished run, only for its operator; empty for a run that was
+        not audited.
 
         Raises:
             RunError: the file is damaged.
@@ -319,7 +366,9 @@ class RunFolder:
             file.truncate(round)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the final summary. The run's noise will not be drawn again, so its keys are removed."""
+        """Write the final summary. The run's noise will not be drawn again, so its keys are
+        removed.
+        """
         strict_json.write(self.result_file, result)
         self.forget_noise()
 
@@ -332,7 +381,8 @@ class RunFolder:
         """The run's correlated noise so far.
 
         Raises:
-            RunError: the noise of released rounds, on which later noise depends, cannot be drawn again.
+            RunError: the noise of released rounds, on which later noise depends, cannot be drawn
+                again.
         """
         if seed is not None:
             return RunNoise()
@@ -342,16 +392,22 @@ class RunFolder:
         return RunNoise(rings)
 
     def _complete(self) -> bool:
-        """Whether the run has ended or all rounds have been released, so that no more noise will be drawn."""
-        return self.result_file.is_file() or self.checkpoints.rounds() >= self.recipe().federation.rounds
+        """Whether the run has ended or all rounds have been released, so that no more noise will be
+        drawn.
+        """
+        return (
+            self.result_file.is_file()
+            or self.checkpoints.rounds() >= self.recipe().federation.rounds
+        )
 
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and the last row of the ledger whose release cannot be repeated.
 
-        A run without a seed keeps its root, from the operating system, in a private file until it is finished. A round
-        that was released before an interruption is then released again unchanged, at no further cost. If the file is
-        lost, earlier charged rounds are released again with fresh noise and charged again; a run whose rounds are one
-        mechanism cannot continue.
+        A run without a seed keeps its root, from the operating system, in a private file until it
+        is finished. A round that was released before an interruption is then released again
+        unchanged, at no further cost. If the file is lost, earlier charged rounds are released
+        again with fresh noise and charged again; a run whose rounds are one mechanism cannot
+        continue.
 
         Raises:
             RunError: the file is damaged, or missing although it is needed.
@@ -359,7 +415,9 @@ class RunFolder:
         if seed is not None:
             return KeyRing.from_seed(seed), 0
         needed = self.recipe().sampling.separation is not None and not self._complete()
-        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else None)
+        return self._keys.settled(
+            self._charged(), needed, checkpoint.keys if checkpoint is not None else None
+        )
 
     def _charged(self) -> int:
         """Position of the ledger."""
@@ -380,7 +438,8 @@ class RunFolder:
         return found
 
     def finished(self) -> RunSummary:
-        """The summary of a finished run after `verify`, with its guarantee's sentence derived again.
+        """The summary of a finished run after `verify`, with its guarantee's sentence derived
+        again.
 
         Raises:
             RunError: the run is not finished, or the file is damaged.
@@ -388,7 +447,9 @@ class RunFolder:
         """
         result = self.result()
         if result is None:
-            remedy = self.diverged.read() or f"continue it with `fedlgm simulate --resume {self.path}`"
+            remedy = (
+                self.diverged.read() or f"continue it with `fedlgm simulate --resume {self.path}`"
+            )
             raise RunError(f"{self.path} is not finished: {remedy}")
         self.verify()
         checked = result.copy()
@@ -425,6 +486,7 @@ def _summary(file: Path) -> RunSummary | None:
     wrong = misfit(found, RunSummary) if found else "it is empty or not JSON"
     if wrong:
         raise RunError(
-            f"{file} is damaged ({wrong}): delete it and the run's result.json, and --resume writes both again"
+            f"{file} is damaged ({wrong}): delete it and the run's result.json, and --resume "
+            "writes both again"
         )
     return cast(RunSummary, found)

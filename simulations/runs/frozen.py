@@ -27,10 +27,12 @@ class FrozenBase:
         self._digest = fixed_digest(module) if frozen else ""
 
     def check(self, final: Transcript) -> RunSummary:
-        """Compare with the model after the last round; a model without frozen parameters is not checked.
+        """Compare with the model after the last round; a model without frozen parameters is not
+        checked.
 
         Returns:
-            `base_sha256`, and in `unmoved` the parameters that still have their initial values, which a warning names.
+            `base_sha256`, and in `unmoved` the parameters that still have their initial values,
+            which a warning names.
 
         Raises:
             RunError: the frozen parameters or buffers have changed.
@@ -39,7 +41,8 @@ class FrozenBase:
             return {}
         if fixed_digest(self._assembly.module()) != self._digest:
             raise RunError(
-                "the frozen parameters of the model changed during the run, so its adapters fit no base: other code "
+                "the frozen parameters of the model changed during the run, so its adapters fit no "
+                "base: other code "
                 "changes the model, or the file model.weights was replaced"
             )
         layers = self._assembly.layers
@@ -48,7 +51,8 @@ class FrozenBase:
         if unmoved and final.rounds:
             warnings.warn(
                 Notice(
-                    f"the run has not changed these parameters: {', '.join(unmoved)}; no round released them, or their "
+                    f"the run has not changed these parameters: {', '.join(unmoved)}; no round "
+                    "released them, or their "
                     "updates were zero"
                 ),
                 stacklevel=2,

@@ -15,10 +15,13 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
     """Name and value of the headline metric of a summary or of an evaluated round.
 
     Raises:
-        RunError: the row is from an earlier version of fedlgm or was changed: it has no headline metric.
+        RunError: the row is from an earlier version of fedlgm or was changed: it has no headline
+            metric.
     """
     if row.get("headline") not in row.get("metrics", {}):
-        raise RunError("the run's figures have no headline metric: use the version that made this run")
+        raise RunError(
+            "the run's figures have no headline metric: use the version that made this run"
+        )
     return row["headline"], float(row["metrics"][row["headline"]])
 
 

@@ -1,7 +1,7 @@
 """The root of an unseeded run's keys, in a private file until the run is finished.
 
-A reader of the file and of the run's releases can compute the sums. The file is therefore kept under `private/`, and a
-checkpoint holds only a name of the root.
+A reader of the file and of the run's releases can compute the sums. The file is therefore kept
+under `private/`, and a checkpoint holds only a name of the root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class KeyFile:
         self.path = path
 
     def settled(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
-        """The ring, and `charged` at the time when its root was drawn. If the file is missing, a root is drawn.
+        """The ring, and `charged` at the time when its root was drawn. If the file is missing, a
+        root is drawn.
 
         Args:
             charged: position of the ledger.
@@ -39,7 +40,8 @@ class KeyFile:
         if not self.path.is_file():
             if charged and needed:
                 raise RunError(
-                    f"{self.path} is gone: neither who may take part next nor the noise of the rounds that were "
+                    f"{self.path} is gone: neither who may take part next nor the noise of the "
+                    "rounds that were "
                     "released can be known without it; restore it from a backup, or start a new run"
                 )
             self.create(charged)
@@ -47,15 +49,18 @@ class KeyFile:
             ring, since = self.read()
         except ValueError as error:
             lost = (
-                "delete it; the run then repeats the releases since its last checkpoint with fresh noise, which "
+                "delete it; the run then repeats the releases since its last checkpoint with fresh "
+                "noise, which "
                 "costs privacy again"
             )
             raise RunError(
-                f"{self.path} is damaged: restore it from a backup, or {'start a new run' if needed else lost}"
+                f"{self.path} is damaged: restore it from a backup, or "
+                f"{'start a new run' if needed else lost}"
             ) from error
         if needed and name not in (None, name_of(ring)):
             raise RunError(
-                f"{self.path} does not belong to the rounds before the last checkpoint: with other keys clients "
+                f"{self.path} does not belong to the rounds before the last checkpoint: with other "
+                "keys clients "
                 "would take part sooner than they may; restore it from a backup, or start a new run"
             )
         return ring, since
@@ -68,7 +73,9 @@ class KeyFile:
         """
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
-            create_durably(self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii"))
+            create_durably(
+                self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii")
+            )
 
     def forget(self) -> None:
         """Remove the file, and drafts of processes that were killed while writing it."""

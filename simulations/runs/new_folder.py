@@ -27,7 +27,9 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
             (draft / "checkpoints").mkdir(parents=True)
             write_durably(RunFolder(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
     except OSError as error:
-        raise DiskError(f"cannot create the run folder {path}: {why(error)}; choose another folder") from error
+        raise DiskError(
+            f"cannot create the run folder {path}: {why(error)}; choose another folder"
+        ) from error
     return RunFolder(path, missing)
 
 
@@ -35,28 +37,34 @@ def refuse_existing(path: Path) -> None:
     """Raise RunError if `path` exists and is not an empty folder."""
     if is_used(path):
         raise RunError(
-            f"{path} already exists: choose another folder (--run-dir, run_dir=), or continue the run in it "
+            f"{path} already exists: choose another folder (--run-dir, run_dir=), or continue the "
+            "run in it "
             f"(--resume {path}, simulations.resume)"
         )
 
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterator[None]:
-    """Remove a folder from `create`, and those above it, if the block raises before the run has charged a round.
+    """Remove a folder from `create`, and those above it, if the block raises before the run has
+    charged a round.
 
-    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned. The block's errors of the
-    disk are those of `RunFolder.written`.
+    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned. The
+    block's errors of the disk are those of `RunFolder.written`.
 
     Args:
         folder: the run's folder.
-        asks_nodes: whether the clients are nodes with ledgers, which charge a round before the run does. An empty
-            ledger then also keeps the folder.
+        asks_nodes: whether the clients are nodes with ledgers, which charge a round before the run
+            does. An empty ledger then also keeps the folder.
     """
     try:
         with folder.written():
             yield
     except Exception:
-        if folder.made_with is not None and not folder.begun() and not (asks_nodes and folder.ledger_file.exists()):
+        if (
+            folder.made_with is not None
+            and not folder.begun()
+            and not (asks_nodes and folder.ledger_file.exists())
+        ):
             shutil.rmtree(folder.path, ignore_errors=True)
             for parent in folder.made_with:
                 with suppress(OSError):  # another run is in it

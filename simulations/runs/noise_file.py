@@ -1,8 +1,9 @@
-"""The rings of a run's correlated noise, in a private file with one line per round, written before its release.
+"""The rings of a run's correlated noise, in a private file with one line per round, written before
+its release.
 
-The noise of every later round depends on the rings, so a run continues only if they are complete. A reader of the file
-and of the run's releases can compute the sums. The file is therefore kept under `private/`, never in a checkpoint, and
-removed when the run is finished.
+The noise of every later round depends on the rings, so a run continues only if they are complete. A
+reader of the file and of the run's releases can compute the sums. The file is therefore kept under
+`private/`, never in a checkpoint, and removed when the run is finished.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class NoiseFile(NoiseRings):
                 round_, root = line.split()
                 super().keep(int(round_), KeyRing(int(root, 16), secret=True))
             except ValueError as error:
-                raise RunError(f"{path} is damaged: restore it from a backup, or start a new run") from error
+                raise RunError(
+                    f"{path} is damaged: restore it from a backup, or start a new run"
+                ) from error
             whole += len(line)
         self._whole = whole
 
@@ -50,7 +53,8 @@ class NoiseFile(NoiseRings):
         """
         if self.digest(rounds) != digest:
             raise RunError(
-                f"{self._path} does not belong to the rounds before the last checkpoint: restore it from a backup, or "
+                f"{self._path} does not belong to the rounds before the last checkpoint: restore "
+                "it from a backup, or "
                 "start a new run"
             )
 
@@ -60,7 +64,9 @@ class NoiseFile(NoiseRings):
         line = f"{round} {ring.root:032x}\n".encode("ascii")
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = not self._path.exists()
-        with os.fdopen(os.open(self._path, os.O_CREAT | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
+        with os.fdopen(
+            os.open(self._path, os.O_CREAT | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb"
+        ) as file:
             file.truncate(self._whole)
             file.seek(self._whole)
             file.write(line)

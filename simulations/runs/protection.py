@@ -1,8 +1,8 @@
 """A run's guarantee in words, derived again from its recipe.
 
-Summary and checkpoints are plain files, and anyone who can write to the run's folder can change their words. The
-recipe is part of the identity of the ledger's owner, so readers take the words from it. A user's mechanism states its
-guarantee in the ledger's rows.
+Summary and checkpoints are plain files, and anyone who can write to the run's folder can change
+their words. The recipe is part of the identity of the ledger's owner, so readers take the words
+from it. A user's mechanism states its guarantee in the ledger's rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from simulations.config.recipe import Recipe
 
 
 def is_own(recipe: Recipe) -> bool:
-    """Whether the mechanism is a user's. Its plans then state its guarantee, which the ledger's rows keep."""
+    """Whether the mechanism is a user's. Its plans then state its guarantee, which the ledger's
+    rows keep.
+    """
     return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
 
@@ -34,15 +36,16 @@ def guarantee_of(
 ) -> Guarantee:
     """The guarantee of a recipe's run with one of the library's mechanisms.
 
-    The words do not depend on the model's values. They depend on the amount of noise only if they state a second
-    epsilon (`NoisedBy.against`). So nothing is calibrated, built or loaded.
+    The words do not depend on the model's values. They depend on the amount of noise only if they
+    state a second epsilon (`NoisedBy.against`). So nothing is calibrated, built or loaded.
 
     Args:
         recipe: the recipe.
         sizes: d_j of the mechanism's layers, by name.
-        amplified: whether steps sample fewer than all examples; used if the server adds noise to steps, because the
-            recipe does not give the number of examples.
-        multiplier: noise multiplier of the run's plan; None calibrates it if a second epsilon is stated.
+        amplified: whether steps sample fewer than all examples; used if the server adds noise to
+            steps, because the recipe does not give the number of examples.
+        multiplier: noise multiplier of the run's plan; None calibrates it if a second epsilon is
+            stated.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -61,9 +64,14 @@ def guarantee_of(
 
 
 def settled_multiplier(
-    recipe: Recipe, sizes: Callable[[], Mapping[str, int]], stated: float | None, first: Charge, where: str
+    recipe: Recipe,
+    sizes: Callable[[], Mapping[str, int]],
+    stated: float | None,
+    first: Charge,
+    where: str,
 ) -> float | None:
-    """The run's noise multiplier by its ledger, from which a second epsilon follows; else that of a checkpoint.
+    """The run's noise multiplier by its ledger, from which a second epsilon follows; else that of a
+    checkpoint.
 
     Args:
         recipe: recipe of the run.
@@ -80,13 +88,17 @@ def settled_multiplier(
         return stated if charged is None else charged
     if not math.isclose(stated, charged, rel_tol=1e-6):
         raise LedgerError(
-            f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round {first.round} "
-            "would cost something else than the ledger says: it was changed; restore `checkpoints/` from a backup"
+            f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round "
+            f"{first.round} "
+            "would cost something else than the ledger says: it was changed; restore "
+            "`checkpoints/` from a backup"
         )
     return stated
 
 
-def _charged_multiplier(recipe: Recipe, sizes: Callable[[], Mapping[str, int]], first: Charge) -> float | None:
+def _charged_multiplier(
+    recipe: Recipe, sizes: Callable[[], Mapping[str, int]], first: Charge
+) -> float | None:
     """The noise multiplier by which a row was charged; None if rows do not state it."""
     facts, charged = facts_of(recipe, 2 * recipe.training.batch_size), Cost.of(first.event)
     if facts.run is not None or charged.law != "gaussian":  # one mechanism: rows are increments

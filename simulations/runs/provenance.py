@@ -13,7 +13,11 @@ _PACKAGES = ("fedlgm", "flwr", "torch", "numpy", "dp-accounting", "ray")
 
 
 TRAINING_FILE = "training file"
-FILES = {"weights": ("model", "weights"), TRAINING_FILE: ("data", "file"), "test file": ("data", "test_file")}
+FILES = {
+    "weights": ("model", "weights"),
+    TRAINING_FILE: ("data", "file"),
+    "test file": ("data", "test_file"),
+}
 """Keys of a recipe that name files, by the name under which the sources hold them."""
 
 
@@ -26,7 +30,9 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """
     made: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
-        "objects": assembly.own.fingerprints(assembly.module(), assembly.partition) if assembly.own else {},
+        "objects": assembly.own.fingerprints(assembly.module(), assembly.partition)
+        if assembly.own
+        else {},
         "sources": sources(assembly),
         "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
@@ -46,7 +52,9 @@ def _trained_by(assembly: Assembly) -> str:
 
 
 def sources(assembly: Assembly) -> dict[str, Source]:
-    """File and SHA-256 of the source of everything that the recipe names as "package.module:name"."""
+    """File and SHA-256 of the source of everything that the recipe names as
+    "package.module:name".
+    """
     recipe = assembly.recipe
     named = {
         "model": recipe.model.name,
@@ -64,5 +72,9 @@ def sources(assembly: Assembly) -> dict[str, Source]:
     for what, (section, key) in FILES.items():
         path = getattr(getattr(recipe, section), key)
         if path is not None:
-            found[what] = {"name": f"{section}.{key}", "file": path, "sha256": models.digest_of_file(path)}
+            found[what] = {
+                "name": f"{section}.{key}",
+                "file": path,
+                "sha256": models.digest_of_file(path),
+            }
     return found

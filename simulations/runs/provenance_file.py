@@ -26,8 +26,9 @@ _KEYED = "hmac-sha256:"
 class ProvenanceFile:
     """The file; `simulations.runs.provenance` describes its content.
 
-    A hash of private data would show a reader who knows all but one of the examples whether a guess of this one is
-    right, which no noise covers. Hashes that may depend on data are therefore keyed, and the key is a private file.
+    A hash of private data would show a reader who knows all but one of the examples whether a guess
+    of this one is right, which no noise covers. Hashes that may depend on data are therefore keyed,
+    and the key is a private file.
 
     Args:
         path: the file, in the run's folder.
@@ -56,13 +57,15 @@ class ProvenanceFile:
         found = self.read().get("layers")
         if not found:
             raise LedgerError(
-                f"{self._path} does not name the layers of the run's mechanism, so what was guaranteed is not known: "
+                f"{self._path} does not name the layers of the run's mechanism, so what was "
+                "guaranteed is not known: "
                 "restore the file from a backup"
             )
         return dict(found)
 
     def settle(self, provenance: Provenance) -> None:
-        """Write the run's provenance, or check that the run continues with the same clients and objects.
+        """Write the run's provenance, or check that the run continues with the same clients and
+        objects.
 
         Raises:
             RunError: the run had other objects, or other clients (simulated ones or real nodes).
@@ -76,16 +79,29 @@ class ProvenanceFile:
             changed = provenance.get("sources", {}).get(what)
             same = changed is not None and self._agrees(source["sha256"], changed["sha256"])
             if what in FILES and not same:
-                known = "" if source["sha256"].startswith(_KEYED) else f" (SHA-256 {source['sha256']})"
-                raise RunError(f"{source['file']} is not the {what} that {self._run} began with{known}: restore it")
+                known = (
+                    "" if source["sha256"].startswith(_KEYED) else f" (SHA-256 {source['sha256']})"
+                )
+                raise RunError(
+                    f"{source['file']} is not the {what} that {self._run} began with{known}: "
+                    "restore it"
+                )
             if not same or {**source, "sha256": ""} != {**(changed or {}), "sha256": ""}:
-                warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
+                warnings.warn(
+                    Notice(f"the source of the {what} has changed since the run started"),
+                    stacklevel=2,
+                )
         if stored.get("labels") != provenance.get("labels"):
-            was, now = (", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance))
-            raise RunError(f"{self._run} was run with the classes {was}: it cannot be continued with {now}")
+            was, now = (
+                ", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance)
+            )
+            raise RunError(
+                f"{self._run} was run with the classes {was}: it cannot be continued with {now}"
+            )
         if stored.get("columns", provenance.get("columns")) != provenance.get("columns"):
             raise RunError(
-                f"{self._run} was run with other columns, in another order, or standardised otherwise: pass the same "
+                f"{self._run} was run with other columns, in another order, or standardised "
+                "otherwise: pass the same "
                 "tables"
             )
         if stored.get("clients") != provenance.get("clients"):
@@ -103,8 +119,14 @@ class ProvenanceFile:
         self.check_named(fingerprints)
         for what, fingerprint in self.read().get("objects", {}).items():
             if not self._agrees(fingerprint, fingerprints.get(what, "")):
-                weights = " (its initial weights are part of it: a new module draws others)" if what == "model" else ""
-                raise OtherObjectsError(f"{self._run} was run with another {what}; pass the same one{weights}")
+                weights = (
+                    " (its initial weights are part of it: a new module draws others)"
+                    if what == "model"
+                    else ""
+                )
+                raise OtherObjectsError(
+                    f"{self._run} was run with another {what}; pass the same one{weights}"
+                )
 
     def check_named(self, given: Iterable[str]) -> None:
         """Refuse objects that replace parts that the run took from its recipe.
@@ -113,10 +135,15 @@ class ProvenanceFile:
             OtherObjectsError: the message names the object.
         """
         stored = self.read().get("objects")
-        further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
+        further = (
+            []
+            if stored is None
+            else [what for what in given if what in vars(Own()) and what not in stored]
+        )
         if further:
             raise OtherObjectsError(
-                f"{self._run} was run with the {further[0]} of its recipe, and cannot be continued with another"
+                f"{self._run} was run with the {further[0]} of its recipe, and cannot be continued "
+                "with another"
             )
 
     def _without_data(self, provenance: Provenance) -> Provenance:
@@ -146,7 +173,8 @@ class ProvenanceFile:
             key = self._key_file.read_bytes()
         except OSError as error:
             raise RunError(
-                f"{self._key_file} is gone: the objects and files of the run cannot be compared without it; restore "
+                f"{self._key_file} is gone: the objects and files of the run cannot be compared "
+                "without it; restore "
                 "it from a backup"
             ) from error
         return _KEYED + hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()

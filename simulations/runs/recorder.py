@@ -1,4 +1,6 @@
-"""Records finished rounds as metrics, checkpoints, trackers' figures and progress, while the next round trains."""
+"""Records finished rounds as metrics, checkpoints, trackers' figures and progress, while the next
+round trains.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from fedlgm.training.tasks import evaluate
 from fedlgm.training.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row
+from simulations.runs.rows import (
+    Figures,
+    OnRound,
+    RoundRow,
+    private_row,
+    released_figures,
+    round_row,
+)
 from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon, reported_rounds
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord
@@ -29,8 +38,8 @@ _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall be
 class Recorder:
     """Receives each finished round and records it in its own thread, in order.
 
-    A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to
-    the checkpoint.
+    A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint
+    has all rows up to the checkpoint.
 
     Args:
         assembly: the run's objects.
@@ -39,8 +48,8 @@ class Recorder:
         progress: called with each row, the operator's own figures included.
         abandoned: see `Ledger.epsilon`.
         trackers: started trackers; they get each public row.
-        overlaps: whether the next round may begin before a round is on disk; False if clients would be charged again
-            for a round that is lost.
+        overlaps: whether the next round may begin before a round is on disk; False if clients would
+            be charged again for a round that is lost.
     """
 
     def __init__(
@@ -54,7 +63,12 @@ class Recorder:
         *,
         overlaps: bool = True,
     ) -> None:
-        self._assembly, self._folder, self._optimizer, self._progress = assembly, folder, optimizer, progress
+        self._assembly, self._folder, self._optimizer, self._progress = (
+            assembly,
+            folder,
+            optimizer,
+            progress,
+        )
         self._module, self._abandoned = assembly.module(), abandoned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
@@ -78,8 +92,8 @@ class Recorder:
     def check_stopped(self) -> None:
         """Raise StoppedEarly if the run's rule for stopping holds.
 
-        A run that released a round twice goes on, because it costs more than the budget that it would state if it
-        ended.
+        A run that released a round twice goes on, because it costs more than the budget that it
+        would state if it ended.
         """
         if self._rule is not None and self._rule.holds(self._folder.rows()):
             with Ledger(self._folder.ledger_file) as ledger:
@@ -95,12 +109,19 @@ class Recorder:
             self._thread.shutdown(wait=True)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint after the last finished round if it has none. Call this after `close`."""
-        if self._finished is not None and self._folder.checkpoints.rounds() < self._finished[0].rounds:
+        """Write a checkpoint after the last finished round if it has none. Call this after
+        `close`.
+        """
+        if (
+            self._finished is not None
+            and self._folder.checkpoints.rounds() < self._finished[0].rounds
+        ):
             self._folder.save(*self._finished)
 
     def figures(self, transcript: Transcript) -> Figures:
-        """The task's metrics of the current model on the test set, and the epsilon proven and claimed so far."""
+        """The task's metrics of the current model on the test set, and the epsilon proven and
+        claimed so far.
+        """
         if self._latest[0] != transcript.rounds:
             self._latest = transcript.rounds, self._measure(transcript)
         return self._latest[1].copy()
@@ -108,20 +129,31 @@ class Recorder:
     def _measure(self, transcript: Transcript) -> Figures:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
-        task, x, y = fresh(self._assembly.task), inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
+        task, x, y = (
+            fresh(self._assembly.task),
+            inputs.tensors(data.test_x),
+            torch.from_numpy(data.test_y),
+        )
         own = self._assembly.own
         metrics = evaluate(task, self._module, x, y, metrics=own.metrics)
         if own.evaluate is not None:
             metrics |= own_figures(own.evaluate, transcript.rounds, self._module, metrics)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
-        with Ledger(self._folder.ledger_file) as ledger:  # a separate reader: the next round is charging already
+        with Ledger(
+            self._folder.ledger_file
+        ) as ledger:  # a separate reader: the next round is charging already
             figures: Figures = {
                 "metrics": metrics,
                 "headline": task.headline,
                 "epsilon": reported_epsilon(self._assembly.recipe, ledger.epsilon(*spent)),
-                "claimed_epsilon": reported_epsilon(self._assembly.recipe, ledger.claimed_epsilon(*spent)),
+                "claimed_epsilon": reported_epsilon(
+                    self._assembly.recipe, ledger.claimed_epsilon(*spent)
+                ),
             }
-        facts, rounds = self._assembly.facts, reported_rounds(self._assembly.recipe, transcript.rounds)
+        facts, rounds = (
+            self._assembly.facts,
+            reported_rounds(self._assembly.recipe, transcript.rounds),
+        )
         readers = facts.noised_by.readers_epsilon(facts, rounds)
         if readers is not None:
             figures["readers_epsilon"] = readers
@@ -131,7 +163,9 @@ class Recorder:
             figures["accuracy"] = metrics["accuracy"]
         return figures
 
-    def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
+    def _record(
+        self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]
+    ) -> None:
         run = self._assembly.recipe.run
         last = record.round == self._assembly.recipe.federation.rounds
         row: RoundRow = {**round_row(record), **released_figures(transcript)}

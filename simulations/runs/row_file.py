@@ -13,7 +13,8 @@ from simulations.runs.shapes import misfit
 
 
 class RowFile:
-    """Rows in the order of their rounds; a row truncated by a crash, and all rows after it, do not count.
+    """Rows in the order of their rounds; a row truncated by a crash, and all rows after it, do not
+    count.
 
     Args:
         path: the file, created with its first row.
@@ -40,7 +41,10 @@ class RowFile:
                 return
             wrong = misfit(row, self._kind)
             if wrong:
-                raise RunError(f"{self.path} was changed in line {number}: {wrong}; restore the file from a backup")
+                raise RunError(
+                    f"{self.path} was changed in line {number}: {wrong}; restore the file from a "
+                    "backup"
+                )
             yield row
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -51,8 +55,12 @@ class RowFile:
     def truncate(self, round: int) -> None:
         """Remove rows after `round`."""
         if self.path.is_file():
-            content = "".join(strict_json.dumps(row) + "\n" for row in self if row["round"] <= round)
+            content = "".join(
+                strict_json.dumps(row) + "\n" for row in self if row["round"] <= round
+            )
             write_durably(self.path, content.encode(), PRIVATE if self._private else PUBLIC)
 
     def _opened(self) -> IO[str]:
-        return open_private(self.path, "a") if self._private else self.path.open("a", encoding="utf-8")
+        return (
+            open_private(self.path, "a") if self._private else self.path.open("a", encoding="utf-8")
+        )

@@ -25,12 +25,12 @@ class Figures(TypedDict, total=False):
     """A model's figures on the test set, and its spent budget.
 
     Attributes:
-        loss, accuracy, metrics: metrics of the current model on the test set: all metrics of the task, and two of them
-            by name (`accuracy` if the task has one).
+        loss, accuracy, metrics: metrics of the current model on the test set: all metrics of the
+            task, and two of them by name (`accuracy` if the task has one).
         headline: name of the metric that summarises the run.
         epsilon, claimed_epsilon: spending so far.
-        readers_epsilon: epsilon against readers of only the released models, under distributed trust; `epsilon` is
-            against the server.
+        readers_epsilon: epsilon against readers of only the released models, under distributed
+            trust; `epsilon` is against the server.
     """
 
     loss: float
@@ -49,14 +49,18 @@ class RunSummary(Figures, total=False):
         run: folder of the run.
         recipe, engine, mechanism, variant, rounds, unit, delta: settings of the run.
         noise_reproducible: whether the seed is public, so that the noise can be drawn again.
-        guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or "none".
+        guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or
+            "none".
         noise_multiplier: sigma_* of the run.
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
         ledger_head: the ledger's head.
-        base_sha256, unmoved: for a model with frozen parameters, their hash, and the parameters that no round changed.
-        audited_epsilon, audit_method, audit_confidence, audit_passed: results of `run.audit`, only for the operator.
-        failures, seconds_per_round, seconds: figures only for the operator, which are not kept in the run's folder.
+        base_sha256, unmoved: for a model with frozen parameters, their hash, and the parameters
+            that no round changed.
+        audited_epsilon, audit_method, audit_confidence, audit_passed: results of `run.audit`, only
+        for the operator.
+        failures, seconds_per_round, seconds: figures only for the operator, which are not kept in
+            the run's folder.
         report: file of the report, if written.
     """
 
@@ -89,7 +93,8 @@ class RunSummary(Figures, total=False):
 
 
 class LayerRow(TypedDict):
-    """One layer of a release, with coordinates, bound s_j, noise scale, budget share, SNR and noise on the mean.
+    """One layer of a release, with coordinates, bound s_j, noise scale, budget share, SNR and noise
+    on the mean.
 
     A layer that is not released has no noise scale in the file.
     """
@@ -108,19 +113,21 @@ class RoundFigures(Figures, total=False):
     """Public figures of a round that not every round has.
 
     Attributes:
-        layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
-            released.
+        layer_noise: root mean square l2 norm of the noise that one noising party adds to each
+            layer, [K]; 0 where not released.
         clip: bounds s_j, [K].
-        sigma: noise scales sigma_j, [K]; None where not released. For noise correlated over rounds it is the scale of
-            z.
-        snr: s_j^2 / (d_j sigma_j^2), [K], for the round's own noise (see `ReleasePlan.round_sigma`).
+        sigma: noise scales sigma_j, [K]; None where not released. For noise correlated over rounds
+            it is the scale of z.
+        snr: s_j^2 / (d_j sigma_j^2), [K], for the round's own noise (see
+            `ReleasePlan.round_sigma`).
         share: budget shares p_j, [K].
         released: number of released layers.
         score: scores behind the plan, [K], if the mechanism has any.
         clients: the clients' own figures in published, NOT PRIVATE variants, each [clients, K].
         released_norm: l2 norm of each layer of the released noisy mean, [K]; 0 where not released.
         queries: decoded answers of the released mean to the auxiliary queries, by name.
-        skipped: present and true if nothing was released. Evaluated rounds also have the figures of `Figures`.
+        skipped: present and true if nothing was released. Evaluated rounds also have the figures of
+            `Figures`.
     """
 
     layer_noise: list[float]
@@ -142,9 +149,9 @@ class RoundRow(RoundFigures):
     Attributes:
         round: number of the round, from 1.
         noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
-        noise_scale: the same norm for the actual participants where everyone sees who takes part (local trust and
-            published variants), and otherwise `noise_norm`; its sum over the rounds is the "noise scale" of
-            `fedlgm compare`.
+        noise_scale: the same norm for the actual participants where everyone sees who takes part
+            (local trust and published variants), and otherwise `noise_norm`; its sum over the
+            rounds is the "noise scale" of `fedlgm compare`.
     """
 
     round: Number
@@ -170,8 +177,10 @@ class Provenance(TypedDict, total=False):
         layers: d_j by name.
         versions: versions of the installed packages.
         labels: names of the classes, if they have names.
-        columns: names, kinds and standardisation of the columns of a table's inputs, in their order.
-        trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"` became PyTorch.
+        columns: names, kinds and standardisation of the columns of a table's inputs, in their
+            order.
+        trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"`
+            became PyTorch.
     """
 
     clients: str
@@ -201,7 +210,8 @@ class PrivateFigures(TypedDict, total=False):
         present: clients that were asked.
         discarded: contributions with NaN or Inf, which counted as zero.
         seconds: wall time without evaluation.
-        failures: replies that are missing, failed or were rejected, each with kind, node, client and reason.
+        failures: replies that are missing, failed or were rejected, each with kind, node, client
+            and reason.
         exhausted: clients that did not take part because they have spent their own budget.
     """
 
@@ -270,7 +280,9 @@ def _planned(plan: ReleasePlan) -> RoundFigures:
 
 
 def released_figures(transcript: Transcript) -> RoundFigures:
-    """Figures of the last release, including its noise. They are post-processing, so they cost nothing."""
+    """Figures of the last release, including its noise. They are post-processing, so they cost
+    nothing.
+    """
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
@@ -278,7 +290,9 @@ def released_figures(transcript: Transcript) -> RoundFigures:
     row: RoundFigures = {"released_norm": _compact(np.array(norms))}
     answers = {noisy.query.name: transcript.answer(noisy.query.name) for noisy in plan.queries}
     if answers:
-        row["queries"] = {name: _compact(values) for name, values in answers.items() if values is not None}
+        row["queries"] = {
+            name: _compact(values) for name, values in answers.items() if values is not None
+        }
     return row
 
 
@@ -296,18 +310,27 @@ def private_row(record: RoundRecord) -> PrivateRow:
 
 
 def noise_scale(record: RoundRecord) -> float:
-    """Expected l2 norm of the noise in the released mean, over all layers and all noising parties."""
+    """Expected l2 norm of the noise in the released mean, over all layers and all noising
+    parties.
+    """
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
-    if not plan.facts.noised_by.alone:  # no upload is a release of its own, so the number of uploads stays secret
+    if (
+        not plan.facts.noised_by.alone
+    ):  # no upload is a release of its own, so the number of uploads stays secret
         return math.sqrt(float((plan.noise_norms**2).sum()))
     parties = plan.facts.noised_by.noises_in_sum(record.present)
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
 
 
 def _failure(failure: Failure) -> FailureRow:
-    return {"kind": failure.kind, "node": failure.node, "client": failure.client, "reason": failure.reason}
+    return {
+        "kind": failure.kind,
+        "node": failure.node,
+        "client": failure.client,
+        "reason": failure.reason,
+    }
 
 
 def _compact(values: np.ndarray) -> Any:

@@ -33,7 +33,9 @@ from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
 
-TEST_MODE = "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
+TEST_MODE = (
+    "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
+)
 
 
 def serve(
@@ -48,7 +50,8 @@ def serve(
     attempt: bytes = b"",
     continued: bool = False,
 ) -> RunSummary:
-    """Run (or continue) a federation over `grid` and return its summary; a finished run releases nothing more.
+    """Run (or continue) a federation over `grid` and return its summary; a finished run releases
+    nothing more.
 
     Args:
         grid: grid of the clients.
@@ -56,19 +59,25 @@ def serve(
         folder: the run's folder; a checkpoint in it is continued.
         engine: name of the engine, for the summary.
         progress: called with each round's row, the operator's own figures included.
-        nodes: assignment of nodes to clients; by default workers of a simulation, any of which serves any client.
+        nodes: assignment of nodes to clients; by default workers of a simulation, any of which
+            serves any client.
         trackers: objects that follow the run, in addition to the recipe's trackers.
-        attempt: identity of the releases of nodes that do not repeat their answers; drawn if not given.
-        continued: whether an earlier process had this identity, so that its last round is not charged again.
+        attempt: identity of the releases of nodes that do not repeat their answers; drawn if not
+            given.
+        continued: whether an earlier process had this identity, so that its last round is not
+            charged again.
 
     Raises:
-        DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a checkpoint of the last.
+        DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a
+            checkpoint of the last.
         FedlgmError: the run ends for another reason; the message says why.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
     with folder.locked():
-        if folder.result() is not None:  # its checkpoints may have been removed since, as its keys were
+        if (
+            folder.result() is not None
+        ):  # its checkpoints may have been removed since, as its keys were
             finished = folder.finished()
             finished.update(folder.audited())
             folder.forget_noise()
@@ -86,7 +95,11 @@ def serve(
         folder.truncate(transcript.rounds)
         folder.diverged.forget()
         keys, abandoned = folder.keys(recipe.run.seed, checkpoint)
-        run_noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(recipe.run.seed, checkpoint)
+        run_noise = (
+            RunNoise()
+            if assembly.facts.noise is None
+            else folder.run_noise(recipe.run.seed, checkpoint)
+        )
         base = FrozenBase(assembly)
         started = time.perf_counter()
         with (
@@ -95,26 +108,43 @@ def serve(
         ):
             if assembly.spent is not None:
                 assembly.spent.charge(ledger)
-            # Real nodes make other updates when a round is made again, unless they keep their answers.
+            # Real nodes make other updates when a round is made again, unless they keep their
+            # answers.
             repeats, redrawn = nodes.repeats, abandoned
             attempt = b"" if repeats else attempt or secrets.token_bytes(16)
             draws = keys
             if not repeats:
                 abandoned = ledger.position()
                 if keys.secret and assembly.facts.run is None and recipe.protects.redraws:
-                    # Other clients than before: sampling then amplifies what is released again, too.
+                    # Other clients than before: sampling then amplifies what is released again,
+                    # too.
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
             if not continued:
                 _warn_of_cost(ledger, transcript, abandoned)
-            recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers, overlaps=repeats)
+            recorder = Recorder(
+                assembly, folder, optimizer, progress, abandoned, followers, overlaps=repeats
+            )
             audit = watch_of(assembly)
-            canaries = audit.observer(assembly, folder, keys, nodes.simulated) if audit is not None else None
+            canaries = (
+                audit.observer(assembly, folder, keys, nodes.simulated)
+                if audit is not None
+                else None
+            )
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
                 CohortSampler(assembly.cohorts, draws, federation.dropout),
                 optimizer,
-                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise, redrawn, is_own(recipe)),
+                Releaser(
+                    keys,
+                    ledger,
+                    assembly.numerics,
+                    attempt,
+                    canaries,
+                    run_noise,
+                    redrawn,
+                    is_own(recipe),
+                ),
                 nodes,
                 on_round=recorder,
                 continue_ledger=True,  # _warn_of_cost names what is charged again
@@ -163,26 +193,31 @@ def serve(
             strict_json.write(folder.audit_file, audit.figures(assembly, folder, result), PRIVATE)
         folder.finish(result)
         followers.end(result)
-        # Durations and failures of rounds reveal participants, and canaries see sums before their noise. Only the
-        # operator sees these figures; the stored summary omits them.
+        # Durations and failures of rounds reveal participants, and canaries see sums before their
+        # noise. Only the operator sees these figures; the stored summary omits them.
         seen = result.copy()
         seen.update(folder.audited())
         seen["failures"] = _failures(rows)
-        seen["seconds_per_round"] = median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0])
+        seen["seconds_per_round"] = median_high(
+            [row["seconds"] for row in rows if "seconds" in row] or [0.0]
+        )
         seen["seconds"] = time.perf_counter() - started
     return seen
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse a checkpoint of more rounds than the run has, and a run that is one mechanism with other noise.
+    """Refuse a checkpoint of more rounds than the run has, and a run that is one mechanism with
+    other noise.
 
     Raises:
-        RunError: the checkpoint was edited; or this machine computes other coefficients, or another multiplier.
+        RunError: the checkpoint was edited; or this machine computes other coefficients, or another
+            multiplier.
     """
     rounds = assembly.recipe.federation.rounds
     if transcript.rounds > rounds:
         raise RunError(
-            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, but the run has "
+            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, "
+            "but the run has "
             f"{rounds}: it was edited; restore it from a backup, or delete it"
         )
     if transcript.plan is None:
@@ -190,26 +225,33 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     started, facts = transcript.plan.facts, assembly.facts
     if facts.run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
-            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this machine computes "
-            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one "
+            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "
+            "machine computes "
+            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all "
+            "rounds are one "
             "mechanism; continue it where it was started"
         )
     if started.noise != facts.noise:
         raise RunError(
-            f"{folder.path} correlated its noise with coefficients that differ from those that this machine computes "
+            f"{folder.path} correlated its noise with coefficients that differ from those that "
+            "this machine computes "
             "(another version of "
             "NumPy or SciPy?): continue it where it was started"
         )
 
 
-def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False, keyed: bool = False) -> Nodes:
+def nodes_of(
+    assembly: Assembly, kind: str, *, simulated: bool = False, keyed: bool = False
+) -> Nodes:
     """The assignment of nodes to clients from the run config of a Flower app.
 
     Args:
         assembly: the run's objects.
-        kind: "workers" (any node serves any client: simulations) or "clients" (one node per client).
+        kind: "workers" (any node serves any client: simulations) or "clients" (one node per
+            client).
         simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
-        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of the run's folder.
+        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of
+            the run's folder.
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
     keyed = keyed or run.seed is not None
@@ -229,14 +271,21 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False, keyed: b
 
 
 @contextmanager
-def _followed(assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]) -> Iterator[Trackers]:
+def _followed(
+    assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
+) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""
     recipe, layers = assembly.recipe, assembly.layers
     trackers = Trackers(recipe.run.trackers, objects)
     sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))
     trackers.start(
         RunStart(
-            recipe.name, folder.path, recipe.model_dump(mode="json", exclude_none=True), sizes, assembly.facts, done
+            recipe.name,
+            folder.path,
+            recipe.model_dump(mode="json", exclude_none=True),
+            sizes,
+            assembly.facts,
+            done,
         )
     )
     try:
@@ -250,7 +299,9 @@ def _failures(rows: list[FullRow]) -> dict[str, int]:
     """Number of failures by node and kind; empty in a run without failures."""
     return dict(
         Counter(
-            f"node {failure['node']}: {failure['kind']}" if failure["node"] is not None else "a client without a node"
+            f"node {failure['node']}: {failure['kind']}"
+            if failure["node"] is not None
+            else "a client without a node"
             for row in rows
             for failure in row.get("failures", ())
         )
@@ -262,7 +313,9 @@ def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> Non
     again = ledger.rounds(through=abandoned) - transcript.rounds
     if again > 0:
         warnings.warn(
-            f"{again} rounds that had been released are released again with fresh noise, because they cannot be "
-            "repeated bit by bit: the run will cost more than its budget, and its report states the cost",
+            f"{again} rounds that had been released are released again with fresh noise, because "
+            "they cannot be "
+            "repeated bit by bit: the run will cost more than its budget, and its report states "
+            "the cost",
             stacklevel=3,
         )

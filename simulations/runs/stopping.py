@@ -1,9 +1,10 @@
-"""A public rule for ending a run early, when the headline metric on the public test set has stopped improving.
+"""A public rule for ending a run early, when the headline metric on the public test set has stopped
+improving.
 
-The rule reads only released models and public examples, so it is post-processing of the releases. Omitted rounds
-release nothing. But the round at which a run stops depends on its releases, so an epsilon for fewer rounds was not
-fixed in advance. Composition proves only the bound of all planned rounds (a privacy filter), which a stopped run
-reports. Its ledger holds the rounds that were run.
+The rule reads only released models and public examples, so it is post-processing of the releases.
+Omitted rounds release nothing. But the round at which a run stops depends on its releases, so an
+epsilon for fewer rounds was not fixed in advance. Composition proves only the bound of all planned
+rounds (a privacy filter), which a stopped run reports. Its ledger holds the rounds that were run.
 """
 
 from __future__ import annotations
@@ -52,25 +53,36 @@ class Patience:
 
 
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
-    """Epsilon of a run whose ledger shows `charged`; if a rule may stop the run, at least that of all rounds."""
+    """Epsilon of a run whose ledger shows `charged`; if a rule may stop the run, at least that of
+    all rounds.
+    """
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:
-    """Rounds to which any other epsilon of a run refers, which are all rounds if a rule may stop the run."""
+    """Rounds to which any other epsilon of a run refers, which are all rounds if a rule may stop
+    the run.
+    """
     return made if recipe.run.patience is None else recipe.federation.rounds
 
 
 def ended_early(recipe: Recipe, made: int) -> bool:
-    """Whether a run with a rule that may stop it made fewer rounds than its stated epsilon covers."""
+    """Whether a run with a rule that may stop it made fewer rounds than its stated epsilon
+    covers.
+    """
     return made < reported_rounds(recipe, made)
 
 
 def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
-    """The reason why a run ended early by its results states a larger epsilon than its ledger; otherwise empty."""
+    """The reason why a run ended early by its results states a larger epsilon than its ledger;
+    otherwise empty.
+    """
     if not ended_early(recipe, made):
         return []
     rounds = recipe.federation.rounds
     return [
-        f"the run stopped early by its results: its epsilon is that of all {rounds} rounds, {recipe.privacy.epsilon:g}"
+        (
+            f"the run stopped early by its results: its epsilon is that of all {rounds} rounds, "
+            f"{recipe.privacy.epsilon:g}"
+        )
     ]

@@ -63,10 +63,17 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
         >>> round(bare_ledger_report(file, 1e-5)["epsilon"], 3)
         1.993
     """
-    if RunFolder(file.absolute().parent).recipe_file.is_file():  # which states delta, seed and guarantee
-        raise ConfigError(f"{file} is the ledger of a run: name the run's folder, {file.absolute().parent}")
+    if RunFolder(
+        file.absolute().parent
+    ).recipe_file.is_file():  # which states delta, seed and guarantee
+        raise ConfigError(
+            f"{file} is the ledger of a run: name the run's folder, {file.absolute().parent}"
+        )
     if delta is None:
-        raise ConfigError(f"{file} is a ledger without a run folder, which states no delta: add --delta, such as 1e-5")
+        raise ConfigError(
+            f"{file} is a ledger without a run folder, which states no delta: add --delta, such as "
+            "1e-5"
+        )
     check_share(delta=delta)
     with Ledger(file) as ledger:
         head, protects, stated = ledger.verify(), ledger.protects(), ledger.guarantee()
@@ -90,7 +97,11 @@ def bare_ledger_table(report: BareLedgerReport) -> Group:
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
         f"at delta {report['delta']:g} ({report['accountant']} accountant); protects "
         f"{report['protects'] or 'a unit and relation that the ledger does not state'}\n"
-        f"verified: rows follow from each other\nledger head {report['ledger_head']}{worst_off(report['clients'])}\n"
-        + (escape(report["guarantee"]) or "the ledger does not state the guarantee: it is that of the app's plan")
+        "verified: rows follow from each other\nledger head "
+        f"{report['ledger_head']}{worst_off(report['clients'])}\n"
+        + (
+            escape(report["guarantee"])
+            or "the ledger does not state the guarantee: it is that of the app's plan"
+        )
     )
     return Group(charges_table(report["ledger"], report["events"]), totals)

@@ -75,14 +75,19 @@ def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
         return []
     if recipe.federation.sampling in ("poisson", "fixed"):
         return [multiplier_explained(recipe.unit, recipe.relation)]
-    charged = (
-        "the run is accounted for as one mechanism: a multiplier states what its rounds add to the cost of the rounds"
-    )
-    return [f"{charged} before them, not the noise that they had"]
+    return [
+        (
+            "the run is accounted for as one mechanism: a multiplier states what its rounds add to "
+            "the "
+            "cost of the rounds before them, not the noise that they had"
+        )
+    ]
 
 
 def client_rows(ledger: Ledger, delta: float, accountant: str) -> list[ClientRow]:
-    """Each client's spending, largest first; empty under central trust, where the server releases."""
+    """Each client's spending, largest first; empty under central trust, where the server
+    releases.
+    """
     releases = ledger.participations()
     rows: list[ClientRow] = [
         {"client": client, "releases": releases[client], "epsilon": epsilon}

@@ -11,7 +11,17 @@ from fedlgm.aggregation import kernels
 from fedlgm.cache import version_of
 from fedlgm.training import devices, native
 
-_PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
+_PACKAGES = (
+    "fedlgm",
+    "flwr",
+    "ray",
+    "torch",
+    "torchvision",
+    "dp-accounting",
+    "opacus",
+    "flwr-datasets",
+    "numpy",
+)
 
 
 def examine() -> dict[str, str | int | list[str] | None]:
@@ -61,5 +71,9 @@ def _noise(name: str) -> str:
 def _triton() -> str:
     if not kernels.has_triton():
         return "missing"
-    how = "in its interpreter: TRITON_INTERPRET=1" if kernels.triton_interprets() else "not used: no CUDA device"
+    how = (
+        "in its interpreter: TRITON_INTERPRET=1"
+        if kernels.triton_interprets()
+        else "not used: no CUDA device"
+    )
     return f"{version_of('triton')} ({'compiled' if torch.cuda.is_available() else how})"

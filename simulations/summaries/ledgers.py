@@ -12,10 +12,12 @@ from simulations.summaries.report_types import LedgerReport
 
 
 def ledger_report(run: Path) -> LedgerReport:
-    """Charges of a run, grouped by event, with the accountant's and the claimed totals, after checking the ledger.
+    """Charges of a run, grouped by event, with the accountant's and the claimed totals, after
+    checking the ledger.
 
     Raises:
-        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own
+            hashes.
     """
     folder = RunFolder.open(run)
     folder.verify()

@@ -18,7 +18,8 @@ from simulations.summaries.rounds import described, noise_over_rounds
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
-    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants.
+    """First round's plan of a recipe as plain values, with the cost of all rounds by both
+    accountants.
 
     Bundled data sets need not be present, because their published figures suffice for a plan.
     """
@@ -40,7 +41,9 @@ def planned(assembly: Assembly) -> PlanReport:
         "variant": recipe.mechanism.variant,
         "layers": layer_rows(plan),
         "parameters": layers.size,
-        "bound": float(np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)),
+        "bound": float(
+            np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)
+        ),
         "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "noise_multiplier": facts.noise_multiplier,
         "effective_multiplier": plan.effective_multiplier,
@@ -67,7 +70,9 @@ def planned(assembly: Assembly) -> PlanReport:
 
 
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
-    """Cost of releases at the given costs relative to the first; `inf` if the accountant has no bound for them."""
+    """Cost of releases at the given costs relative to the first; `inf` if the accountant has no
+    bound for them.
+    """
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
     run = first.facts.run
@@ -87,9 +92,16 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
 def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
     """One row per layer, with sizes, bound, noise, share and SNR."""
     columns = zip(
-        plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
-        plan.released, strict=True,
-    )  # fmt: skip
+        plan.layers.names,
+        plan.layers.sizes,
+        plan.clip,
+        plan.sigma,
+        plan.shares,
+        plan.snr,
+        plan.noise_norms,
+        plan.released,
+        strict=True,
+    )
     return [
         {
             "layer": name,
@@ -106,7 +118,9 @@ def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
 
 
 def class_counts(assembly: Assembly) -> np.ndarray:
-    """Examples by client and class, int64 [clients, classes]; one column if the targets are not classes."""
+    """Examples by client and class, int64 [clients, classes]; one column if the targets are not
+    classes.
+    """
     found = assembly.dataset
     if found.classes is None or found.train_y.ndim != 1:
         return assembly.sizes[:, None]

@@ -23,9 +23,11 @@ class PlanReport(TypedDict):
         epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
         guarantee, guarantee_status, noise_reproducible: the guarantee.
         stated: assumptions about data that the plan has not read, if there were any.
-        shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released models.
+        shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released
+            models.
         noise_process, correlated: noise over the rounds, if they are one mechanism.
-        noise_over_rounds: noise norms of some rounds by name (see `simulations.summaries.rounds.NoiseOverRounds.rows`).
+        noise_over_rounds: noise norms of some rounds by name (see
+            `simulations.summaries.rounds.NoiseOverRounds.rows`).
         error_of_the_model: root mean squares over the rounds.
     """
 
@@ -65,7 +67,8 @@ class EventGroup(TypedDict):
         count: number of releases.
         clients: number of clients that made them; 0 under central trust, where the server releases.
         event: the event as the accountant writes it.
-        released, noise, sampling: the released vector, its noise, and the sampling on which the cost relies, in words.
+        released, noise, sampling: the released vector, its noise, and the sampling on which the
+            cost relies, in words.
         noise_multiplier: multiplier of Gaussian noise; else None.
         sampling_rate: probability that a unit takes part; 1 if the cost does not rely on sampling.
         steps: noisy steps in one release.
@@ -142,7 +145,8 @@ class Protection(TypedDict, total=False):
 
 
 class Metadata(Protection, total=False):
-    """The protection with the recipe (TOML) and task, and names of classes and columns if they have names.
+    """The protection with the recipe (TOML) and task, and names of classes and columns if they have
+    names.
 
     `coefficients` is "linear" for a model of one linear layer.
     """
@@ -155,7 +159,9 @@ class Metadata(Protection, total=False):
 
 
 class Exported(Protection, total=False):
-    """A written model, with its format, its size, and the file of the metadata if they are not inside."""
+    """A written model, with its format, its size, and the file of the metadata if they are not
+    inside.
+    """
 
     file: str
     format: str

@@ -1,7 +1,8 @@
-"""Noise over the rounds of a run: the noise of each round, and its remainder in the model after each round.
+"""Noise over the rounds of a run: the noise of each round, and its remainder in the model after
+each round.
 
-Correlated noise is larger in every single round and smaller in the model, which sums all rounds. Independent noise at
-the same (epsilon, delta) is given for comparison.
+Correlated noise is larger in every single round and smaller in the model, which sums all rounds.
+Independent noise at the same (epsilon, delta) is given for comparison.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ SHOWN = 7  # rounds of a table in the terminal
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of noise, from the given plans, over all layers together unless stated otherwise.
+    """Root mean square l2 norms of noise, from the given plans, over all layers together unless
+    stated otherwise.
 
-    The model's noise assumes plain averaging or server momentum, apart from the server's learning rate.
+    The model's noise assumes plain averaging or server momentum, apart from the server's learning
+    rate.
 
     Attributes:
         rounds: T.
         single: noise of each round's mean update, [T].
         so_far: noise of the model after each round, [T].
         same_schema: `so_far` of independent noise under the same participation, [T].
-        sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if no such noise meets
-            the budget.
+        sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if
+            no such noise meets the budget.
     """
 
     rounds: int
@@ -47,14 +50,31 @@ class NoiseOverRounds:
     def series(self) -> dict[str, np.ndarray]:
         """`so_far` and its counterparts for independent noise, by name."""
         named = {"this run": self.so_far, "independent, same participation": self.same_schema}
-        return named if self.sampled is None else {**named, "independent, secret Poisson draws": self.sampled}
+        return (
+            named
+            if self.sampled is None
+            else {**named, "independent, secret Poisson draws": self.sampled}
+        )
 
     def rows(self, count: int = SHOWN) -> list[dict[str, float]]:
-        """Figures of some rounds, from the first to the last: "round", and the attributes by name."""
-        figures = {name: getattr(self, name) for name in ("single", "so_far", "same_schema", "sampled")}
-        shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int)).tolist()
+        """Figures of some rounds, from the first to the last: "round", and the attributes by
+        name.
+        """
+        figures = {
+            name: getattr(self, name) for name in ("single", "so_far", "same_schema", "sampled")
+        }
+        shown = np.unique(
+            np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int)
+        ).tolist()
         return [
-            {"round": t, **{name: float(values[t - 1]) for name, values in figures.items() if values is not None}}
+            {
+                "round": t,
+                **{
+                    name: float(values[t - 1])
+                    for name, values in figures.items()
+                    if values is not None
+                },
+            }
             for t in shown
         ]
 
@@ -82,7 +102,9 @@ def noise_over_rounds(
     unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)
     plain = noise_so_far(layers, identity, workload) / facts.noise_multiplier
-    alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(*epsilon_delta, facts.accountant)
+    alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(
+        *epsilon_delta, facts.accountant
+    )
     try:
         sampled = plain * privacy.calibrate(
             *epsilon_delta,
@@ -104,11 +126,15 @@ def noise_over_rounds(
 
 def stored_sigma(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Noise scales of a run's rows, float64 [T, K]; NaN where not released."""
-    return np.array([[np.nan if value is None else value for value in row["sigma"]] for row in rows])
+    return np.array(
+        [[np.nan if value is None else value for value in row["sigma"]] for row in rows]
+    )
 
 
 def layer_norms(sigma: np.ndarray, sizes: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Root mean square norms of noise of these scales in a round's mean, layer by layer; NaN where not released."""
+    """Root mean square norms of noise of these scales in a round's mean, layer by layer; NaN where
+    not released.
+    """
     return np.where(np.isfinite(sigma), sigma, np.nan) * np.sqrt(sizes) / sampling.expected
 
 
@@ -116,7 +142,8 @@ def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> 
     """Noise of the model after each round, [T].
 
     Args:
-        layers: noise norms of a round's mean for w of standard deviation 1, [K] or [T, K]; NaN where not released.
+        layers: noise norms of a round's mean for w of standard deviation 1, [K] or [T, K]; NaN
+            where not released.
         noise: C.
         workload: A.
     """

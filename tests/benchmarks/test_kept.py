@@ -25,9 +25,15 @@ def test_a_figure_is_measured_once_and_outlives_the_process(tmp_path: Path) -> N
     assert len(measured) == 1
 
 
-def test_a_run_that_diverges_has_the_worst_figure_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverges_has_the_worst_figure_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A search goes on past a server learning rate that is far too large."""
     install(tmp_path / "modules", monkeypatch)
-    changes = ["federation.rounds=4", "federation.server_optimizer=my_diverging:Step", "privacy.accountant=rdp"]
+    changes = [
+        "federation.rounds=4",
+        "federation.server_optimizer=my_diverging:Step",
+        "privacy.accountant=rdp",
+    ]
     found = figures("digits", changes, seed=1)
     assert (found["final"], found["diverged"], found["curve"]) == (0.0, True, [])

@@ -1,4 +1,5 @@
-"""Differences at neighbouring rates: the table of the page is that of the kept runs; the rule on made-up curves."""
+"""Differences at neighbouring rates: the table of the page is that of the kept runs; the rule on
+made-up curves."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ def test_the_pages_table_is_that_of_the_kept_runs() -> None:
         ({1: 5, 2: 9, 4: 7}, {1: 4, 2: 8, 4: 6}, False, [1, 1, 1], "holds"),
         ({1: 5, 2: 9, 4: 7}, {1: 6, 2: 8, 4: 6}, False, [-1, 1, 1], "does not hold"),
         ({1: 5, 2: 9, 4: 7}, {0.5: 2, 1: 8, 2: 6}, False, [3, 1, 1], "holds"),
-        ({1: 5, 2: 9}, {1: 4, 2: 8}, False, [1, 1, None], "not decided: a best rate lies at an edge"),
+        (
+            {1: 5, 2: 9},
+            {1: 4, 2: 8},
+            False,
+            [1, 1, None],
+            "not decided: a best rate lies at an edge",
+        ),
         ({1: 9, 2: 5, 4: 7}, {1: 8, 2: 4, 4: 8}, True, [1, 1, -1], "does not hold"),
     ],
 )

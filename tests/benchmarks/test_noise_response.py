@@ -1,4 +1,5 @@
-"""The benchmark of how noise fades: levels, errors under a map from noise to models, and tables of kept runs."""
+"""The benchmark of how noise fades: levels, errors under a map from noise to models, and tables of
+kept runs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_errors_of_sums_are_those_of_the_library() -> None:
     for c, std in noise_response.noises().values():
         mean, last = noise_response.error(c, std, sums)
         assert mean == pytest.approx(std * c.error())
-        assert last == pytest.approx(std * c.error(reduce="max"))  # of sums the last model has the largest
+        assert last == pytest.approx(
+            std * c.error(reduce="max")
+        )  # of sums the last model has the largest
 
 
 def test_noise_that_fades_at_once_is_that_of_a_round() -> None:
@@ -31,7 +34,10 @@ def test_noise_that_fades_at_once_is_that_of_a_round() -> None:
 
 
 def test_levels_are_those_of_the_runs() -> None:
-    overrides = [*noise_response.MLP, *noise_response.CELLS["public cycle, independent noise of level 1.8"]]
+    overrides = [
+        *noise_response.MLP,
+        *noise_response.CELLS["public cycle, independent noise of level 1.8"],
+    ]
     facts = facts_of(recipes.load(noise_response.RECIPE, overrides))
     found = mechanisms.get("uniform").calibrate(facts) / noise_response.multiplier()
     assert found == pytest.approx(1.8, rel=1e-4)
@@ -39,7 +45,10 @@ def test_levels_are_those_of_the_runs() -> None:
 
 
 def test_powers_of_the_sizes_lie_between_two_rules() -> None:
-    layers, facts = LayerTable.from_sizes({"wide": 400, "narrow": 4}), RunFacts(1.5, Sampling("poisson", 100, 0.1))
+    layers, facts = (
+        LayerTable.from_sizes({"wide": 400, "narrow": 4}),
+        RunFacts(1.5, Sampling("poisson", 100, 0.1)),
+    )
     start = Transcript.start(torch.zeros(404))
     for power, rule in ((0.0, "uniform"), (0.5, "snr-consistent")):
         own = noise_response.PowerSplit("split", power=power).plan(layers, facts, start)
@@ -62,7 +71,9 @@ def test_noise_between_two_pushes_fades_as_the_earlier_one(tmp_path: Path) -> No
         for at in noise_response.PUSHED
         for what in ("weights", "outputs")
     }
-    kept.rows.append({"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": 1} | row)
+    kept.rows.append(
+        {"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": 1} | row
+    )
     found = noise_response.map_of(kept, setting, "outputs")
     assert found is not None
     assert found[20, 15] == pytest.approx(16 * 0.9**5)

@@ -1,4 +1,5 @@
-"""Figures on results pages: tables are those of the kept runs, and p-values in the text are those of the tables."""
+"""Figures on results pages: tables are those of the kept runs, and p-values in the text are those
+of the tables."""
 
 from __future__ import annotations
 
@@ -15,10 +16,21 @@ from benchmarks import example_level, ladp_overhead, lm_dp_sgd_page, pages
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = (
-    "adaptive", "audits", "central_allocations", "correlated", "fashion_mnist", "inid", "ladp_budgets",
-    "ladp_constants", "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
-    "cut_votes", "water_filling",
-)  # fmt: skip
+    "adaptive",
+    "audits",
+    "central_allocations",
+    "correlated",
+    "fashion_mnist",
+    "inid",
+    "ladp_budgets",
+    "ladp_constants",
+    "neighbouring_rates",
+    "noise_and_budget",
+    "noise_and_split",
+    "noise_response",
+    "cut_votes",
+    "water_filling",
+)
 """Benchmarks whose `--write` measures nothing."""
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
 
@@ -27,7 +39,9 @@ def rows(text: str) -> list[dict[str, str]]:
     """The cells of all tables of a page by the names of their columns."""
     found, names = [], []
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        cells = (
+            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        )
         if not names:
             names = cells
         elif not cells:
@@ -38,15 +52,23 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_p_values_in_the_text_stand_in_a_table():
-    known = {row["p"] for page in PAGES for row in rows(page.read_text(encoding="utf-8")) if "p" in row}
+    known = {
+        row["p"] for page in PAGES for row in rows(page.read_text(encoding="utf-8")) if "p" in row
+    }
     values = [float(text) for text in known if re.fullmatch(NUMBER, text)]
     seen = 0
     for page in PAGES:
-        text = "\n".join(line for line in page.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
+        text = "\n".join(
+            line
+            for line in page.read_text(encoding="utf-8").splitlines()
+            if not line.startswith("|")
+        )
         for first, second in re.findall(rf"\bp = ({NUMBER})(?: and ({NUMBER}))?", text):
             for stated in filter(None, (first, second)):
                 half = 0.5 * 10.0 ** -len(stated.partition(".")[2]) + 1e-9
-                assert any(abs(value - float(stated)) <= half for value in values), f"{page.name}: p = {stated}"
+                assert any(abs(value - float(stated)) <= half for value in values), (
+                    f"{page.name}: p = {stated}"
+                )
                 seen += 1
     assert seen > 20
 
@@ -58,7 +80,8 @@ def test_p_values_in_the_text_stand_in_a_table():
             "lm-dp-sgd.md",
             "lm-dp-sgd.json",
             lambda found: [
-                table(found) for table in (lm_dp_sgd_page.accuracy, lm_dp_sgd_page.changes, lm_dp_sgd_page.risk)
+                table(found)
+                for table in (lm_dp_sgd_page.accuracy, lm_dp_sgd_page.changes, lm_dp_sgd_page.risk)
             ],
         ),
         (
@@ -89,7 +112,9 @@ def test_p_values_in_the_text_stand_in_a_table():
 )
 def test_tables_are_those_of_the_kept_file(page, kept, tables):
     text = (RESULTS / page).read_text(encoding="utf-8")
-    assert all(table in text for table in tables(json.loads((RESULTS / kept).read_text(encoding="utf-8"))))
+    assert all(
+        table in text for table in tables(json.loads((RESULTS / kept).read_text(encoding="utf-8")))
+    )
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ from benchmarks import allocations, inid_figures, ladp_budgets, studies
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 DRAWN: dict[str, Callable[[Path], None]] = {
-    "allocations.png": lambda path: allocations.draw(json.loads(allocations.KEPT.read_text(encoding="utf-8")), path),
+    "allocations.png": lambda path: allocations.draw(
+        json.loads(allocations.KEPT.read_text(encoding="utf-8")), path
+    ),
     "ladp-budgets.png": ladp_budgets.draw,
     **{f"inid-{name}.png": partial(inid_figures.draw, name) for name in inid_figures.FIGURES},
     **{f"studies/{path}": partial(studies.draw, name) for name, path in studies.DRAWN.items()},
@@ -30,11 +32,17 @@ def test_a_picture_is_drawn_again_from_its_kept_file(name: str, tmp_path: Path) 
     DRAWN[name](tmp_path / "again.png")
     ours, kept = (image.imread(path) for path in (tmp_path / "again.png", RESULTS / name))
     assert ours.shape == kept.shape
-    assert np.abs(ours - kept).mean() < 0.01  # text may be drawn otherwise by another version of matplotlib
+    assert (
+        np.abs(ours - kept).mean() < 0.01
+    )  # text may be drawn otherwise by another version of matplotlib
 
 
 def test_there_is_no_other_picture() -> None:
-    there = {str(path.relative_to(RESULTS)) for kind in ("png", "svg") for path in RESULTS.rglob(f"*.{kind}")}
+    there = {
+        str(path.relative_to(RESULTS))
+        for kind in ("png", "svg")
+        for path in RESULTS.rglob(f"*.{kind}")
+    }
     assert there == set(DRAWN)
     shown = set()
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:

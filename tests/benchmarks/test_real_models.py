@@ -10,7 +10,9 @@ from benchmarks import adaptive, real_models, recommend
 from fedlgm_lab.studies.results import Study
 
 RULES = pytest.mark.parametrize(
-    ("rules", "page"), [(real_models.RULES, recommend.PAGE), (real_models.FILLING, adaptive.PAGE)], ids=["all", "one"]
+    ("rules", "page"),
+    [(real_models.RULES, recommend.PAGE), (real_models.FILLING, adaptive.PAGE)],
+    ids=["all", "one"],
 )
 
 

@@ -14,7 +14,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import inid
 from fedlgm.noise.keys import KeyRing, Purpose
 
-TABLE_TWO = [  # epsilon, gamma, staircase, i.i.d. Laplace, i.n.i.d. Laplace for the profile (0.85, 0.15)
+# epsilon, gamma, staircase, i.i.d. Laplace, i.n.i.d. Laplace for the profile (0.85, 0.15)
+TABLE_TWO = [
     (0.5, 0.7301, 3.9962, 4, 3.4283),
     (1.0, 0.6671, 1.9862, 2, 1.7141),
     (1.5, 0.6020, 1.3050, 1.3333, 1.1428),
@@ -34,10 +35,12 @@ def rng(*path):
 def test_table_two(epsilon, gamma, staircase, iid, best):
     noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
     assert noise.gamma == pytest.approx(gamma, abs=5e-5)
-    assert noise.expected_l1() == pytest.approx(staircase, abs=1e-4)  # the paper truncates some last digits
-    assert expected_error("laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1) == pytest.approx(
-        iid, abs=5e-5
-    )
+    assert noise.expected_l1() == pytest.approx(
+        staircase, abs=1e-4
+    )  # the paper truncates some last digits
+    assert expected_error(
+        "laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1
+    ) == pytest.approx(iid, abs=5e-5)
     ours = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
     assert ours == pytest.approx(best, abs=1e-4)
     assert ours == pytest.approx((math.sqrt(0.85) + math.sqrt(0.15)) ** 2 / epsilon)
@@ -78,7 +81,9 @@ def test_density_integrates_to_one_and_gives_the_closed_form_error(epsilon, gamm
 @given(epsilons, gammas, st.lists(st.floats(-20, 20), min_size=4, max_size=4))
 def test_density_ratio_is_bounded(epsilon, gamma, numbers):
     x, shift = np.array(numbers[:2]), np.array(numbers[2:])
-    shift = shift * (1 - 1e-9) / max(1.0, np.abs(shift).sum())  # rounding must not carry it over the sensitivity
+    shift = (
+        shift * (1 - 1e-9) / max(1.0, np.abs(shift).sum())
+    )  # rounding must not carry it over the sensitivity
     plane = Staircase2D(epsilon, 1.0, gamma)
     assert plane.density(x) <= math.exp(epsilon) * plane.density(x + shift) * (1 + 1e-9)
 

@@ -1,4 +1,5 @@
-"""Kept outcomes of studies: the page is what the files give, and tables can be made from them again."""
+"""Kept outcomes of studies: the page is what the files give, and tables can be made from them
+again."""
 
 from __future__ import annotations
 
@@ -17,14 +18,18 @@ from fedlgm_lab.studies.results import Study
 def test_the_pages_are_what_the_kept_files_give(page: Path, parts: dict[str, str]) -> None:
     text = page.read_text(encoding="utf-8")
     for name, made in parts.items():
-        assert text.split(f"<!-- {name} -->")[1].strip() == made.strip(), "python -m benchmarks.studies page"
+        assert text.split(f"<!-- {name} -->")[1].strip() == made.strip(), (
+            "python -m benchmarks.studies page"
+        )
 
 
 @pytest.mark.parametrize("name", studies.kept())
 def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     kept, asked = studies.kept()[name], files.load(name)
     assert (kept["study"], kept["recipe"]) == (name, asked.recipe)
-    assert all(method in asked.grid["mechanism"] for method in kept["grid"]["mechanism"])  # those of its claims, or all
+    assert all(
+        method in asked.grid["mechanism"] for method in kept["grid"]["mechanism"]
+    )  # those of its claims, or all
     frame = Study.read(studies.KEPT / f"{name}.json").to_frame()
     assert frame["seed"].nunique() >= 3
     assert (frame["status"] == "finished").all()
@@ -39,7 +44,9 @@ def test_a_table_is_made_again_from_the_kept_file(name: str) -> None:
     found = Study.read(studies.KEPT / f"{name}.json")
     first = found.table().iloc[0]
     values = [
-        row["accuracy"] for row in studies.kept()[name]["runs"] if all(row[key] == first[key] for key in found.keys)
+        row["accuracy"]
+        for row in studies.kept()[name]["runs"]
+        if all(row[key] == first[key] for key in found.keys)
     ]
     assert first["accuracy"] == pytest.approx(np.mean(values))
     assert f"{100 * np.mean(values):.2f}" in found.to_latex()
@@ -48,7 +55,9 @@ def test_a_table_is_made_again_from_the_kept_file(name: str) -> None:
 
 def test_methods_are_rows_and_runs_without_privacy_stand_at_every_epsilon() -> None:
     found = Study.read(studies.KEPT / "004-table-5.json")
-    header, _, *lines = (line.strip("| ").split(" | ") for line in studies.cells(found).splitlines())
+    header, _, *lines = (
+        line.strip("| ").split(" | ") for line in studies.cells(found).splitlines()
+    )
     assert header[0] == "accuracy (%)"
     rows = {line[0]: dict(zip(header[1:], line[1:], strict=True)) for line in lines}
     assert set(rows) == {"ladp", "full-dp", "time-varying", "adapldp", "none"}

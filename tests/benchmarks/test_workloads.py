@@ -12,7 +12,8 @@ from simulations.config.assembly import Assembly
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["training.optimizer=adam", "training.lr=0.01"], ["training.gradient_clip=0.1"]]
+    "overrides",
+    [[], ["training.optimizer=adam", "training.lr=0.01"], ["training.gradient_clip=0.1"]],
 )
 def test_both_sides_give_the_same_update(overrides: list[str]) -> None:
     assembly = Assembly(recipes.load("digits", overrides))
@@ -20,7 +21,9 @@ def test_both_sides_give_the_same_update(overrides: list[str]) -> None:
     start = {name: value.clone() for name, value in module.state_dict().items()}
     x, y = workloads.blocks(assembly)[0][0]
     tasks = [ClientTask(x, y, torch.Generator().manual_seed(1), settings.epochs) for _ in range(2)]
-    (update,) = assembly.trainer(vectorized=False, compiled=False).updates(assembly.initial_model(), tasks[:1])
+    (update,) = assembly.trainer(vectorized=False, compiled=False).updates(
+        assembly.initial_model(), tasks[:1]
+    )
     workloads.plain(module, start, tasks[1], settings, assembly.task)
     moved = assembly.layers.flatten(module) - assembly.initial_model()
     assert torch.allclose(update[0], moved, rtol=1e-3, atol=1e-5)  # type: ignore[index]
@@ -29,7 +32,12 @@ def test_both_sides_give_the_same_update(overrides: list[str]) -> None:
 
 def test_every_recipe_whose_clients_train_is_there() -> None:
     names = workloads.client_level()
-    assert {"digits", "text-transformer", "inid-resnet20-cifar10", "ladp-cifar100-resnet152"} <= set(names)
+    assert {
+        "digits",
+        "text-transformer",
+        "inid-resnet20-cifar10",
+        "ladp-cifar100-resnet152",
+    } <= set(names)
     assert "dp-sgd-digits" not in names
 
 

@@ -54,7 +54,9 @@ def test_a_consent_needs_the_calibrated_noise() -> None:
     for uncalibrated in (0, 0.0):
         with pytest.raises(ConfigError, match=r"agrees to any noise.*Method\.of\(\.\.\.\)\.facts"):
             Consent(replace(AGREED, noise_multiplier=uncalibrated))
-    Consent(replace(AGREED, noise_multiplier=0.0), protected=False)  # of a published variant, which promises nothing
+    Consent(
+        replace(AGREED, noise_multiplier=0.0), protected=False
+    )  # of a published variant, which promises nothing
 
 
 def test_less_noise_uses_the_budget_up_faster() -> None:
@@ -80,10 +82,12 @@ def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None
 
 
 def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
-    """Whatever the server writes into it: updates that nobody bounds, or a query with little noise."""
+    """Whatever the server writes into it: updates that nobody bounds, or a query with little
+    noise."""
     consent, honest = Consent(AGREED), plan_with(AGREED)
     with pytest.raises(
-        PrivacyError, match="bounded by the aggregator: it refuses a plan that leaves it to the trainer"
+        PrivacyError,
+        match="bounded by the aggregator: it refuses a plan that leaves it to the trainer",
     ):
         consent.check(replace(honest, bounded_by="trainer"))
     with pytest.raises(PrivacyError, match="bounded by the trainer"):
@@ -94,7 +98,9 @@ def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
         return ReleasePlan.from_json(LAYERS, written.replace("below-bound", name))
 
     # The query's own bound counts, which no plan states: sqrt(2) / 2 beside one release at 4.
-    assert asks(50.0).effective_multiplier == pytest.approx((1 / 16 + 0.5 / 50**2) ** -0.5, rel=1e-8)
+    assert asks(50.0).effective_multiplier == pytest.approx(
+        (1 / 16 + 0.5 / 50**2) ** -0.5, rel=1e-8
+    )
     consent.check(asks(50.0))
     consent.record(RecordDict(), 1, "little more than one release", asks(50.0))
     consent.record(RecordDict(), 1, "almost five", asks(1.5))
@@ -106,11 +112,17 @@ def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
 
 def test_multipliers_of_another_law_are_not_compared() -> None:
     """1 / (epsilon of pure DP) and a Gaussian's sigma over its bound are different things."""
-    with pytest.raises(PrivacyError, match="agreed to laplace noise: it refuses a plan with gaussian"):
+    with pytest.raises(
+        PrivacyError, match="agreed to laplace noise: it refuses a plan with gaussian"
+    ):
         Consent(AGREED, family="laplace").check(plan_with(AGREED))
-    with pytest.raises(PrivacyError, match="agreed to gaussian noise: it refuses a plan with laplace"):
+    with pytest.raises(
+        PrivacyError, match="agreed to gaussian noise: it refuses a plan with laplace"
+    ):
         Consent(AGREED).check(laplace(4.0))
-    laplace_client = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])).consent()
+    laplace_client = Assembly(
+        recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])
+    ).consent()
     assert laplace_client is not None
     assert laplace_client.family == "laplace"
 
@@ -119,13 +131,20 @@ BASELINES = ("time-varying", "dpa", "full-dp", "sensitive", "adapldp")
 HONEST = [(name, "equal-total") for name in (*BASELINES, "ladp", "snr-consistent", "gaussian-inid")]
 
 
-@pytest.mark.parametrize(("mechanism", "rule"), [*HONEST, *((name, "matched") for name in BASELINES)])
-def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(mechanism: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "rule"), [*HONEST, *((name, "matched") for name in BASELINES)]
+)
+def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(
+    mechanism: str, rule: str
+) -> None:
     rounds = 12
     options = [*LOCAL[:1], f"privacy.max_participations={rounds}", f"federation.rounds={rounds}"]
-    options += ["training={optimizer = 'sgd', lr = 0.1, epochs = 1, batch_size = 16, gradient_clip = 1.0}"]
+    options += [
+        "training={optimizer = 'sgd', lr = 0.1, epochs = 1, batch_size = 16, gradient_clip = 1.0}"
+    ]
     options.append(
-        f"mechanism={{name = '{mechanism}'" + (f", calibration = '{rule}'}}" if mechanism in BASELINES else "}")
+        f"mechanism={{name = '{mechanism}'"
+        + (f", calibration = '{rule}'}}" if mechanism in BASELINES else "}")
     )
     if rule == "matched":
         options += ["privacy.epsilon=0.2", "privacy.delta=0.02"]
@@ -155,8 +174,14 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(m
 
 
 def test_the_allowance_is_the_recipes_epsilon() -> None:
-    """A server that asks for the least noise again and again gets what the recipe's epsilon allows, and not more."""
-    options = [*LOCAL[:1], "privacy.max_participations=12", "federation.rounds=12", "mechanism={name = 'time-varying'}"]
+    """A server that asks for the least noise again and again gets what the recipe's epsilon allows,
+    and not more."""
+    options = [
+        *LOCAL[:1],
+        "privacy.max_participations=12",
+        "federation.rounds=12",
+        "mechanism={name = 'time-varying'}",
+    ]
     assembly = Assembly(recipes.load("digits", options))
     consent, least = assembly.consent(), assembly.facts.noise_multiplier / 2  # replace-one
     assert consent is not None
@@ -167,18 +192,24 @@ def test_the_allowance_is_the_recipes_epsilon() -> None:
 
 @pytest.mark.parametrize(("cap", "last"), [(3, 3), (400, 12)])
 def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last: int) -> None:
-    """Nobody knows in which rounds a client will be drawn: any of them must be agreed to, the costliest included."""
+    """Nobody knows in which rounds a client will be drawn: any of them must be agreed to, the
+    costliest included."""
     options = [*LOCAL[:1], f"privacy.max_participations={cap}", "federation.rounds=12"]
     assembly = Assembly(recipes.load("digits", [*options, "mechanism={name = 'time-varying'}"]))
     plain = Assembly(recipes.load("digits", [*options, f"privacy.max_participations={last}"]))
     capped = Assembly(recipes.load("digits", options)).facts
-    assert (capped.noise_multiplier, capped.releases) == (plain.facts.noise_multiplier, plain.facts.releases)
+    assert (capped.noise_multiplier, capped.releases) == (
+        plain.facts.noise_multiplier,
+        plain.facts.releases,
+    )
     consent, transcript, plans = assembly.consent(), assembly.start(), []
     assert consent is not None
     assert consent.facts.releases == last
     for _ in range(12):
         plans.append(assembly.method.plan(transcript))
-        transcript = transcript.extend(transcript.models[-1], torch.zeros(plans[-1].size), plans[-1])
+        transcript = transcript.extend(
+            transcript.models[-1], torch.zeros(plans[-1].size), plans[-1]
+        )
     for order in (plans, plans[::-1]):
         state = RecordDict()
         for number, plan in enumerate(order[:last]):

@@ -1,4 +1,5 @@
-"""Clients vote between two cuts of their updates: what they answer, what it costs, and that the majority decides."""
+"""Clients vote between two cuts of their updates: what they answer, what it costs, and that the
+majority decides."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from fedlgm_nodes.service.release import Releaser
 from tests.support.nodes import edit, make_node
 
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))
-DATA = ClientData(torch.ones(300, 1), torch.zeros(300, dtype=torch.int64))  # more than one batch of losses
+DATA = ClientData(
+    torch.ones(300, 1), torch.zeros(300, dtype=torch.int64)
+)  # more than one batch of losses
 START = torch.tensor([1.0, 0.0, 0.0])
 WIDE = [99.0, 1.0, 0.0]  # only the second layer, which is small beside the first, lowers the loss
 
@@ -42,7 +45,9 @@ def model() -> nn.Module:
 
 def first_plan(**options: float) -> ReleasePlan:
     mechanism = mechanisms.get("voted-filling", **options)
-    return mechanism.plan(mechanism.table(LayerTable.from_module(model())), FACTS, Transcript.start(START))
+    return mechanism.plan(
+        mechanism.table(LayerTable.from_module(model())), FACTS, Transcript.start(START)
+    )
 
 
 def votes(*updates: list[float]) -> list[float]:
@@ -58,7 +63,12 @@ def later(vote: float) -> list[ReleasePlan]:
     mechanism, first = mechanisms.get("voted-filling"), first_plan()
     transcript = Transcript.start(START).extend(START, torch.tensor([0.5, 0.0, 0.0, vote]), first)
     second = mechanism.plan(first.layers, FACTS, transcript)
-    return [second, mechanism.plan(first.layers, FACTS, transcript.extend(START, torch.zeros(second.size), second))]
+    return [
+        second,
+        mechanism.plan(
+            first.layers, FACTS, transcript.extend(START, torch.zeros(second.size), second)
+        ),
+    ]
 
 
 def test_it_is_a_mechanism():
@@ -89,7 +99,9 @@ def test_a_void_round_decides_nothing():
     void = Transcript.start(START).extend(START, torch.zeros(first.size), first)
     again = mechanism.plan(first.layers, FACTS, void)
     assert again.equals(first)
-    third = mechanism.plan(first.layers, FACTS, void.extend(START, torch.tensor([0.5, 0.0, 0.0, 0.4]), again))
+    third = mechanism.plan(
+        first.layers, FACTS, void.extend(START, torch.tensor([0.5, 0.0, 0.0, 0.4]), again)
+    )
     assert (bool(third.fills), third.queries) == (True, ())
 
 
@@ -113,7 +125,8 @@ def test_no_answer_moves_the_sum_by_more_than_its_bound(answer):
 def test_an_audit_moves_the_vote_as_far_as_a_client_can():
     subject = Subject.of("voted-filling")
     moved = [
-        np.linalg.norm((one.total - other.total).numpy() / one.plan.scales) * one.plan.effective_multiplier
+        np.linalg.norm((one.total - other.total).numpy() / one.plan.scales)
+        * one.plan.effective_multiplier
         for one, other in subject.neighbours(subject.start)
     ]
     assert max(moved) == pytest.approx(1.0, abs=1e-4)
@@ -133,19 +146,32 @@ def test_clients_without_an_answer_abstain():
     assert CutVote((3,)).decode(torch.zeros(1)).tolist() == [0.5]
 
 
-WIDE_NETWORK = ["model.hidden=[8, 256, 8]", "training.optimizer=adam", "training.lr=0.01", "training.epochs=5"]
+WIDE_NETWORK = [
+    "model.hidden=[8, 256, 8]",
+    "training.optimizer=adam",
+    "training.lr=0.01",
+    "training.epochs=5",
+]
 
 
 def vote_of_a_run(*changes: str) -> tuple[float, float]:
     """The released vote of a run of two rounds, and its epsilon."""
-    common = ["mechanism.name=voted-filling", "federation.rounds=2", "run.evaluate_every=2", "privacy.epsilon=20"]
+    common = [
+        "mechanism.name=voted-filling",
+        "federation.rounds=2",
+        "run.evaluate_every=2",
+        "privacy.epsilon=20",
+    ]
     result = simulations.simulate("digits", overrides=[*common, *changes], engine="local")
     assert "queries" not in result.history[1]
     return result.history[0]["queries"]["cut-vote"][0], result.epsilon
 
 
 def test_clients_of_a_run_vote_as_their_model_needs():
-    (wide, epsilon), (sgd, _) = vote_of_a_run(*WIDE_NETWORK), vote_of_a_run("model.hidden=[8, 256, 8]")
+    (wide, epsilon), (sgd, _) = (
+        vote_of_a_run(*WIDE_NETWORK),
+        vote_of_a_run("model.hidden=[8, 256, 8]"),
+    )
     assert wide > 0.8
     assert sgd < 0.7
     assert epsilon <= 20
@@ -160,7 +186,9 @@ def test_clients_of_a_run_vote_as_their_model_needs():
 )
 def test_runs_without_a_vote_are_refused_before_they_start(recipe, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        simulations.simulate(recipe, overrides=["mechanism.name=voted-filling", *changes], engine="local")
+        simulations.simulate(
+            recipe, overrides=["mechanism.name=voted-filling", *changes], engine="local"
+        )
 
 
 def test_clients_that_cannot_vote_are_refused_before_they_train():
@@ -170,7 +198,10 @@ def test_clients_that_cannot_vote_are_refused_before_they_train():
     plan = first_plan()
     work = LocalWork(object(), LocalTraining(), source)  # type: ignore[arg-type]
     contributions = work.contributions(mechanisms.get("voted-filling"))
-    with pytest.raises(ConfigError, match="'cut-vote' is answered from a client's data, which these clients cannot do"):
+    with pytest.raises(
+        ConfigError,
+        match="'cut-vote' is answered from a client's data, which these clients cannot do",
+    ):
         client_release(contributions, object(), Asked(plan, START, 1, [0]))  # type: ignore[arg-type]
 
 
@@ -199,7 +230,9 @@ def test_a_node_tries_what_a_vote_needs_before_it_charges(tmp_path):
     start = Transcript.start(layers.flatten(module))
     plan = mechanism.plan(layers, facts, start)
     work = {"mechanism": {"name": "voted-filling"}, "model": {"name": name}}
-    later = mechanism.plan(layers, facts, start.extend(start.models[-1], torch.ones(layers.size + 1), plan))
+    later = mechanism.plan(
+        layers, facts, start.extend(start.models[-1], torch.ones(layers.size + 1), plan)
+    )
     releaser.prepare(releaser.understand(2, later.to_json(), work, start.models[-1].numpy()))
     with pytest.raises(Refusal, match="training fails on any data"):
         releaser.prepare(releaser.understand(1, plan.to_json(), work, start.models[-1].numpy()))

@@ -28,7 +28,10 @@ def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.
 def test_groups_fit_the_cache_and_change_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = Assembly(federated())
     size = 8 * assembly.first_plan().size
-    data = max(example_level._bytes(PartitionedSource(assembly.dataset, assembly.partition)(c)) for c in CLIENTS)
+    data = max(
+        example_level._bytes(PartitionedSource(assembly.dataset, assembly.partition)(c))
+        for c in CLIENTS
+    )
     groups, expected = releases(assembly)
     assert groups == [5]
     assert [client for client, *_ in expected] == CLIENTS

@@ -13,7 +13,9 @@ from flwr.superlink.grid import http_grid, inmemory_grid
 from clients.flower_private import wait_by_steady_clock
 
 
-@pytest.mark.parametrize(("module", "name"), [(http_grid, "HttpGrid"), (inmemory_grid, "InMemoryGrid")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(http_grid, "HttpGrid"), (inmemory_grid, "InMemoryGrid")]
+)
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0, -3e7, 3e7])
 def test_a_clock_that_is_set_changes_no_timeout(
     module: ModuleType, name: str, jump: float, monkeypatch: pytest.MonkeyPatch
@@ -36,7 +38,9 @@ def test_a_clock_that_is_set_changes_no_timeout(
         monkeypatch.setattr(one, "time", time)  # restores it
     wait_by_steady_clock()
     steady = vars(module)["time"]
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=steady.time, sleep=lambda _: time.sleep(0.01)))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(time=steady.time, sleep=lambda _: time.sleep(0.01))
+    )
     now, began, grid = time.time(), time.monotonic(), Silent()
     assert list(grid.send_and_receive([], timeout=0.2)) == []
     assert 0.15 < time.monotonic() - began < 2

@@ -29,7 +29,9 @@ from fedlgm.planning.layers import LayerTable
 
 MODEL = torch.nn.Linear(3, 2)
 LAYERS = LayerTable.from_module(MODEL)
-PLAN = mechanisms.get("snr-consistent").plan(LAYERS, RunFacts(1.0, Sampling("poisson", 4, 1.0)), None)
+PLAN = mechanisms.get("snr-consistent").plan(
+    LAYERS, RunFacts(1.0, Sampling("poisson", 4, 1.0)), None
+)
 HERE = Context(1, 7, {wire.PARTITION: 2, wire.PARTITIONS: 4}, RecordDict(), {})
 
 
@@ -37,21 +39,32 @@ def question() -> Message:
     config = ConfigRecord({wire.ROUND: 1, wire.CLIENTS: [2], wire.PLAN: PLAN.to_json()})
     arrays = ArrayRecord({wire.MODEL: Array(np.zeros(LAYERS.size, dtype=np.float32))})
     metadata = Metadata(1, "q", 1, 7, "", "1", 0.0, 9e9, MessageType.TRAIN)
-    return Message(content=RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), metadata=metadata)
+    return Message(
+        content=RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), metadata=metadata
+    )
 
 
 def test_a_bounded_update_leaves():
     def app(message: Message, context: Context) -> Message:
-        state = {name: value + 100 for name, value in message.content["arrays"].to_torch_state_dict().items()}
+        state = {
+            name: value + 100
+            for name, value in message.content["arrays"].to_torch_state_dict().items()
+        }
         return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
 
     reply = PrivateUpdates(MODEL)(question(), HERE, app)
     assert set(reply.content) == {wire.ARRAYS, wire.METRICS}
-    assert 0 < np.linalg.norm(reply.content[wire.ARRAYS][wire.SUM].numpy()) <= np.linalg.norm(PLAN.clip) * (1 + 1e-6)
+    assert (
+        0
+        < np.linalg.norm(reply.content[wire.ARRAYS][wire.SUM].numpy())
+        <= np.linalg.norm(PLAN.clip) * (1 + 1e-6)
+    )
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+@pytest.mark.parametrize(
+    "mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)]
+)
 def test_mods_of_flowers_own_privacy_behind_ours_are_refused(mod, kind):
     """They are seen in the first message, which is a query: nothing has been charged."""
     private, asked = PrivateUpdates(MODEL), question()
@@ -79,9 +92,13 @@ def test_other_mods_behind_ours_are_used():
     assert calls == [MessageType.TRAIN]
 
 
-@pytest.mark.parametrize("make", [lambda old: PrivateClientApp(old), lambda old: PrivateClientApp(client_fn=old)])
+@pytest.mark.parametrize(
+    "make", [lambda old: PrivateClientApp(old), lambda old: PrivateClientApp(client_fn=old)]
+)
 def test_an_older_app_is_refused_when_it_is_built_with_the_page_that_converts_it(make):
-    with pytest.raises(ConfigError, match=r"not client_fn: .*NumPyClient.*flower-app\.md .* 'An older app'"):
+    with pytest.raises(
+        ConfigError, match=r"not client_fn: .*NumPyClient.*flower-app\.md .* 'An older app'"
+    ):
         make(lambda context: None)
 
 
@@ -104,17 +121,23 @@ def test_frozen_parameters_reach_the_app_and_are_not_sent():
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
     layers = LayerTable.from_module(model)
-    plan = mechanisms.get("snr-consistent").plan(layers, RunFacts(1.0, Sampling("poisson", 4, 1.0)), None)
+    plan = mechanisms.get("snr-consistent").plan(
+        layers, RunFacts(1.0, Sampling("poisson", 4, 1.0)), None
+    )
     asked = question()
     asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
-    asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.zeros(layers.size, dtype=np.float32))})
+    asked.content[wire.ARRAYS] = ArrayRecord(
+        {wire.MODEL: Array(np.zeros(layers.size, dtype=np.float32))}
+    )
     reply = PrivateUpdates(model)(asked, HERE, app)
     assert torch.equal(seen["0.weight"], model[0].weight)
     assert reply.content[wire.ARRAYS][wire.SUM].numpy().shape == (6,)
 
 
 def trained(message: Message, **others) -> Message:
-    arrays = {name: value + 100 for name, value in message.content["arrays"].to_torch_state_dict().items()}
+    arrays = {
+        name: value + 100 for name, value in message.content["arrays"].to_torch_state_dict().items()
+    }
     return Message(RecordDict({"arrays": ArrayRecord(arrays), **others}), reply_to=message)
 
 
@@ -132,12 +155,18 @@ def returns_another_shape(message: Message, context: Context) -> Message:
 
 
 def returns_many_records(message: Message, context: Context) -> Message:
-    return Message(RecordDict({f"arrays {i}": message.content["arrays"] for i in range(4711)}), reply_to=message)
+    return Message(
+        RecordDict({f"arrays {i}": message.content["arrays"] for i in range(4711)}),
+        reply_to=message,
+    )
 
 
-@pytest.mark.parametrize("app", [raises, returns_an_error, returns_another_shape, returns_many_records])
+@pytest.mark.parametrize(
+    "app", [raises, returns_an_error, returns_another_shape, returns_many_records]
+)
 def test_what_the_app_says_of_a_failure_stays_on_the_client(app):
-    """Flower sends the text of an exception to the server as it is, and writes its cause to the node's log."""
+    """Flower sends the text of an exception to the server as it is, and writes its cause to the
+    node's log."""
     with pytest.raises(RunError) as failure:
         PrivateUpdates(MODEL)(question(), HERE, app)
     assert str(failure.value) == "this client's app failed: the log of its node says why"
@@ -156,7 +185,10 @@ def test_so_does_what_its_lifespan_says(when):
         raise KeyError("patient 4711")
 
     app.train()(lambda message, context: trained(message))
-    assert app(question(), HERE).error.reason == "this client's app failed: the log of its node says why"
+    assert (
+        app(question(), HERE).error.reason
+        == "this client's app failed: the log of its node says why"
+    )
 
 
 def test_nothing_else_of_the_apps_leaves():
@@ -164,7 +196,9 @@ def test_nothing_else_of_the_apps_leaves():
 
     def app(message: Message, context: Context) -> Message:
         message.metadata.group_id, message.metadata.ttl = "4711", 4711.0
-        return trained(message, metrics=MetricRecord({"num-examples": 4711}), notes=ConfigRecord({"ill": 4711}))
+        return trained(
+            message, metrics=MetricRecord({"num-examples": 4711}), notes=ConfigRecord({"ill": 4711})
+        )
 
     asked = question()
     reply = PrivateUpdates(MODEL)(asked, HERE, app)
@@ -175,7 +209,8 @@ def test_nothing_else_of_the_apps_leaves():
 
 @pytest.mark.parametrize("how", ["replaces", "clears", "keeps"])
 def test_the_app_cannot_lose_what_the_client_has_spent(how):
-    """With another state a client would sign its budget away: fresh keys, and no release on its record."""
+    """With another state a client would sign its budget away: fresh keys, and no release on its
+    record."""
     facts = RunFacts(2.0, Sampling("poisson", 4, 1.0), "replace-one", "local", rounds=1)
     plan = mechanisms.get("uniform").plan(LAYERS, facts, None)
     context = Context(1, 7, {wire.PARTITION: 2, wire.PARTITIONS: 4}, RecordDict(), {})
@@ -195,7 +230,9 @@ def test_the_app_cannot_lose_what_the_client_has_spent(how):
     for value in (0.0, 1.0):
         asked = question()
         asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
-        asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))})
+        asked.content[wire.ARRAYS] = ArrayRecord(
+            {wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))}
+        )
         if value == 0.0:
             mod(asked, context, app)
             continue
@@ -238,7 +275,9 @@ def test_nor_can_its_lifespan(how):
     def answer(value: float) -> Message:
         asked = question()
         asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
-        asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))})
+        asked.content[wire.ARRAYS] = ArrayRecord(
+            {wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))}
+        )
         return app(asked, context)
 
     assert not answer(0.0).has_error()

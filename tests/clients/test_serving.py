@@ -1,4 +1,5 @@
-"""The clients that a client object answers for: said when it is built, never read from a message."""
+"""The clients that a client object answers for: said when it is built, never read from a
+message."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def client(serves, keys: KeyRing | None = None, *, fails: bool = False) -> Layer
         return ClientData(torch.full((1, 1), float(number)), torch.zeros(1, dtype=torch.int64))
 
     work = LocalWork(GivenUpdates(lambda c: torch.full((4,), 9.0)), LocalTraining(), source)
-    return LayerwiseClient(work, mechanisms.get("snr-consistent"), LAYERS, keys or KeyRing.from_seed(None), serves)
+    return LayerwiseClient(
+        work, mechanisms.get("snr-consistent"), LAYERS, keys or KeyRing.from_seed(None), serves
+    )
 
 
 def ask(made: LayerwiseClient, numbers: list[int], kind: str = "train"):
@@ -41,7 +44,9 @@ def ask(made: LayerwiseClient, numbers: list[int], kind: str = "train"):
     plan = mechanisms.get("snr-consistent").plan(LAYERS, FACTS, None)
     config = ConfigRecord({wire.ROUND: 1, wire.CLIENTS: numbers, wire.PLAN: plan.to_json()})
     arrays = ArrayRecord({wire.MODEL: Array(np.zeros(4, dtype=np.float32))})
-    message = grid.create_message(RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), kind, 2, "1")
+    message = grid.create_message(
+        RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), kind, 2, "1"
+    )
     (reply,) = grid.deliver([message])
     return reply
 
@@ -51,7 +56,9 @@ def total(reply) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["train", "train.norms"])
-@pytest.mark.parametrize("numbers", [[0], [3], [2, 3], [2, 2], [], [2] * 8, [-1], [4], list(range(4))])
+@pytest.mark.parametrize(
+    "numbers", [[0], [3], [2, 3], [2, 2], [], [2] * 8, [-1], [4], list(range(4))]
+)
 def test_a_node_answers_for_its_own_client_alone(kind, numbers):
     """One node that was asked for eight numbers contributed eight bounds."""
     with pytest.raises(PrivacyError, match=r"this node is client 2 of 4: it does not answer for"):
@@ -61,10 +68,15 @@ def test_a_node_answers_for_its_own_client_alone(kind, numbers):
 @pytest.mark.parametrize("kind", ["train", "train.norms"])
 def test_why_its_training_fails_stays_on_the_node(kind):
     """Flower sends the text of an error to the server, and writes its cause to the node's log."""
-    with pytest.raises(RunError, match=r"^this client's training failed: the log of its node says why$") as failure:
+    with pytest.raises(
+        RunError, match=r"^this client's training failed: the log of its node says why$"
+    ) as failure:
         ask(client(OneClient(2, 4), fails=True), [2], kind)
     assert "4711" in str(failure.value.__cause__)
-    for serves in (AnyClient(), OneClient(2, 4, simulated=True)):  # of a simulation everything is known
+    for serves in (
+        AnyClient(),
+        OneClient(2, 4, simulated=True),
+    ):  # of a simulation everything is known
         with pytest.raises(ValueError, match="4711"):
             ask(client(serves, fails=True), [2], kind)
 
@@ -80,7 +92,10 @@ def test_a_worker_of_a_simulation_answers_for_a_block():
 
 def test_what_a_node_says_of_itself():
     assert OneClient(2, 4).place() == {wire.PARTITION: 2, wire.PARTITIONS: 4}
-    assert AnyClient().place() == {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
+    assert AnyClient().place() == {
+        wire.PARTITION: wire.ANY_CLIENT,
+        wire.PARTITIONS: wire.ANY_CLIENT,
+    }
 
 
 @pytest.mark.parametrize(
@@ -103,14 +118,18 @@ def test_a_node_config_that_does_not_fit_is_refused(config, told):
 
 
 def test_a_node_config_that_fits():
-    assert OneClient.of_node({wire.PARTITION: 2, wire.PARTITIONS: 4, "more": "x"}, 4) == OneClient(2, 4)
+    assert OneClient.of_node({wire.PARTITION: 2, wire.PARTITIONS: 4, "more": "x"}, 4) == OneClient(
+        2, 4
+    )
 
 
 class TestSeeds:
     """A seed is public: real nodes and their server refuse it."""
 
     def test_a_real_node_refuses_a_seed(self):
-        with pytest.raises(ConfigError, match=r"run.seed: a real node refuses a public seed.*run.seed=none"):
+        with pytest.raises(
+            ConfigError, match=r"run.seed: a real node refuses a public seed.*run.seed=none"
+        ):
             client(OneClient(2, 4), KeyRing.from_seed(0))
         with pytest.raises(ConfigError, match=r"run.seed"):
             client(OneClient(2, 4), KeyRing.from_seed(0).derive(b"still public"))
@@ -128,7 +147,9 @@ class TestFlowerApp:
 
     @staticmethod
     def context(config: dict, node: dict | None = None) -> Context:
-        return Context(run_id=1, node_id=2, node_config=node or {}, state=RecordDict(), run_config=config)
+        return Context(
+            run_id=1, node_id=2, node_config=node or {}, state=RecordDict(), run_config=config
+        )
 
     @pytest.fixture
     def recipe(self, tiny):
@@ -166,7 +187,8 @@ class TestFlowerApp:
         assert (nodes.simulated, nodes.test_mode) == (False, False)
 
     def test_an_unseeded_node_keeps_its_own_secret(self):
-        """Each message has a process of its own: with fresh keys a repeated request would be another release."""
+        """Each message has a process of its own: with fresh keys a repeated request would be
+        another release."""
         here, there = self.context({}), self.context({})
         assert flower_entry._secret(here) == flower_entry._secret(here)
         assert flower_entry._secret(here) != flower_entry._secret(there)

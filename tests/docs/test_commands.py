@@ -1,4 +1,5 @@
-"""Every `fedlgm` command of a page or a recipe has options that exist, and recipes and keys that are accepted."""
+"""Every `fedlgm` command of a page or a recipe has options that exist, and recipes and keys that
+are accepted."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ RECIPES = sorted((ROOT / "simulations" / "recipes").rglob("*.toml"))
 _START = re.compile(r"^(?:\$ | *)(?:sudo -u \S+ )?fedlgm (?=[a-z])")
 _SHORT = {
     "apply": "",
-    "compare": "--seeds 1 --set federation.rounds=1 --set federation.clients=10 --set model.name=cnn",
+    "compare": "--seeds 1 --set federation.rounds=1 --set federation.clients=10 --set "
+    "model.name=cnn",
     "pretrain": "--steps 1",
     "risk": "--set risk.epochs=1 --set risk.adversary_epochs=1 --set risk.examples=60",
     "simulate": "--set federation.rounds=1",
@@ -50,12 +52,15 @@ def commands(file: Path) -> list[list[str]]:
 
 def comments(file: Path) -> list[str]:
     """Lines of a recipe's comments, lines that go on joined."""
-    lines = [line[1:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    lines = [
+        line[1:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    ]
     return "\n".join(lines).replace("\\\n", " ").splitlines()
 
 
 def recipe_commands(file: Path) -> list[list[str]]:
-    """Words of each command in a recipe's comments: on lines of their own, and with arguments in backticks."""
+    """Words of each command in a recipe's comments: on lines of their own, and with arguments in
+    backticks."""
     found = []
     for line in comments(file):
         shown = [line] if _START.match(line) else re.findall(r"`(fedlgm \S+ [^`]+)`", line)
@@ -64,7 +69,8 @@ def recipe_commands(file: Path) -> list[list[str]]:
 
 
 def check(words: list[str]) -> list[Recipe]:
-    """Raise what the command would say of its arguments; the runs that it would make, where it makes any."""
+    """Raise what the command would say of its arguments; the runs that it would make, where it
+    makes any."""
     command = typer.main.get_command(app)
     words = words[: words.index("&&")] if "&&" in words else words
     name = ""
@@ -77,17 +83,35 @@ def check(words: list[str]) -> list[Recipe]:
     if name == "study":
         if given["listed"]:
             return []
-        asked = files.asked(given["name"], given["grid"] or (), given["search"] or (), given["overrides"] or ())
+        asked = files.asked(
+            given["name"], given["grid"] or (), given["search"] or (), given["overrides"] or ()
+        )
         base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)
-        return [job.recipe for job in grid_jobs(base, asked.grid | (asked.search or {}), range(1), options, own)]
+        return [
+            job.recipe
+            for job in grid_jobs(base, asked.grid | (asked.search or {}), range(1), options, own)
+        ]
     recipe, changes = given.get("recipe") or given.get("target"), given.get("overrides") or []
     bundled = recipe is None or recipe in recipes.names()
-    assert bundled or name not in _RECIPES or "." in recipe or "/" in recipe or recipe.isupper(), recipe  # or a file
-    if not bundled or "overrides" not in given or any("own_mechanism" in str(value) for value in given.values()):
+    assert bundled or name not in _RECIPES or "." in recipe or "/" in recipe or recipe.isupper(), (
+        recipe
+    )  # or a file
+    if (
+        not bundled
+        or "overrides" not in given
+        or any("own_mechanism" in str(value) for value in given.values())
+    ):
         return []
     if name == "compare":
         methods = given["methods"] and given["methods"].split(",")
-        made = jobs(recipe, methods, given["seeds"], changes, given["epsilons"] or (), given["partitions"] or ())
+        made = jobs(
+            recipe,
+            methods,
+            given["seeds"],
+            changes,
+            given["epsilons"] or (),
+            given["partitions"] or (),
+        )
         return list({job.method: job.recipe for job in made}.values())  # one run of each method
     return [recipes.load(recipe, changes)]
 
@@ -105,7 +129,10 @@ def test_the_commands_of_a_page_are_known(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(file, marks=[pytest.mark.slow] if "resnet18" in file.stem else []) for file in RECIPES],
+    [
+        pytest.param(file, marks=[pytest.mark.slow] if "resnet18" in file.stem else [])
+        for file in RECIPES
+    ],
     ids=lambda file: file.stem,
 )
 def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
@@ -114,7 +141,9 @@ def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
         for words in recipe_commands(file):
             try:
                 runs = check(words)
-                for run in runs if words[0] == "compare" else []:  # other tests plan the recipe as it is
+                for run in (
+                    runs if words[0] == "compare" else []
+                ):  # other tests plan the recipe as it is
                     Assembly(run, planned=True).first_plan()
             except Exception as error:
                 raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
@@ -150,7 +179,9 @@ def test_the_page_of_commands_names_every_command() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [file for file in RECIPES if recipe_commands(file)], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [file for file in RECIPES if recipe_commands(file)], ids=lambda file: file.stem
+)
 def test_the_commands_of_a_recipe_run(file: Path, small_sets: None) -> None:
     if "CELEBA" in file.read_text(encoding="utf-8"):
         pytest.skip("needs CelebA and FFHQ, whose folders its command names")
@@ -158,7 +189,9 @@ def test_the_commands_of_a_recipe_run(file: Path, small_sets: None) -> None:
         ended = CliRunner().invoke(app, [*words, *shlex.split(_SHORT[words[0]])])
         if isinstance(ended.exception, DataError) and "not found" in str(ended.exception):
             pytest.skip(str(ended.exception))
-        assert ended.exit_code == 0, f"fedlgm {shlex.join(words)}: {ended.output or ended.exception}"
+        assert ended.exit_code == 0, (
+            f"fedlgm {shlex.join(words)}: {ended.output or ended.exception}"
+        )
 
 
 def test_commands_of_recipes_are_found() -> None:
@@ -171,7 +204,8 @@ def test_commands_are_found_and_wrong_ones_are_noticed() -> None:
     assert sum(len(commands(file)) for file in FILES) > 80
     for wrong in (
         "simulate digitz", "simulate digits --sett x=1", "plan digits --set federation.round=3", "fly",
-        "compare digits --methods uniform,gausian", "compare digits --methods uniform --set mechanism.budget=matched",
+        "compare digits --methods uniform,gausian", ("compare digits --methods uniform --set "
+                                                    "mechanism.budget=matched"),
     ):  # fmt: skip
         with pytest.raises(Exception, match=r"."):
             check(shlex.split(wrong))

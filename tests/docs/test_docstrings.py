@@ -10,17 +10,26 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedlgm", "strategies", "clients", "simulations")
-LONG = {"simulations.api", "simulations.exports.export", "fedlgm_lab.tune.tune", "fedlgm_lab.recommend.recommend"}
+LONG = {
+    "simulations.api",
+    "simulations.exports.export",
+    "fedlgm_lab.tune.tune",
+    "fedlgm_lab.recommend.recommend",
+}
 NO_CHEAP_EXAMPLE = {
     "fedlgm_lab.attacks.inception.InceptionFeatures": "its weights are not shipped",
-    "strategies.layerwise.LayerwiseFedAvg": "a round needs clients on a grid; PrivateFedAvg is the one that users make",
+    "strategies.layerwise.LayerwiseFedAvg": "a round needs clients on a grid; PrivateFedAvg is the "
+    "one that users make",
     "strategies.layerwise.RoundRecord": "only a finished round makes one",
 }
 
 
 def modules_with_examples():
     files = sorted(
-        file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ">>> " in file.read_text()
+        file
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if ">>> " in file.read_text()
     )
     for file in files:
         parts = file.relative_to(ROOT).with_suffix("").parts
@@ -44,7 +53,9 @@ def test_a_wrong_example_is_found():
 
 def documented_modules():
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
-    return [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+    return [
+        name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+    ]
 
 
 def source_of(module):
@@ -55,7 +66,9 @@ def source_of(module):
 def classes_without_example(source):
     """Public classes that no example of their own, of a method or of the module (by name) shows."""
     tree = ast.parse(source)
-    by_module = "\n".join(re.findall(r"^(?:>>>|\.\.\.) .*$", ast.get_docstring(tree) or "", re.MULTILINE))
+    by_module = "\n".join(
+        re.findall(r"^(?:>>>|\.\.\.) .*$", ast.get_docstring(tree) or "", re.MULTILINE)
+    )
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
@@ -68,8 +81,14 @@ def test_every_public_class_of_the_api_pages_has_an_example():
     modules = documented_modules()
     assert len(modules) > 50
     assert "fedlgm.planning.plan" in modules
-    missing = {f"{module}.{name}" for module in modules for name in classes_without_example(source_of(module))}
-    assert missing == NO_CHEAP_EXAMPLE.keys(), "give the class an example, or take it off the list of exceptions"
+    missing = {
+        f"{module}.{name}"
+        for module in modules
+        for name in classes_without_example(source_of(module))
+    }
+    assert missing == NO_CHEAP_EXAMPLE.keys(), (
+        "give the class an example, or take it off the list of exceptions"
+    )
 
 
 def test_a_class_without_an_example_is_found():

@@ -1,4 +1,5 @@
-"""The code of the how-to pages runs as it is printed, block after block: Python, and the commands of some pages."""
+"""The code of the how-to pages runs as it is printed, block after block: Python, and the commands
+of some pages."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ INDENTED = re.compile(r"^    fedlgm (.*)$", re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_correlated_noise_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As printed, but for fewer rounds; the policy's key is one."""
     text = (PAGES / "correlated-noise.md").read_text(encoding="utf-8")
     commands = [shlex.split(command) for command in INDENTED.findall(text)]
@@ -50,8 +53,11 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
         assert Policy.model_fields[section].annotation(**values).min_separation == 10
 
 
-def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As printed, but for two rounds; the keys of the page make a recipe of one's own a distributed one."""
+def test_the_commands_of_distributed_trust_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As printed, but for two rounds; the keys of the page make a recipe of one's own a distributed
+    one."""
     text = (PAGES / "distributed-trust.md").read_text(encoding="utf-8")
     commands = [shlex.split(command) for command in INDENTED.findall(text)]
     assert [command[0] for command in commands] == ["plan", "simulate"]
@@ -71,7 +77,9 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
     rules = Distributed(**tomllib.loads(policy)["distributed"])
     assert (rules.min_cohort, rules.max_colluders) == (6, 1)
     changes = {
-        f"{section}.{key}": value for section, rows in tomllib.loads(block).items() for key, value in rows.items()
+        f"{section}.{key}": value
+        for section, rows in tomllib.loads(block).items()
+        for key, value in rows.items()
     }
     own = recipes.load("digits", {**changes, "federation.clients": 30, "federation.rate": 1.0})
     assert Assembly(own, planned=True).first_plan().facts.shares is not None
@@ -93,7 +101,14 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
         *(
             pytest.param(page, marks=pytest.mark.slow)
             for page in (
-                *("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters"),
+                *(
+                    "example-level",
+                    "adaptive-allocation",
+                    "compare",
+                    "study",
+                    "hugging-face",
+                    "adapters",
+                ),
                 *("tables", "private-statistics"),
             )
         ),
@@ -115,7 +130,9 @@ def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_level_pages_commands_and_recipes_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = (PAGES / "example-level.md").read_text(encoding="utf-8")
     commands = COMMAND.findall(page)
@@ -133,9 +150,15 @@ def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkey
 def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As printed, but for fewer passes and steps."""
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(found) for found in INDENTED.findall((PAGES / "layer-risk.md").read_text(encoding="utf-8"))]
+    commands = [
+        shlex.split(found)
+        for found in INDENTED.findall((PAGES / "layer-risk.md").read_text(encoding="utf-8"))
+    ]
     assert [command[0] for command in commands] == ["risk", "risk", "simulate"]
-    short = {"risk": ["risk.epochs=2", "risk.adversary_epochs=2"], "simulate": ["federation.rounds=3"]}
+    short = {
+        "risk": ["risk.epochs=2", "risk.adversary_epochs=2"],
+        "simulate": ["federation.rounds=3"],
+    }
     for command in commands:
         changes = [text for change in short[command[0]] for text in ("--set", change)]
         engine = ["--engine", "local"] if command[0] == "simulate" else []
@@ -148,11 +171,16 @@ def test_the_commands_of_compare_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """As printed, but for fewer rounds and seeds; the first one a second time, as after Ctrl-C."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(PAGES.parent / "examples"))
-    commands = [shlex.split(found) for found in INDENTED.findall((PAGES / "compare.md").read_text(encoding="utf-8"))]
+    commands = [
+        shlex.split(found)
+        for found in INDENTED.findall((PAGES / "compare.md").read_text(encoding="utf-8"))
+    ]
     assert [command[0] for command in commands] == ["compare", "compare", "compare", "report"]
     short = ["--set", "federation.rounds=2", "--seeds", "1"]
     for command in (commands[0], *commands):
-        done = CliRunner().invoke(app, [*command, *(short if command[0] == "compare" else [])], catch_exceptions=False)
+        done = CliRunner().invoke(
+            app, [*command, *(short if command[0] == "compare" else [])], catch_exceptions=False
+        )
         assert done.exit_code == 0, (command, done.output)
         if command[0] == "compare":
             assert "privacy spent" in done.output
@@ -167,12 +195,20 @@ def test_the_commands_of_compare_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_the_commands_of_adaptive_allocation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_adaptive_allocation_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As printed, but for fewer rounds and seeds."""
     monkeypatch.chdir(tmp_path)
     text = (PAGES / "adaptive-allocation.md").read_text(encoding="utf-8")
     commands = [shlex.split(found) for found in INDENTED.findall(text)]
-    assert [command[0] for command in commands] == ["plan", "simulate", "simulate", "compare", "simulate"]
+    assert [command[0] for command in commands] == [
+        "plan",
+        "simulate",
+        "simulate",
+        "compare",
+        "simulate",
+    ]
     for command in commands:
         short = ["--set", "federation.rounds=11"] if command[0] == "simulate" else []
         if command[0] == "compare":

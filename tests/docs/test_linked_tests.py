@@ -19,7 +19,9 @@ PAGES = {
 def named(page: str) -> list[tuple[str, str]]:
     """(file, test) in the order of the page; "::test" alone belongs to the file named before it."""
     found, file = [], ""
-    for spelt, test in re.findall(r"`([\w/.]*)::(\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")):
+    for spelt, test in re.findall(
+        r"`([\w/.]*)::(\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")
+    ):
         file = spelt or file
         found.append((file, test))
     return found
@@ -32,4 +34,6 @@ def test_they_exist(page):
     for file, test in named(page):
         here = [base / file for base in (folder, ROOT / "tests") if (base / file).is_file()]
         assert here, f"{page} names {file}, which is not there"
-        assert re.search(rf"(def|class) {test}\b", here[0].read_text(encoding="utf-8")), f"{page} names {file}::{test}"
+        assert re.search(rf"(def|class) {test}\b", here[0].read_text(encoding="utf-8")), (
+            f"{page} names {file}::{test}"
+        )

@@ -1,4 +1,5 @@
-"""The page of a recipe's keys has all of them, with their defaults and the values that they may hold."""
+"""The page of a recipe's keys has all of them, with their defaults and the values that they may
+hold."""
 
 import re
 import tomllib
@@ -19,20 +20,28 @@ SECTIONS = [name for name, field in Recipe.model_fields.items() if name not in (
 def model_of(section: str) -> type[Section] | type[_OpenSection]:
     annotation = Recipe.model_fields[section].annotation
     kinds = (annotation, *get_args(annotation))
-    return next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (Section, _OpenSection)))
+    return next(
+        kind
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, (Section, _OpenSection))
+    )
 
 
 def rows_of(section: str) -> dict[str, list[str]]:
     """Key -> the other cells of its row."""
     text = PAGE.split(f"\n## [{section}]\n")[1].split("\n## ")[0]
     rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| `")
     ]
     return {key: row[1:] for row in rows for key in re.findall(r"`(\w+)`", row[0])}
 
 
 def shown(value: Any) -> str:
-    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return (
+        "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    )
 
 
 def words_of(annotation: Any) -> set[str]:

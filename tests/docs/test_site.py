@@ -1,4 +1,5 @@
-"""The built site as a browser shows it: a picture on its first page, and nothing cut off on a laptop or a phone."""
+"""The built site as a browser shows it: a picture on its first page, and nothing cut off on a
+laptop or a phone."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ import pytest
 from patience import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WIDTHS = 1280, 390
 
 
 class Seen(NamedTuple):
-    """A page in a frame: widths of the frame, of its window and of the content; elements cut off; pictures."""
+    """A page in a frame: widths of the frame, of its window and of the content; elements cut off;
+    pictures."""
 
     page: str
     width: int
@@ -84,9 +88,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     folder = tmp_path_factory.mktemp("site") / "site"
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        build, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Site, directory=str(folder))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Site, directory=str(folder))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield folder, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -97,10 +105,19 @@ def measure(folder: Path, address: str, pages: list[str], profile: Path) -> list
     text = _PROBE.replace("PAGES", json.dumps(pages)).replace("WIDTHS", json.dumps(WIDTHS))
     (folder / "probe.html").write_text(text, encoding="utf-8")
     command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}",
-        "--remote-debugging-port=0", "--window-size=1400,1000", f"{address}/probe.html",
-    ]  # fmt: skip
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-sync",
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--user-data-dir={profile}",
+        "--remote-debugging-port=0",
+        "--window-size=1400,1000",
+        f"{address}/probe.html",
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
         try:
             return [Seen(*row) for row in json.loads(Site.found.get(timeout=LIMIT_S))]
@@ -117,12 +134,15 @@ def test_no_page_is_cut_off_on_a_laptop_or_a_phone(site: tuple[Path, str], tmp_p
     assert len(pages) > 40
     found = measure(folder, address, pages, tmp_path / "profile")
     assert len(found) == len(pages) * len(WIDTHS)
-    assert [one for one in found if one.inner != one.width] == []  # the frames are as wide as they should be
+    assert [
+        one for one in found if one.inner != one.width
+    ] == []  # the frames are as wide as they should be
     assert [one for one in found if one.content > one.width or one.cut or one.broken] == []
     assert all(one.pictures for one in found if one.page == "index.html")
     # The probe sees what it is there for.
     (folder / "wide.html").write_text(
-        '<article><p style="width:2000px">wide</p><p style="overflow:hidden;width:9px">cutoff</p><img src="no.png">'
+        '<article><p style="width:2000px">wide</p><p '
+        'style="overflow:hidden;width:9px">cutoff</p><img src="no.png">'
     )
     for one in measure(folder, address, ["wide.html"], tmp_path / "profile"):
         assert one.content > one.width

@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 from simulations.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "start").glob("*.md"))}
+PAGES = {
+    page.stem: page.read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs" / "start").glob("*.md"))
+}
 CONTINUED = {"hospitals": "tables", "hugging-face": "hugging-face"}
 """Pages whose code runs with the how-to page that continues it, see `test_how_to.py`."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -25,7 +28,10 @@ SCREEN = 50
 def test_a_page_fits_on_one_screen_and_is_linked_where_readers_begin(page: str) -> None:
     assert len(PAGES[page].splitlines()) <= SCREEN
     assert re.match(r"# I have (a|tables) ", PAGES[page])
-    for table, link in (("README.md", f"docs/start/{page}.md"), ("docs/index.md", f"start/{page}.md")):
+    for table, link in (
+        ("README.md", f"docs/start/{page}.md"),
+        ("docs/index.md", f"start/{page}.md"),
+    ):
         assert f"]({link})" in (ROOT / table).read_text(encoding="utf-8")
     for block in (body for _, body in BLOCK.findall(PAGES[page])):
         assert max(map(len, block.splitlines())) <= 130
@@ -50,7 +56,8 @@ def test_readers_without_the_built_site_see_the_code() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["paper", "ray"])
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As printed; the page on Ray without a cluster, whose equality with one is `test_cluster.py`'s."""
+    """As printed; the page on Ray without a cluster, whose equality with one is
+    `test_cluster.py`'s."""
     monkeypatch.chdir(tmp_path)
     (code,) = [block for kind, block in BLOCK.findall(PAGES[page]) if kind == "python"]
     if page == "ray":
@@ -67,7 +74,8 @@ def test_a_page_without_a_run_here_is_run_by_the_page_that_continues_it(page: st
 
 
 def test_the_changes_of_a_flower_app_are_those_of_the_tested_apps() -> None:
-    """`tests/strategies/test_flower_apps.py` runs apps with them, and `test_examples.py` runs the page's command."""
+    """`tests/strategies/test_flower_apps.py` runs apps with them, and `test_examples.py` runs the
+    page's command."""
     tested = (ROOT / "tests" / "strategies" / "test_flower_apps.py").read_text(encoding="utf-8")
     for kind, code in BLOCK.findall(PAGES["flower"]):
         for line in code.splitlines() if kind == "diff" else ():
@@ -82,7 +90,9 @@ def test_the_changes_of_a_flower_app_are_those_of_the_tested_apps() -> None:
 def test_the_commands_of_the_paper_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As printed, but for two rounds."""
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(line) for line in re.findall(r"^    fedlgm (.*)$", PAGES["paper"], re.MULTILINE)]
+    commands = [
+        shlex.split(line) for line in re.findall(r"^    fedlgm (.*)$", PAGES["paper"], re.MULTILINE)
+    ]
     assert [command[0] for command in commands] == ["study", "study"]
     for command in commands:
         short = [] if "--list" in command else ["--set", "federation.rounds=2"]

@@ -1,4 +1,5 @@
-"""Files of earlier runs save time and decide nothing: not how much noise is added, and not who holds what."""
+"""Files of earlier runs save time and decide nothing: not how much noise is added, and not who
+holds what."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def write(file: Path, content: bytes) -> None:
     file.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def test_a_kept_calibration_is_the_computed_one(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_calibration_is_the_computed_one(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = calibrated()
     (file,) = (kept / "calibration").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -69,7 +72,9 @@ def test_an_edited_calibration_changes_nothing(kept: Path, edit: Callable[[float
     assert file.read_bytes() == original  # it was computed again
 
 
-@pytest.mark.parametrize("damage", [b"", b"\n", b"no digest", b"x" * 64 + b"\n0x1p+0", b"\xff\xfe\n\x00"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\n", b"no digest", b"x" * 64 + b"\n0x1p+0", b"\xff\xfe\n\x00"]
+)
 def test_damage_counts_as_nothing_kept(kept: Path, damage: bytes) -> None:
     first = calibrated()
     (file,) = (kept / "calibration").iterdir()
@@ -77,7 +82,9 @@ def test_damage_counts_as_nothing_kept(kept: Path, damage: bytes) -> None:
     assert calibrated() == first
 
 
-def test_a_folder_that_cannot_be_written_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = calibrated()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "file" / "below"))
@@ -120,7 +127,10 @@ def test_a_kept_division_is_the_computed_one(
 
     monkeypatch.setitem(_SCHEMES, scheme, never)
     again = partition(labels, 7, scheme, seed=3, **values)
-    assert (again.order.tolist(), again.offsets.tolist()) == (first.order.tolist(), first.offsets.tolist())
+    assert (again.order.tolist(), again.offsets.tolist()) == (
+        first.order.tolist(),
+        first.offsets.tolist(),
+    )
     assert (again.order.dtype, again.offsets.dtype) == (first.order.dtype, first.offsets.dtype)
     with pytest.raises(AssertionError, match="divided again"):
         partition(labels[::-1], 7, scheme, seed=3, **values)  # other data
@@ -128,7 +138,12 @@ def test_a_kept_division_is_the_computed_one(
 
 @pytest.mark.parametrize(
     "owners",
-    [np.full(90, 7, np.int32), np.full(90, -2, np.int32), np.zeros(89, np.int32), np.zeros(0, np.int32)],
+    [
+        np.full(90, 7, np.int32),
+        np.full(90, -2, np.int32),
+        np.zeros(89, np.int32),
+        np.zeros(0, np.int32),
+    ],
 )
 def test_what_is_no_division_is_computed_again(kept: Path, owners: np.ndarray) -> None:
     labels = np.arange(90) % 5

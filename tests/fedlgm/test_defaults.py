@@ -1,4 +1,5 @@
-"""PyTorch's defaults that a program has set: no dtype and no device of tensors that it does not name changes a run."""
+"""PyTorch's defaults that a program has set: no dtype and no device of tensors that it does not
+name changes a run."""
 
 from __future__ import annotations
 
@@ -34,7 +35,16 @@ def drawn() -> list[torch.Tensor]:
         made.append(noise.add_noise_(total, [(5, 0.3), (300, 2.0)], streams, family))
         values, scale = torch.zeros(305, dtype=torch.float64), torch.ones(2, dtype=torch.float32)
         key, stream = kernels.noise_key(ring, 1), kernels.SERVER_STREAM
-        kernels.add_noise_(values, torch.tensor([0, 5, 305]), scale, family, key, stream, grid=True, backend="torch")
+        kernels.add_noise_(
+            values,
+            torch.tensor([0, 5, 305]),
+            scale,
+            family,
+            key,
+            stream,
+            grid=True,
+            backend="torch",
+        )
         made.append(values)
     streams = [ring.torch_generator(Purpose.NOISE, 2, 0, j) for j in range(2)]
     return [*made, noise.unit_noise(sizes, streams)]
@@ -53,12 +63,17 @@ class Settled(nn.Sequential):
         super().__init__(nn.Linear(5, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("changes", [SMALL, [*SMALL, "federation.server_optimizer=adam"]], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "changes", [SMALL, [*SMALL, "federation.server_optimizer=adam"]], ids=["sgd", "adam"]
+)
 def test_a_run_does_not_depend_on_the_defaults(changes: list[str], tmp_path) -> None:
-    """It ended in "Got unsupported ScalarType BFloat16" and "Tensor.item() cannot be called on meta tensors"."""
+    """It ended in "Got unsupported ScalarType BFloat16" and "Tensor.item() cannot be called on meta
+    tensors"."""
 
     def run(name: str) -> str:
-        result = simulations.simulate(model=Settled, data=DATA, overrides=changes, run_dir=tmp_path / name)
+        result = simulations.simulate(
+            model=Settled, data=DATA, overrides=changes, run_dir=tmp_path / name
+        )
         assert next(result.model().parameters()).dtype == torch.float32
         return result["model_sha256"]
 

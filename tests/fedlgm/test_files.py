@@ -32,7 +32,9 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, shared: b
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_file_has_its_mode_from_the_start_whatever_was_there(tmp_path: Path, shared: bool) -> None:
+def test_a_file_has_its_mode_from_the_start_whatever_was_there(
+    tmp_path: Path, shared: bool
+) -> None:
     path = tmp_path / "kept"
     path.write_bytes(b"old")
     path.chmod(0o644)
@@ -101,11 +103,16 @@ def test_a_file_is_created_once(tmp_path: Path) -> None:
     create_durably(tmp_path / "key", b"first")
     with pytest.raises(FileExistsError):
         create_durably(tmp_path / "key", b"second")
-    assert [(file.name, file.read_bytes(), mode(file)) for file in tmp_path.iterdir()] == [("key", b"first", 0o600)]
+    assert [(file.name, file.read_bytes(), mode(file)) for file in tmp_path.iterdir()] == [
+        ("key", b"first", 0o600)
+    ]
 
 
-def test_names_of_new_files_and_folders_are_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a power failure can take a run's keys, or a search's charge, after what they allowed has left."""
+def test_names_of_new_files_and_folders_are_on_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure can take a run's keys, or a search's charge, after what they allowed has
+    left."""
     seen: list[list[str]] = []
 
     def synced(folder: Path) -> None:

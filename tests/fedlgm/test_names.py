@@ -23,15 +23,23 @@ def test_public_names() -> None:
     np.testing.assert_allclose(sigma**2, [31, 24.8, 11.16])
     assert fedlgm.privacy.gaussian_mu(1, 1e-6) == pytest.approx(0.23670438, abs=1e-8)
     mu = fedlgm.privacy.gaussian_mu(1, 1e-6)
-    np.testing.assert_allclose(fedlgm.mechanisms.gaussian_inid([3, 2, 1], 1, 1e-6) ** 2 * mu**2, [18, 12, 6])
-    np.testing.assert_allclose(fedlgm.mechanisms.laplace_inid([3, 2, 1], 1), [6.731678, 5.880662, 4.667485], atol=1e-6)
+    np.testing.assert_allclose(
+        fedlgm.mechanisms.gaussian_inid([3, 2, 1], 1, 1e-6) ** 2 * mu**2, [18, 12, 6]
+    )
+    np.testing.assert_allclose(
+        fedlgm.mechanisms.laplace_inid([3, 2, 1], 1), [6.731678, 5.880662, 4.667485], atol=1e-6
+    )
     assert fedlgm.mechanisms.get("uniform", bound=0.5).name in fedlgm.mechanisms.names()
-    assert ladp.kl_score(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 1, 1])) == pytest.approx(0.266216707, abs=1e-6)
+    assert ladp.kl_score(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 1, 1])) == pytest.approx(
+        0.266216707, abs=1e-6
+    )
     assert ladp.theorem3_constant(0.2, 0.02) == pytest.approx(1.427659, abs=1e-6)
     assert len(fedlgm.layers.LayerTable.from_module(torch.nn.Linear(3, 2))) > 0
 
 
-@pytest.mark.parametrize("package", ["fedlgm", "clients", "strategies", "simulations", "fedlgm_lab.audits"])
+@pytest.mark.parametrize(
+    "package", ["fedlgm", "clients", "strategies", "simulations", "fedlgm_lab.audits"]
+)
 def test_editors_complete_public_names(package: str) -> None:
     module = importlib.import_module(package)
     shown = {name for name in dir(module) if not name.startswith("_")}
@@ -63,6 +71,8 @@ for former, name in moved._MOVED.items():
     assert len(told) == (".".join(former.split(".")[:2]) not in moved.SHORT), (former, said)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-    done = subprocess.run([sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert "usage" in done.stdout

@@ -24,7 +24,8 @@ ALL = Sampling("poisson", 40, 1.0)
 
 
 def scaled(client: int) -> torch.Tensor:
-    """Layer norms uniform in [0.5, 1.5], layer b's ten times larger, layer c's ten times smaller."""
+    """Layer norms uniform in [0.5, 1.5], layer b's ten times larger, layer c's ten times
+    smaller."""
     norm = 0.5 + client / 40
     return norm * torch.tensor([1.0, 10.0, 0.1])
 
@@ -32,12 +33,18 @@ def scaled(client: int) -> torch.Tensor:
 @pytest.mark.parametrize("start", [pytest.param(0.003, marks=pytest.mark.slow), 300.0])
 def test_adaptive_bounds_find_their_quantile_from_either_side(federate, start):
     """Elsewhere the update rule has the wrong sign and the bound runs away, to 4.5e-6 or to 2e5."""
-    # The total S is fixed here, so what adapts is the split: it must settle where all layers clip equally often.
+    # The total S is fixed here, so what adapts is the split: it must settle where all layers clip
+    # equally often.
     federation = federate(
         scaled,
         {"a": 1, "b": 1, "c": 1},
         mechanism="snr-consistent",
-        options={"clip": "med", "norms": "quantile", "bound": math.sqrt(1 + 100 + 0.01), "quantile_rate": 0.3},
+        options={
+            "clip": "med",
+            "norms": "quantile",
+            "bound": math.sqrt(1 + 100 + 0.01),
+            "quantile_rate": 0.3,
+        },
         sampling=ALL,
         multiplier=0.2,
     )
@@ -45,7 +52,9 @@ def test_adaptive_bounds_find_their_quantile_from_either_side(federate, start):
     off = np.array([start, 1.0, 1.0])
     wrong = federation.strategy.method.plan(federation.strategy.transcript)
     clip = off / np.linalg.norm(off) * np.linalg.norm(wrong.clip)
-    shifted = ReleasePlan(wrong.layers, clip, wrong.sigma, wrong.facts, wrong.guarantee, queries=wrong.queries)
+    shifted = ReleasePlan(
+        wrong.layers, clip, wrong.sigma, wrong.facts, wrong.guarantee, queries=wrong.queries
+    )
     federation.strategy.transcript = Transcript.start(torch.zeros(3)).extend(
         torch.zeros(3), torch.zeros(shifted.size), shifted
     )
@@ -56,7 +65,9 @@ def test_adaptive_bounds_find_their_quantile_from_either_side(federate, start):
 
 def test_one_step_moves_a_bound_towards_the_quantile():
     clip = np.array([1.0, 1.0])
-    moved = next_quantile_bounds(clip, np.array([1.0, 0.0]), 1.0, 0.5, 0.2)  # all below: too large; none: too small
+    moved = next_quantile_bounds(
+        clip, np.array([1.0, 0.0]), 1.0, 0.5, 0.2
+    )  # all below: too large; none: too small
     assert moved[0] < moved[1]
 
 
@@ -65,7 +76,11 @@ def test_noise_belongs_to_the_bound_that_was_used(federate, norms):
     """Elsewhere the bound is updated first and the noise drawn for the next round's."""
     seen = []
     federation = federate(
-        scaled, {"a": 1, "b": 1, "c": 1}, options={"clip": "med", "norms": norms}, sampling=ALL, multiplier=0.5
+        scaled,
+        {"a": 1, "b": 1, "c": 1},
+        options={"clip": "med", "norms": norms},
+        sampling=ALL,
+        multiplier=0.5,
     )
     deliver = federation.grid.deliver
 
@@ -73,7 +88,9 @@ def test_noise_belongs_to_the_bound_that_was_used(federate, norms):
         for message in messages:
             config = message.content.config_records.get("config", {})
             if "plan" in config:
-                seen.append(ReleasePlan.from_json(federation.strategy.method.layers, config["plan"]))
+                seen.append(
+                    ReleasePlan.from_json(federation.strategy.method.layers, config["plan"])
+                )
         return deliver(messages)
 
     federation.grid.deliver = spy
@@ -94,7 +111,9 @@ def test_weights_by_examples_are_refused(tiny):
 
 def test_example_counts_do_not_weigh(federate):
     """What a reply counts are clients, whatever they hold."""
-    federation = federate(lambda c: torch.full((2,), float(c)), {"a": 2}, mechanism="none", sampling=ALL)
+    federation = federate(
+        lambda c: torch.full((2,), float(c)), {"a": 2}, mechanism="none", sampling=ALL
+    )
     assert federation.run(1).tolist() == pytest.approx([19.5, 19.5])
 
 
@@ -113,7 +132,10 @@ def test_scalars_are_bounded_and_noised(federate):
     layers = LayerTable.from_module(Scalar())
     assert layers.names[0] == "temperature"
     federation = federate(
-        lambda c: torch.full((1,), 2.0), {"temperature": 1}, multiplier=0.5, sampling=Sampling("poisson", 1, 1.0)
+        lambda c: torch.full((1,), 2.0),
+        {"temperature": 1},
+        multiplier=0.5,
+        sampling=Sampling("poisson", 1, 1.0),
     )
     federation.run(400)
     plan = federation.records[0].plan
@@ -121,7 +143,9 @@ def test_scalars_are_bounded_and_noised(federate):
     bounded = bound_update(torch.tensor([2.0]), plan).item()
     assert 0.9999 < bounded <= 1.0
     released = torch.cat(federation.means)
-    assert released.mean().item() == pytest.approx(bounded, abs=4 * 0.5 / 20)  # 2.0 were it not bounded
+    assert released.mean().item() == pytest.approx(
+        bounded, abs=4 * 0.5 / 20
+    )  # 2.0 were it not bounded
     assert released.std().item() == pytest.approx(0.5, rel=0.15)  # 0 were it not noised
 
 
@@ -153,7 +177,9 @@ def test_one_broken_client_leaves_the_others_alone(kind):
             x = torch.randn(5 + client, 3, generator=keys.torch_generator(Purpose.PROBE, client))
             if client == 1:
                 x = torch.full_like(x, value)
-            yield ClientTask(x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 2)
+            yield ClientTask(
+                x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 2
+            )
 
     settings = LocalTraining(lr=0.1, batch_size=4)
     found = []
@@ -163,7 +189,9 @@ def test_one_broken_client_leaves_the_others_alone(kind):
         start = layers.flatten(model)
         options = {"width": 4} if kind == "vectorized" else {}
         trainer = TRAINERS[kind](model, layers, settings, **options)
-        found.append([row.clone() for block in trainer.updates(start, tasks(value)) for row in block])
+        found.append(
+            [row.clone() for block in trainer.updates(start, tasks(value)) for row in block]
+        )
     fine, broken = found
     assert torch.isnan(broken[1]).any()
     for client in (0, 2, 3):
@@ -172,29 +200,37 @@ def test_one_broken_client_leaves_the_others_alone(kind):
 
 
 def test_a_clients_update_does_not_depend_on_who_trains_beside_it():
-    """Else one client more would move the others' contributions too, which no bound on its own covers."""
+    """Else one client more would move the others' contributions too, which no bound on its own
+    covers."""
     layers = LayerTable.from_module(nn.Linear(3, 2))
     keys = KeyRing(0)
     start = torch.zeros(layers.size)
 
     def task(client):
         x = torch.randn(5 + client, 3, generator=keys.torch_generator(Purpose.PROBE, client))
-        return ClientTask(x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 3)
+        return ClientTask(
+            x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 3
+        )
 
     settings = LocalTraining(lr=0.3, momentum=0.9, batch_size=4)
     found = []
     for block in ([0], [0, 1], [3, 0, 2], [5, 6, 7, 0]):
         trainer = SequentialTrainer(nn.Linear(3, 2), layers, settings)
-        updates = [row.clone() for rows in trainer.updates(start, [task(client) for client in block]) for row in rows]
+        updates = [
+            row.clone()
+            for rows in trainer.updates(start, [task(client) for client in block])
+            for row in rows
+        ]
         found.append(updates[block.index(0)])
     assert all(torch.equal(update, found[0]) for update in found)
 
 
 def test_nor_does_it_in_the_vectorised_trainer():
-    """Rounding that depends on the block grows over the steps: to a quarter of an update in an unstable training.
+    """Rounding that depends on the block grows over the steps: to a quarter of an update in an
+    unstable training.
 
-    A lone client must not be trained by other kernels than one of several: every batch has the same shape.
-    """
+    A lone client must not be trained by other kernels than one of several: every batch has the same
+    shape."""
     shape = (1, 28, 28)
     layers = LayerTable.from_module(models.build("cnn", in_shape=shape, classes=10, seed=0))
     start = layers.flatten(models.build("cnn", in_shape=shape, classes=10, seed=0))
@@ -202,21 +238,29 @@ def test_nor_does_it_in_the_vectorised_trainer():
 
     def task(client):
         stream = keys.torch_generator(Purpose.PROBE, client)
-        x, y = torch.randn(9, *shape, generator=stream), torch.randint(0, 10, (9,), generator=stream)
+        x, y = (
+            torch.randn(9, *shape, generator=stream),
+            torch.randint(0, 10, (9,), generator=stream),
+        )
         return ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, client), 3)
 
     found = []
     for block in ([0], [0, 1], [0, 2, 1, 3]):
         module = models.build("cnn", in_shape=shape, classes=10, seed=0)
         trainer = VectorizedTrainer(module, layers, LocalTraining(lr=0.3, batch_size=4), width=4)
-        updates = [row.clone() for rows in trainer.updates(start, [task(client) for client in block]) for row in rows]
+        updates = [
+            row.clone()
+            for rows in trainer.updates(start, [task(client) for client in block])
+            for row in rows
+        ]
         found.append(updates[0])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
 def test_noise_of_two_layers_is_not_the_same_noise(federate):
-    """Elsewhere groups restart one generator: their noises have the constant ratio of their scales."""
+    """Elsewhere groups restart one generator: their noises have the constant ratio of their
+    scales."""
     federation = federate(
         lambda c: torch.zeros(20_000),
         {"a": 10_000, "b": 10_000},
@@ -232,7 +276,9 @@ def test_noise_of_two_layers_is_not_the_same_noise(federate):
 
 
 def test_epsilon_grows_over_the_rounds(federate):
-    federation = federate(lambda c: torch.zeros(3), {"a": 3}, sampling=Sampling("poisson", 40, 0.5), multiplier=2.0)
+    federation = federate(
+        lambda c: torch.zeros(3), {"a": 3}, sampling=Sampling("poisson", 40, 0.5), multiplier=2.0
+    )
     federation.run(5)
     spent = [federation.ledger.epsilon(1e-5, through=round_) for round_ in range(6)]
     assert spent[0] == 0
@@ -240,7 +286,10 @@ def test_epsilon_grows_over_the_rounds(federate):
 
 
 def test_seed_zero_is_a_seed(federate):
-    models = [federate(lambda c: torch.zeros(3), {"a": 3}, sampling=ALL, seed=0, owner=str(i)).run(1) for i in range(2)]
+    models = [
+        federate(lambda c: torch.zeros(3), {"a": 3}, sampling=ALL, seed=0, owner=str(i)).run(1)
+        for i in range(2)
+    ]
     assert torch.equal(*models)
     assert torch.equal(
         KeyRing.from_seed(0).torch_generator(Purpose.NOISE, 1).get_state(),
@@ -260,5 +309,9 @@ def test_reseeding_the_global_generators_changes_no_noise(federate):
     for number in range(2):
         torch.manual_seed(1)
         np.random.seed(1)  # noqa: NPY002 - the habit under test
-        models.append(federate(lambda c: torch.zeros(3), {"a": 3}, sampling=ALL, seed=number, owner=str(number)).run(1))
+        models.append(
+            federate(
+                lambda c: torch.zeros(3), {"a": 3}, sampling=ALL, seed=number, owner=str(number)
+            ).run(1)
+        )
     assert not torch.equal(*models)

@@ -13,7 +13,8 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 
 ANY = arrays.arrays(
-    st.sampled_from([np.float32, np.float64, np.int64, np.bool_]), arrays.array_shapes(min_dims=0, min_side=0)
+    st.sampled_from([np.float32, np.float64, np.int64, np.bool_]),
+    arrays.array_shapes(min_dims=0, min_side=0),
 )
 
 
@@ -42,7 +43,13 @@ def test_a_view_is_no_copy_and_cannot_be_written():
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no array", Array(np.ones(3)).data[:-1], Array(np.ones(3)).data[:20], Array(np.ones(3)).data + b"12345678"],
+    [
+        b"",
+        b"no array",
+        Array(np.ones(3)).data[:-1],
+        Array(np.ones(3)).data[:20],
+        Array(np.ones(3)).data + b"12345678",
+    ],
 )
 def test_broken_arrays_are_refused(data):
     with pytest.raises(RunError, match="cannot be read"):

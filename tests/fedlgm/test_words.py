@@ -33,7 +33,8 @@ def decisions(tree: ast.AST) -> list[ast.expr]:
 
 
 def words_in(expression: ast.expr) -> list[str]:
-    """Guarantees' words in an expression: plan.guarantee.unit, guarantee.status, result["guarantee_status"]."""
+    """Guarantees' words in an expression: plan.guarantee.unit, guarantee.status,
+    result["guarantee_status"]."""
     found = []
     for node in ast.walk(expression):
         if isinstance(node, ast.Attribute) and node.attr in WORDS and names_a_guarantee(node.value):
@@ -46,15 +47,25 @@ def words_in(expression: ast.expr) -> list[str]:
 
 
 def names_a_guarantee(node: ast.expr) -> bool:
-    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    last = (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
     return "guarantee" in last.lower()
 
 
 def branches(source: str) -> list[str]:
-    return sorted({word for expression in decisions(ast.parse(source)) for word in words_in(expression)})
+    return sorted(
+        {word for expression in decisions(ast.parse(source)) for word in words_in(expression)}
+    )
 
 
-@pytest.mark.parametrize("path", sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py")), ids=str
+)
 def test_no_code_decides_by_a_guarantees_words(path):
     if path == OWNER:
         pytest.skip("the words' own module")
@@ -83,7 +94,8 @@ def test_such_code_would_be_found(source):
 
 def test_showing_them_is_no_decision():
     assert not branches(
-        "print(plan.guarantee.status, result['guarantee'], TABLE['x'])\nd = {'s': plan.guarantee.status}"
+        "print(plan.guarantee.status, result['guarantee'], TABLE['x'])\nd = {'s': "
+        "plan.guarantee.status}"
     )
 
 
@@ -96,6 +108,10 @@ RATES = re.compile(
 def test_rates_are_per_something() -> None:
     """The field's word: "steps per round", not "steps a round"."""
     files = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
-    told = [(path.name, match[0]) for path in files for match in RATES.finditer(path.read_text(encoding="utf-8"))]
+    told = [
+        (path.name, match[0])
+        for path in files
+        for match in RATES.finditer(path.read_text(encoding="utf-8"))
+    ]
     assert told == []
     assert RATES.search("at most 3 steps a round")

@@ -51,9 +51,21 @@ def test_the_template_is_a_policy_of_its_defaults(tmp_path):
         ("[privacy]", "[privacy", "not valid TOML"),
         ("[data]", "[dataset]", "data: is required"),
         ("[socket]", "[sockets]", "sockets: unknown key; did you mean 'socket'?"),
-        ("epsilon = 8.0", "epsilonn = 8.0", "privacy.epsilonn: unknown key; did you mean 'epsilon'?"),
-        ('name = "node"', 'name = "St. Mary"', "node.name: must be at most 64 letters, digits, '_', '.' and '-'"),
-        ('"snr-consistent"', '"snr-consistant"', "unknown name 'snr-consistant'; did you mean 'snr-consistent'?"),
+        (
+            "epsilon = 8.0",
+            "epsilonn = 8.0",
+            "privacy.epsilonn: unknown key; did you mean 'epsilon'?",
+        ),
+        (
+            'name = "node"',
+            'name = "St. Mary"',
+            "node.name: must be at most 64 letters, digits, '_', '.' and '-'",
+        ),
+        (
+            '"snr-consistent"',
+            '"snr-consistant"',
+            "unknown name 'snr-consistant'; did you mean 'snr-consistent'?",
+        ),
         ('"mlp"', '"mpl"', "allow.models: unknown name 'mpl'"),
         ('["classification"]', '["classify"]', "allow.tasks: unknown name 'classify'"),
         ("shape = [1, 28, 28]", "shape = []", "data.shape: must have at least 1 entries"),
@@ -96,7 +108,9 @@ def test_two_nodes_have_different_keys(tmp_path):
 
 
 def test_a_plan_with_less_noise_than_the_policy_asks_for(tmp_path):
-    text = policy_text("node", {}).replace("min_noise_multiplier = 0.0", "min_noise_multiplier = 3.0")
+    text = policy_text("node", {}).replace(
+        "min_noise_multiplier = 0.0", "min_noise_multiplier = 3.0"
+    )
     policy = load(tmp_path, text)
     policy.admit(nodes.plan(3.1))
     with pytest.raises(Refusal, match=r"at least 3 is needed"):
@@ -104,7 +118,9 @@ def test_a_plan_with_less_noise_than_the_policy_asks_for(tmp_path):
 
 
 def test_a_plan_whose_bounds_are_larger_than_the_policy_allows(tmp_path):
-    policy = load(tmp_path, policy_text("node", {}).replace("largest_clip = 1.0", "largest_clip = 0.5"))
+    policy = load(
+        tmp_path, policy_text("node", {}).replace("largest_clip = 1.0", "largest_clip = 0.5")
+    )
     policy.admit(nodes.plan(bound=0.4))
     with pytest.raises(Refusal, match=r"at most 0.5 is allowed"):
         policy.admit(nodes.plan(bound=2.0))

@@ -31,12 +31,16 @@ def readme_code() -> str:
 def readme_result(engine: str) -> simulations.RunResult:
     names: dict[str, Any] = {}
     torch.manual_seed(0)  # the model's own initial weights are the run's
-    seeded = readme_code().replace('overrides=["', 'overrides=["run.seed=7", "')  # own data have no seed
+    seeded = readme_code().replace(
+        'overrides=["', 'overrides=["run.seed=7", "'
+    )  # own data have no seed
     exec(seeded.replace("data=data,", f"data=data, engine={engine!r},"), names)
     return names["result"]
 
 
-def test_the_readmes_lines_train_ones_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_lines_train_ones_own_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code = readme_code()
     assert code == (ROOT / "docs" / "examples" / "own_model.py").read_text()
@@ -52,7 +56,9 @@ def test_users_of_the_data_are_its_clients(tmp_path: Path) -> None:
     """Who says whose each example is must get these users as clients, not a division by label."""
     users = np.array([f"user {i % 25}" for i in range(200)])
     data = DATA | {"users": users}
-    result = simulations.simulate(model=Net, data=data, overrides=SMALL[1:], run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        model=Net, data=data, overrides=SMALL[1:], run_dir=tmp_path / "run"
+    )
     recipe = RunFolder.open(result.folder).recipe()
     assert (recipe.data.partition, recipe.federation.clients) == ("natural", 25)
     fewer = simulations.simulate(model=Net, data=data, overrides=SMALL, run_dir=tmp_path / "fewer")
@@ -67,7 +73,9 @@ def test_partitions_and_optimizers_may_be_given_by_name(tmp_path: Path) -> None:
     assert (recipe.data.partition, recipe.federation.server_optimizer) == ("iid", "momentum")
 
 
-def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says_otherwise() -> None:
+def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says_otherwise() -> (
+    None
+):
     real, classes = {"train": (X, X[:, 0]), "test": (X, X[:, 0])}, DATA
     regression = ["task.name=regression"]
     for data, texts, overrides, expected in (
@@ -82,12 +90,17 @@ def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says
         found = recipe_of(None, own_of({"data": data}), list(texts), overrides)
         assert found.data.partition == expected, (texts, overrides)
     assert (
-        recipe_of(None, own_of({"data": real, "task": lambda o, t: (o[:, 0] - t) ** 2}), [], ()).data.partition == "iid"
+        recipe_of(
+            None, own_of({"data": real, "task": lambda o, t: (o[:, 0] - t) ** 2}), [], ()
+        ).data.partition
+        == "iid"
     )
 
 
 @pytest.mark.slow
-def test_the_readmes_lines_train_alike_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_lines_train_alike_on_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert readme_result("local")["model_sha256"] == readme_result("ray")["model_sha256"]
 
@@ -96,7 +109,9 @@ def test_the_readmes_lines_train_alike_on_ray(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_every_object_reaches_every_engine(engine: str, tmp_path: Path) -> None:
     one = simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=tmp_path / "local")
-    other = simulations.simulate(**OBJECTS, overrides=SMALL, engine=engine, run_dir=tmp_path / engine)
+    other = simulations.simulate(
+        **OBJECTS, overrides=SMALL, engine=engine, run_dir=tmp_path / engine
+    )
     assert one["model_sha256"] == other["model_sha256"]
     assert one["mechanism"] == "<alike>"
 
@@ -127,7 +142,9 @@ def test_a_run_of_objects_is_audited_with_them(tmp_path: Path) -> None:
 
 def test_a_registered_mechanism_is_written_into_the_recipe(tmp_path: Path) -> None:
     method = mechanisms.get("snr-consistent", bound=0.5)
-    result = simulations.simulate(mechanism=method, overrides=[*SMALL, "federation.rounds=1"], run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        mechanism=method, overrides=[*SMALL, "federation.rounds=1"], run_dir=tmp_path / "run"
+    )
     recipe = simulations.load_recipe(tmp_path / "run" / "recipe.toml")
     assert recipe.mechanism.build() == method
     assert result["mechanism"] == "snr-consistent"
@@ -147,25 +164,42 @@ def test_other_data_leave_the_keys_of_a_folder_of_images_behind() -> None:
 
 
 def test_no_epsilon_stands_without_its_guarantee(tmp_path: Path) -> None:
-    result = simulations.simulate(**OBJECTS, overrides=(text for text in SMALL), run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        **OBJECTS, overrides=(text for text in SMALL), run_dir=tmp_path / "run"
+    )
     assert re.search(r"epsilon \d.*, proven \(client-level, add-remove", repr(result))
 
 
 def test_overrides_may_be_a_mapping(tmp_path: Path) -> None:
-    changes = {"federation.rounds": 1, "run.seed": None, "mechanism.name": "gaussian", "model.hidden": [8]}
+    changes = {
+        "federation.rounds": 1,
+        "run.seed": None,
+        "mechanism.name": "gaussian",
+        "model.hidden": [8],
+    }
     changes |= {"federation.clients": 20, "privacy.accountant": "rdp"}
     recipe = simulations.simulate(overrides=changes, run_dir=tmp_path / "run")._assembly.recipe
-    assert (recipe.federation.rounds, recipe.run.seed, recipe.mechanism.name) == (1, None, "gaussian")
+    assert (recipe.federation.rounds, recipe.run.seed, recipe.mechanism.name) == (
+        1,
+        None,
+        "gaussian",
+    )
     assert recipe.model.options["hidden"] == [8]
 
 
 def test_own_data_inherit_neither_name_nor_public_seed_of_a_bundled_recipe(tmp_path: Path) -> None:
     unseeded = [text for text in SMALL if not text.startswith("run.seed")]
-    result = simulations.simulate(model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "run"
+    )
     assert (result["recipe"], result._assembly.recipe.run.seed) == ("own-data", None)
     assert not result["noise_reproducible"]
-    given = recipes.load("digits", ["run.seed=7"]).model_copy(update={"name": "mine"})  # the caller states both
-    result = simulations.simulate(given, model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "given")
+    given = recipes.load("digits", ["run.seed=7"]).model_copy(
+        update={"name": "mine"}
+    )  # the caller states both
+    result = simulations.simulate(
+        given, model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "given"
+    )
     assert (result["recipe"], result._assembly.recipe.run.seed) == ("mine", 7)
 
 

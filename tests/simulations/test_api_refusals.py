@@ -70,7 +70,10 @@ class Weighing(Task):
     def losses(self, outputs, targets):
         if self.weights is None:
             self.weights = 1 / (1 + torch.bincount(targets, minlength=2))
-        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none") * self.weights[targets]
+        return (
+            torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+            * self.weights[targets]
+        )
 
 
 class Scaling(Task):
@@ -88,7 +91,10 @@ class Shifting(Scaling):
 
     def prepare(self, data):
         mean = data.train_x.mean(axis=0)
-        real = {"train_y": data.train_y.astype(np.float32), "test_y": data.test_y.astype(np.float32)}
+        real = {
+            "train_y": data.train_y.astype(np.float32),
+            "test_y": data.test_y.astype(np.float32),
+        }
         return replace(data, train_x=data.train_x - mean, test_x=data.test_x - mean, **real)
 
 
@@ -182,46 +188,118 @@ class Steps:
         ({"data": {"train": (X, Y[:-1]), "test": (X, Y)}}, DataError, "200 inputs but 199 targets"),
         ({"data": {"train": (X, np.full(200, np.nan)), "test": (X, X[:, 0])}}, DataError, "NaN"),
         ({"model": "nowhere.models:Net"}, ConfigError, "nowhere"),
-        ({"task": "regression", "data": {"train": (X, X[:, 0]), "test": (X, X[:, 0])}}, ConfigError, "fit"),
+        (
+            {"task": "regression", "data": {"train": (X, X[:, 0]), "test": (X, X[:, 0])}},
+            ConfigError,
+            "fit",
+        ),
         ({"mechanism": "my.rules:Missing"}, ConfigError, "my"),
         ({"mechanism": object()}, ConfigError, "fedlgm.Mechanism"),
-        ({"server_optimizer": object()}, ConfigError, "^federation.server_optimizer '<object>' has no step"),
+        (
+            {"server_optimizer": object()},
+            ConfigError,
+            ("^federation.server_optimizer '<object>' has no step"),
+        ),
         ({"partition": object()}, ConfigError, "^data.partition '<object>' is neither"),
         ({"task": 3}, ConfigError, "^task int is neither"),
-        ({"model": torch.nn.LazyLinear(2)}, ConfigError, "'weight' has no size before the first forward pass"),
+        (
+            {"model": torch.nn.LazyLinear(2)},
+            ConfigError,
+            ("'weight' has no size before the first forward pass"),
+        ),
         ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
-        ({"model": Recurrent}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
-        ({"model": Standardising}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
-        ({"model": Standardising()}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
-        ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
-        ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
-        ({"model": lambda: torch.nn.Linear(5, 2, device="meta")}, ConfigError, "is on the device meta"),
-        ({"task": Nameless()}, ConfigError, r"^data: task 'custom': KeyError: 'targets' \(test_api_refusals.py"),
+        (
+            {"model": Recurrent},
+            ConfigError,
+            ("^model: the model returns different outputs .* it remembers what"),
+        ),
+        (
+            {"model": Standardising},
+            ConfigError,
+            ("^model: the model returns different outputs .* it remembers what"),
+        ),
+        (
+            {"model": Standardising()},
+            ConfigError,
+            ("^model: the model returns different outputs .* it remembers what"),
+        ),
+        (
+            {"model": Counting},
+            ConfigError,
+            ("^model: the model's buffer 'calls' would follow private data"),
+        ),
+        (
+            {"model": Untrainable},
+            ConfigError,
+            r"training on 8 test examples fails: RuntimeError: .*inplace",
+        ),
+        (
+            {"model": lambda: torch.nn.Linear(5, 2, device="meta")},
+            ConfigError,
+            "is on the device meta",
+        ),
+        (
+            {"task": Nameless()},
+            ConfigError,
+            r"^data: task 'custom': KeyError: 'targets' \(test_api_refusals.py",
+        ),
         ({"mechanism": Alike}, ConfigError, r"made with its name, as in .*; got the class Alike"),
-        ({"mechanism": Louder("louder")}, PrivacyError, "round 1 costs 0.25|round 1 costs 4 releases"),
-        ({"mechanism": Broken("broken")}, ConfigError, r"^mechanism 'broken': IndexError: .* \(test_api_.*, line"),
-        ({"server_optimizer": Steps(lambda model, mean: None)}, ConfigError, "a tensor of shape .* returns NoneType"),
-        ({"server_optimizer": Steps(lambda model, mean: model[:3])}, ConfigError, r"it returns \(3,\)"),
-        ({"server_optimizer": Steps(lambda model: model)}, ConfigError, "^server optimizer '<Steps>': TypeError"),
+        (
+            {"mechanism": Louder("louder")},
+            PrivacyError,
+            ("round 1 costs 0.25|round 1 costs 4 releases"),
+        ),
+        (
+            {"mechanism": Broken("broken")},
+            ConfigError,
+            r"^mechanism 'broken': IndexError: .* \(test_api_.*, line",
+        ),
+        (
+            {"server_optimizer": Steps(lambda model, mean: None)},
+            ConfigError,
+            "a tensor of shape .* returns NoneType",
+        ),
+        (
+            {"server_optimizer": Steps(lambda model, mean: model[:3])},
+            ConfigError,
+            r"it returns \(3,\)",
+        ),
+        (
+            {"server_optimizer": Steps(lambda model: model)},
+            ConfigError,
+            "^server optimizer '<Steps>': TypeError",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_objects_end_in_one_sentence_before_anything_is_written(
     objects: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path
 ) -> None:
     given = {"model": Net, "data": DATA} | objects
     with pytest.raises(kind, match=words) as caught:
-        simulations.simulate(**given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run")
+        simulations.simulate(
+            **given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run"
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     "objects",
-    [{"model": Sly}, {"task": Weighing}, {"task": Weighing()}, {"trainer": Mixing}, {"trainer": Accumulating}],
+    [
+        {"model": Sly},
+        {"task": Weighing},
+        {"task": Weighing()},
+        {"trainer": Mixing},
+        {"trainer": Accumulating},
+    ],
 )
-def test_state_that_a_part_keeps_in_itself_reaches_no_other_client(objects: dict[str, Any], tmp_path: Path) -> None:
+def test_state_that_a_part_keeps_in_itself_reaches_no_other_client(
+    objects: dict[str, Any], tmp_path: Path
+) -> None:
     given = {"model": Net, "data": DATA} | objects
-    result = simulations.simulate(**given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        **given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run"
+    )
     assert result.guarantee.startswith("proven")
 
 
@@ -229,7 +307,10 @@ def test_state_that_a_part_keeps_in_itself_reaches_no_other_client(objects: dict
     ("given", "message"),
     [
         ({"overrides": "run.seed=1"}, "overrides must be a list of .*, got str: 'run.seed=1'"),
-        ({"epsilon": 8}, r"simulate has no argument 'epsilon'; .* overrides=\{'privacy.epsilon': 8\}"),
+        (
+            {"epsilon": 8},
+            r"simulate has no argument 'epsilon'; .* overrides=\{'privacy.epsilon': 8\}",
+        ),
         ({"fuel": 8}, "simulate has no argument 'fuel'$"),
         ({"overrides": ["data_dir=here"]}, "data_dir: unknown key; did you mean 'data.dir'"),
         ({"overrides": {7: 1}}, "overrides map 'section.key' to a value, got the key 7"),
@@ -239,7 +320,9 @@ def test_state_that_a_part_keeps_in_itself_reaches_no_other_client(objects: dict
         ({"data": X}, "data set 'ndarray' must be a fedlgm.data.DataSet"),
     ],
 )
-def test_arguments_of_another_form_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_arguments_of_another_form_are_refused(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(FedlgmError, match=message):
         simulations.simulate(**given, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -270,7 +353,9 @@ def test_models_without_gradients_per_example_are_refused_before_anything_is_wri
     model: Any, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        simulations.simulate("dp-sgd-digits", model=model, data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run")
+        simulations.simulate(
+            "dp-sgd-digits", model=model, data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -287,9 +372,15 @@ def test_models_without_gradients_per_example_are_refused_before_anything_is_wri
 def test_statistics_of_the_training_examples_in_a_task_are_refused(
     recipe: str, task: type[Task], words: str, tmp_path: Path
 ) -> None:
-    changes = [*(EXAMPLES if recipe.startswith("dp") else SMALL), "data.partition=iid", "federation.rounds=1"]
+    changes = [
+        *(EXAMPLES if recipe.startswith("dp") else SMALL),
+        "data.partition=iid",
+        "federation.rounds=1",
+    ]
     for given in (task, task()):
-        run = partial(simulations.simulate, recipe, model=Net, task=given, data=DATA, overrides=changes)
+        run = partial(
+            simulations.simulate, recipe, model=Net, task=given, data=DATA, overrides=changes
+        )
         if not words:
             run(run_dir=tmp_path / type(given).__name__)
             continue
@@ -302,13 +393,20 @@ def test_statistics_of_the_training_examples_in_a_task_are_refused(
 def test_a_task_that_weighs_examples_by_the_first_ones_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the model or the task remembers what it has seen"):
         simulations.simulate(
-            "dp-sgd-digits", model=Net, task=Weighing(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
+            "dp-sgd-digits",
+            model=Net,
+            task=Weighing(),
+            data=DATA,
+            overrides=EXAMPLES,
+            run_dir=tmp_path / "run",
         )
 
 
 def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:
     changes = [*EXAMPLES, "federation.rounds=1"]
-    result = simulations.simulate("dp-sgd-digits", model=Net, data=DATA, overrides=changes, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "dp-sgd-digits", model=Net, data=DATA, overrides=changes, run_dir=tmp_path / "run"
+    )
     assert result["unit"] == "example"
 
 
@@ -319,7 +417,9 @@ def test_tasks_whose_losses_mix_examples_are_refused_at_both_levels(tmp_path: Pa
 
     given = {"model": Net, "data": DATA, "task": relative}
     for recipe, overrides in (("dp-sgd-digits", EXAMPLES), (None, SMALL)):
-        with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
+        with pytest.raises(
+            ConfigError, match=r"the loss of an example depends on the other examples"
+        ):
             simulations.simulate(recipe, **given, overrides=overrides, run_dir=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
@@ -335,13 +435,16 @@ def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> 
             return {**super().metrics(means), "auc": means["auc"]}
 
     with pytest.raises(ConfigError, match=r"metric 'auc' is .* such as AUC, is not such a mean"):
-        simulations.simulate(model=Net, data=DATA, task=Ranked(), overrides=SMALL, run_dir=tmp_path / "run")
+        simulations.simulate(
+            model=Net, data=DATA, task=Ranked(), overrides=SMALL, run_dir=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_of_plain_values_is_refused():
     """Its text was looked for as a file's name, which ended in the operating system's error."""
     with pytest.raises(
-        ConfigError, match=r"the first argument must be a recipe's name or file, got dict: pass this by name"
+        ConfigError,
+        match=r"the first argument must be a recipe's name or file, got dict: pass this by name",
     ):
         simulations.simulate({"name": "tiny", "federation": {"clients": 20}})

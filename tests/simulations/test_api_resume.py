@@ -14,7 +14,18 @@ import simulations
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
 from simulations import launch
 from simulations.exports.export import export
-from tests.support.own_objects import DATA, OBJECTS, SMALL, Alike, Net, X, Y, halves, interrupted, loss_of
+from tests.support.own_objects import (
+    DATA,
+    OBJECTS,
+    SMALL,
+    Alike,
+    Net,
+    X,
+    Y,
+    halves,
+    interrupted,
+    loss_of,
+)
 
 
 def test_a_run_of_objects_continues_with_the_same_objects_only(tmp_path: Path) -> None:
@@ -32,7 +43,9 @@ def test_a_run_of_objects_continues_with_the_same_objects_only(tmp_path: Path) -
     with pytest.raises(FedlgmError, match="was passed as a Python object"):
         launch.resume(run)
     with pytest.raises(RunError, match="another data"):
-        simulations.resume(run, **OBJECTS | {"data": {"train": (X + 1, Y), "test": (X[:50], Y[:50])}})
+        simulations.resume(
+            run, **OBJECTS | {"data": {"train": (X + 1, Y), "test": (X[:50], Y[:50])}}
+        )
     with pytest.raises(RunError, match="another mechanism"):
         simulations.resume(run, **OBJECTS | {"mechanism": Alike("alike", bound=0.6)})
     assert simulations.resume(run, **OBJECTS)["model_sha256"] == whole["model_sha256"]
@@ -56,12 +69,17 @@ def objects_of(level: float = 1.0, lr: float = 0.5, shift: int = 0) -> dict[str,
         return np.array_split(np.roll(np.arange(len(data.train_y)), shift), clients)
 
     return {
-        "model": Net, "data": DATA, "task": loss_of(level), "partition": shifted, "server_optimizer": Slower(lr),
-    }  # fmt: skip
+        "model": Net,
+        "data": DATA,
+        "task": loss_of(level),
+        "partition": shifted,
+        "server_optimizer": Slower(lr),
+    }
 
 
 def test_a_run_of_objects_continues_in_another_process(tmp_path: Path) -> None:
-    """Objects are recognised by what they are: their addresses, which their texts show, change with the process."""
+    """Objects are recognised by what they are: their addresses, which their texts show, change with
+    the process."""
     whole = simulations.simulate(**objects_of(), overrides=SMALL, run_dir=tmp_path / "whole")
 
     def stop(row: dict[str, Any]) -> None:
@@ -83,7 +101,9 @@ def test_a_run_of_objects_continues_in_another_process(tmp_path: Path) -> None:
 
 def test_a_run_with_users_continues_with_the_same_argument(tmp_path: Path) -> None:
     users = np.arange(len(DATA["train"][1])) % 20
-    whole = simulations.simulate(model=Net, data=DATA, users=users, overrides=SMALL, run_dir=tmp_path / "run")
+    whole = simulations.simulate(
+        model=Net, data=DATA, users=users, overrides=SMALL, run_dir=tmp_path / "run"
+    )
     again = simulations.resume(tmp_path / "run", model=Net, data=DATA, users=users)
     assert again["model_sha256"] == whole["model_sha256"]
     with pytest.raises(RunError, match="another division of the data"):
@@ -107,11 +127,15 @@ def test_models_are_recognised_by_more_than_their_trained_weights(tmp_path: Path
     with pytest.raises(RunError, match="another structure of the model"):
         simulations.resume(run, **given | {"model": fine_tuned(1, torch.nn.ReLU)})
     result = simulations.resume(run, **given)
-    with pytest.raises(ConfigError, match="frozen parameters and buffers of Sequential are not those"):
+    with pytest.raises(
+        ConfigError, match="frozen parameters and buffers of Sequential are not those"
+    ):
         export(run, module=fine_tuned(2), out=tmp_path / "wrong.safetensors")
     export(run, module=fine_tuned(1), out=tmp_path / "model.safetensors")
     state = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(state[name], value) for name, value in result.model().state_dict().items())
+    assert all(
+        torch.equal(state[name], value) for name, value in result.model().state_dict().items()
+    )
 
 
 def test_data_are_recognised_by_whose_they_are_too(tmp_path: Path) -> None:
@@ -123,9 +147,17 @@ def test_data_are_recognised_by_whose_they_are_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"mechanism": Alike("alike")}, {"partition": halves}, {"model": Net()}, {"task": loss_of(2.0)}]
+    "other",
+    [
+        {"mechanism": Alike("alike")},
+        {"partition": halves},
+        {"model": Net()},
+        {"task": loss_of(2.0)},
+    ],
 )
-def test_no_object_takes_the_place_of_what_the_recipe_names(other: dict[str, Any], tmp_path: Path) -> None:
+def test_no_object_takes_the_place_of_what_the_recipe_names(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
     """The run's recipe would say something else than what ran."""
     run = interrupted(tmp_path / "run", model="mlp", data=DATA)
     with pytest.raises(RunError, match=f"was run with the {next(iter(other))} of its recipe"):
@@ -150,12 +182,16 @@ def test_an_optimizer_starts_afresh_in_every_run_and_spoils_no_past_model(tmp_pa
     step, digests = Heavy(0.5), []
     for name in ("one", "other"):
         given = {"model": Net, "data": DATA, "server_optimizer": step}
-        digests.append(simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / name)["model_sha256"])
+        digests.append(
+            simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / name)["model_sha256"]
+        )
     assert digests[0] == digests[1]
     assert step.velocity == 0.0
 
 
-def test_an_optimizer_without_a_state_to_restore_is_named_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_an_optimizer_without_a_state_to_restore_is_named_when_a_run_goes_on(
+    tmp_path: Path,
+) -> None:
     given = {"model": Net, "data": DATA, "server_optimizer": Heavy(0.5)}
     run = interrupted(tmp_path / "run", **given)
     with pytest.warns(Notice, match="server optimizer '<Heavy>' starts afresh"):

@@ -26,14 +26,34 @@ from simulations.summaries.planning import plan_report
 
 def test_simulate(run, tiny_file, tmp_path):
     status, out, err = run(
-        "simulate", tiny_file, "--engine", "local", "--rounds", 2, "--seed", 5, "--run-dir", tmp_path / "r", "--json"
+        "simulate",
+        tiny_file,
+        "--engine",
+        "local",
+        "--rounds",
+        2,
+        "--seed",
+        5,
+        "--run-dir",
+        tmp_path / "r",
+        "--json",
     )
     assert (status, err) == (0, "")
     result = json.loads(out)
     assert {
-        "run", "engine", "rounds", "accuracy", "loss", "epsilon", "claimed_epsilon", "delta", "guarantee",
-        "noise_multiplier", "model_sha256", "seconds_per_round",
-    } <= result.keys()  # fmt: skip
+        "run",
+        "engine",
+        "rounds",
+        "accuracy",
+        "loss",
+        "epsilon",
+        "claimed_epsilon",
+        "delta",
+        "guarantee",
+        "noise_multiplier",
+        "model_sha256",
+        "seconds_per_round",
+    } <= result.keys()
     assert (result["engine"], result["rounds"], result["delta"]) == ("local", 2, 1e-5)
     assert 0 < result["epsilon"] <= 8.0
     assert len(result["model_sha256"]) == 64
@@ -67,7 +87,9 @@ def test_runs_go_into_a_folder_of_their_own(run, tiny_file):
 
 
 def test_a_run_without_privacy_prints_infinity_as_json(run, tiny_file):
-    status, out, _ = run("simulate", tiny_file, "--engine", "local", "--set", "mechanism.name=none", "--json")
+    status, out, _ = run(
+        "simulate", tiny_file, "--engine", "local", "--set", "mechanism.name=none", "--json"
+    )
     assert status == 0
     result = json.loads(out)
     assert result["epsilon"] == "inf"
@@ -82,7 +104,9 @@ def test_what_is_not_json_is_printed_as_words():
     assert strict_json.loads("[Infinity]") == [math.inf]  # as written by earlier versions
 
 
-def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run, tiny_file, tmp_path):
+def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(
+    run, tiny_file, tmp_path
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "mine")
@@ -102,7 +126,13 @@ def test_plan(run, tiny_file):
     status, out, _ = run("plan", tiny_file, "--json")
     assert status == 0
     report = json.loads(out)
-    assert {"layers", "epsilon_pld", "epsilon_rdp", "noise_multiplier", "guarantee"} <= report.keys()
+    assert {
+        "layers",
+        "epsilon_pld",
+        "epsilon_rdp",
+        "noise_multiplier",
+        "guarantee",
+    } <= report.keys()
     assert sum(row["share"] for row in report["layers"]) == pytest.approx(1, rel=1e-6)
     assert report["epsilon_pld"] < report["epsilon_rdp"] <= 8
     assert run("plan", tiny_file)[0] == 0
@@ -114,7 +144,11 @@ def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
     """Also where the rounds differ: a schedule's first round is its cheapest."""
     federation = {"rate": 1.0, "rounds": 7}
     local = {"trust": "local", "max_participations": 4} if trust == "local" else {}
-    report = plan_report(tiny(mechanism={"name": name}, federation=federation, privacy={"accountant": "pld", **local}))
+    report = plan_report(
+        tiny(
+            mechanism={"name": name}, federation=federation, privacy={"accountant": "pld", **local}
+        )
+    )
     assert 8 * (1 - 1e-4) <= report["epsilon_pld"] <= 8 * (1 + 1e-9)
 
 
@@ -125,13 +159,19 @@ def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
         ("banded", "cyclic", 0.25),
         ("banded", "min-separation", 0.25),
         ("square-root", "min-separation", 0.25),
-        *(pytest.param(noise, "grouped-poisson", 0.2, marks=pytest.mark.slow) for noise in ("independent", "banded")),
+        *(
+            pytest.param(noise, "grouped-poisson", 0.2, marks=pytest.mark.slow)
+            for noise in ("independent", "banded")
+        ),
     ],
 )
 def test_a_plan_of_a_run_that_is_one_mechanism(tiny, sampling, rate, noise):
-    """Its epsilon is the run's, and its noise is shown over the rounds beside that of independent noise."""
+    """Its epsilon is the run's, and its noise is shown over the rounds beside that of independent
+    noise."""
     privacy = {"accountant": "pld", "noise": noise, "min_separation": 4}
-    report = plan_report(tiny(federation={"rate": rate, "rounds": 12, "sampling": sampling}, privacy=privacy))
+    report = plan_report(
+        tiny(federation={"rate": rate, "rounds": 12, "sampling": sampling}, privacy=privacy)
+    )
     assert 8 * (1 - 1e-4) <= report["epsilon_pld"] <= 8
     rows, means = report["noise_over_rounds"], report["error_of_the_model"]
     assert [rows[0]["round"], rows[-1]["round"]] == [1, 12]
@@ -139,7 +179,9 @@ def test_a_plan_of_a_run_that_is_one_mechanism(tiny, sampling, rate, noise):
     assert rows[0]["single"] == pytest.approx(report["noise_norm"])
     if noise != "independent":
         assert rows[-1]["single"] > rows[0]["single"]
-        if sampling != "grouped-poisson":  # whose draws are secret: no comparison at the same schema alone
+        if (
+            sampling != "grouped-poisson"
+        ):  # whose draws are secret: no comparison at the same schema alone
             assert means["this run"] < means["independent, same participation"]
     else:
         assert means["this run"] == pytest.approx(means["independent, same participation"])
@@ -148,7 +190,10 @@ def test_a_plan_of_a_run_that_is_one_mechanism(tiny, sampling, rate, noise):
 
 def test_a_plan_with_correlated_noise_for_people(run):
     out = run("plan", "correlated-digits")[1]
-    for words in ("correlated over rounds (banded, 10 bands); 10 groups take turns", "independent, secret draws"):
+    for words in (
+        "correlated over rounds (banded, 10 bands); 10 groups take turns",
+        "independent, secret draws",
+    ):
         assert words in " ".join(out.split()) or words.split(",")[0] in out
     assert "(of z)" in out  # the scale beside the layers is not that of a round's noise
     assert "(of z)" not in run("plan", "digits")[1]
@@ -157,9 +202,21 @@ def test_a_plan_with_correlated_noise_for_people(run):
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one", "zero-out"])
 def test_calibrate(run, relation):
     status, out, _ = run(
-        "calibrate", "--epsilon", 3, "--delta", 1e-5, "--steps", 20, "--sampling-rate", 0.5, "--relation", relation,
-        "--accountant", "rdp", "--json",
-    )  # fmt: skip
+        "calibrate",
+        "--epsilon",
+        3,
+        "--delta",
+        1e-5,
+        "--steps",
+        20,
+        "--sampling-rate",
+        0.5,
+        "--relation",
+        relation,
+        "--accountant",
+        "rdp",
+        "--json",
+    )
     assert status == 0
     report = json.loads(out)
     expected = calibrate(3, 1e-5, steps=20, sampling_rate=0.5, relation=relation, accountant="rdp")
@@ -218,13 +275,21 @@ def test_report_and_ledger(run, finished):
 def test_the_cost_of_a_ledger_without_a_run_folder(run):
     with Ledger(Path("app.sqlite"), owner="an app") as ledger:
         for number in (1, 2):
-            ledger.charge(gaussian_event(2.0), round=number, key=str(number), protects="client, add-remove")
+            ledger.charge(
+                gaussian_event(2.0), round=number, key=str(number), protects="client, add-remove"
+            )
         expected, head = ledger.epsilon(1e-5), str(ledger.head())
     status, out, err = run("ledger", "app.sqlite", "--delta", "1e-5", "--json")
     assert status == 0, err
     report = json.loads(out)
-    assert (report["epsilon"], report["ledger_head"], report["protects"]) == (expected, head, "client, add-remove")
-    assert [(group["rounds"], group["released"]) for group in report["events"]] == [("1-2", "sum over clients")]
+    assert (report["epsilon"], report["ledger_head"], report["protects"]) == (
+        expected,
+        head,
+        "client, add-remove",
+    )
+    assert [(group["rounds"], group["released"]) for group in report["events"]] == [
+        ("1-2", "sum over clients")
+    ]
     status, out, _ = run("ledger", "app.sqlite", "--delta", "1e-5")
     assert (status, "epsilon charged 2.943" in out) == (0, True), out
     status, _, err = run("ledger", "app.sqlite")
@@ -254,15 +319,21 @@ def test_help_begins_with_the_commands_that_train(run):
     assert (status, err) == (0, "")
     panels = re.findall(r"^╭─ (.+?) ─", out, re.MULTILINE)
     assert panels == [
-        "Options", "Train and compare", "Plan, without training on private data", "Read a run", "Measure what leaks",
-        "Check the installation", "Real nodes",
-    ]  # fmt: skip
+        "Options",
+        "Train and compare",
+        "Plan, without training on private data",
+        "Read a run",
+        "Measure what leaks",
+        "Check the installation",
+        "Real nodes",
+    ]
     named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
     assert (named[0], len(named), len(set(named))) == ("simulate", 20, 20)
 
 
 @pytest.mark.parametrize(
-    "command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "predict", "doctor"]
+    "command",
+    ["simulate", "plan", "calibrate", "partition", "report", "ledger", "predict", "doctor"],
 )
 def test_help(run, command):
     status, out, _ = run(command, "--help")
@@ -271,11 +342,16 @@ def test_help(run, command):
 
 
 @pytest.mark.skipif(
-    version("click") >= "8.5", reason="an environment from before click was pinned: typer drops this help there"
+    version("click") >= "8.5",
+    reason="an environment from before click was pinned: typer drops this help there",
 )
 @pytest.mark.parametrize(
     ("command", "words"),
-    [("plan", "Bundled recipe or TOML file"), ("audit", "package.module:Class"), ("ledger", "Run folder.")],
+    [
+        ("plan", "Bundled recipe or TOML file"),
+        ("audit", "package.module:Class"),
+        ("ledger", "Run folder."),
+    ],
 )
 def test_help_says_what_the_argument_is(run, command, words):
     status, out, _ = run(command, "--help")
@@ -285,7 +361,8 @@ def test_help_says_what_the_argument_is(run, command, words):
 
 def test_a_partition_of_other_targets_has_no_columns_by_label(run, tiny_file):
     Path("rows.py").write_text(
-        "import numpy as np\nx, y = np.ones((40, 2)), np.ones(40)\nload = {'train': (x, y), 'test': (x, y)}\n"
+        "import numpy as np\nx, y = np.ones((40, 2)), np.ones(40)\nload = {'train': (x, y), "
+        "'test': (x, y)}\n"
     )
     settings = ("data.name=rows:load", "data.partition=iid", "task.name=regression")
     options = [word for setting in settings for word in ("--set", setting)]
@@ -296,7 +373,9 @@ def test_a_partition_of_other_targets_has_no_columns_by_label(run, tiny_file):
 
 
 def test_a_large_delta_is_warned_of_and_run(run, tiny_file):
-    status, out, err = run("simulate", tiny_file, "--engine", "local", "--set", "privacy.delta=0.1", "--json")
+    status, out, err = run(
+        "simulate", tiny_file, "--engine", "local", "--set", "privacy.delta=0.1", "--json"
+    )
     assert status == 0
     assert "warning: privacy.delta = 0.1 is not below 1/20" in err
     assert json.loads(out)["delta"] == 0.1
@@ -314,13 +393,19 @@ def test_workers_do_not_import_what_only_the_driver_needs():
         "torch._dynamo",
     }
     program = f"import sys, simulations.engines.ray; print(sorted({unneeded} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
 def test_help_and_the_start_of_a_deployment_do_not_wait_for_torch():
-    program = "import sys, simulations.cli, fedlgm_nodes.deploy.processes; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, simulations.cli, fedlgm_nodes.deploy.processes; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 
@@ -348,7 +433,9 @@ def test_the_library_needs_neither_flower_nor_ray():
         print(len(names))
         """
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 40
 
@@ -356,7 +443,9 @@ def test_the_library_needs_neither_flower_nor_ray():
 def test_messages_and_tables_show_names_as_they_are(run, tiny_file, tmp_path):
     """Rich would make a sign of ":M:", and a style of "[bold]"."""
     (tmp_path / "cwd" / "mine.py").write_text("M = 3\n")
-    status, _, err = run("simulate", tiny_file, "--set", "model.name=mine:M", "--set", "task.name=mine:M:")
+    status, _, err = run(
+        "simulate", tiny_file, "--set", "model.name=mine:M", "--set", "task.name=mine:M:"
+    )
     assert status == 2
     assert "mine:M:" in err
     name = "a[bold]:M:[red]"

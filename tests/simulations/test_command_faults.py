@@ -26,7 +26,14 @@ from simulations.ending import ending
 from simulations.entry import end_at_once
 from tests.support.forked import ForkedCommand
 
-SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set", "training.epochs=10")
+SLOW = (
+    "--set",
+    "federation.clients=40",
+    "--set",
+    "privacy.delta=1e-3",
+    "--set",
+    "training.epochs=10",
+)
 
 
 def start(*arguments: object, before: str = "") -> subprocess.Popen[str]:
@@ -35,7 +42,8 @@ def start(*arguments: object, before: str = "") -> subprocess.Popen[str]:
     Ctrl-C works as from a terminal: a shell that starts the tests in the background has it ignored.
     """
     code = (
-        "import signal, sys; sys.argv[0] = 'fedlgm'; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import signal, sys; sys.argv[0] = 'fedlgm'; signal.signal(signal.SIGINT, "
+        "signal.default_int_handler)\n"
         f"from simulations.entry import main\n{before}\nmain()"
     )
     return subprocess.Popen(
@@ -66,7 +74,18 @@ def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
 
 @pytest.mark.slow
 def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
-    options = ("--engine", "ray", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
+    options = (
+        "--engine",
+        "ray",
+        "--workers",
+        2,
+        "--rounds",
+        30,
+        *SLOW,
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+    )
     process = start("simulate", "digits", *options)
     wait_for_three_rounds(process, tmp_path / "run")
     workers = descendants(process, "ray::Worker")
@@ -78,12 +97,24 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_a_run_goes_on_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two workers find out, which are processes of their own."""
     monkeypatch.setenv("CXX", "/nonexistent-compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     compiled = ("--set", "training.vectorize=on", "--set", "training.compile=true")
-    command = ("simulate", "digits", "--workers", 2, "--rounds", 2, *SLOW, "--set", "training.epochs=1")
+    command = (
+        "simulate",
+        "digits",
+        "--workers",
+        2,
+        "--rounds",
+        2,
+        *SLOW,
+        "--set",
+        "training.epochs=1",
+    )
     process = start(*command, *compiled, "--run-dir", tmp_path / "run")
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
@@ -92,23 +123,34 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "processes"])
-def test_a_killed_command_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path, engine: str) -> None:
+def test_a_killed_command_resumes_to_the_model_of_an_unbroken_run(
+    tmp_path: Path, engine: str
+) -> None:
     options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
-    process = start("simulate", "digits", "--engine", engine, "--workers", 2, *options, tmp_path / "run")
+    process = start(
+        "simulate", "digits", "--engine", engine, "--workers", 2, *options, tmp_path / "run"
+    )
     wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
-    again = start("simulate", "--resume", tmp_path / "run", "--engine", engine, "--workers", 2, "--json")
+    again = start(
+        "simulate", "--resume", tmp_path / "run", "--engine", engine, "--workers", 2, "--json"
+    )
     expected, resumed = (json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in (whole, again))
     assert resumed["model_sha256"] == expected["model_sha256"]
     assert resumed["epsilon"] >= expected["epsilon"]
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 1.0, 2.5)])
-def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, seconds: float) -> None:
-    """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 1.0, 2.5)]
+)
+def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(
+    tmp_path: Path, seconds: float
+) -> None:
+    """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more
+    than a minute."""
     process = start("simulate", "digits", "--engine", "ray", *SLOW, "--run-dir", tmp_path / "run")
     while process.poll() is None and not descendants(process, "gcs_server"):
         time.sleep(0.05)
@@ -116,7 +158,8 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
     os.killpg(process.pid, signal.SIGTERM)
     sent = time.monotonic()
     process.communicate(timeout=LIMIT_S)
-    # 134: Ray's own handler aborts, for the moment between Ray's start and ours taking the signal back.
+    # 134: Ray's own handler aborts, for the moment between Ray's start and ours taking the signal
+    # back.
     assert process.returncode in (143, -signal.SIGABRT)
     assert time.monotonic() - sent < 60  # twice 15 s of patience with Ray, at most
     assert not (tmp_path / "run").exists() or (tmp_path / "run" / "recipe.toml").exists()
@@ -124,12 +167,23 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "seconds"), [("auto", 0.2), ("auto", 3.0), ("ray", 3.0)])
-def test_ctrl_c_ends_the_command_while_it_starts(tmp_path: Path, engine: str, seconds: float) -> None:
+def test_ctrl_c_ends_the_command_while_it_starts(
+    tmp_path: Path, engine: str, seconds: float
+) -> None:
     """In the foreground it reaches the engine's processes, too."""
     begun = tmp_path / "begun"
     before = f"open({str(begun)!r}, 'w').close()"
     process = start(
-        "simulate", "digits", "--engine", engine, *SLOW, "--rounds", 300, "--run-dir", tmp_path / "run", before=before
+        "simulate",
+        "digits",
+        "--engine",
+        engine,
+        *SLOW,
+        "--rounds",
+        300,
+        "--run-dir",
+        tmp_path / "run",
+        before=before,
     )
     wait_until(begun.exists)
     time.sleep(seconds)
@@ -157,8 +211,11 @@ last = Last()
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name: str, status: int) -> None:
-    """Exceptions are printed and dropped in a `__del__`; the command may be the second one of its process."""
+def test_a_signal_that_python_drops_still_ends_the_command(
+    tmp_path: Path, name: str, status: int
+) -> None:
+    """Exceptions are printed and dropped in a `__del__`; the command may be the second one of its
+    process."""
 
     def before() -> None:
         sys.path.insert(0, str(tmp_path))
@@ -166,9 +223,23 @@ def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name:
             ending(lambda: None)
 
     (tmp_path / "stopped_in_del.py").write_text(STOPPED_IN_DEL.format(name=name))
-    options = ("--engine", "local", "--rounds", 200, *SLOW, "--set", "model.name=stopped_in_del:net")
+    options = (
+        "--engine",
+        "local",
+        "--rounds",
+        200,
+        *SLOW,
+        "--set",
+        "model.name=stopped_in_del:net",
+    )
     command = ForkedCommand(
-        tmp_path / "said", "simulate", "digits", *options, "--run-dir", tmp_path / "run", before=before
+        tmp_path / "said",
+        "simulate",
+        "digits",
+        *options,
+        "--run-dir",
+        tmp_path / "run",
+        before=before,
     )
     ended, _, err = command.end()
     assert ended == status, err
@@ -221,8 +292,11 @@ def test_a_stop_that_a_library_swallows_is_not_lost(module: str) -> None:
     assert (out, err.strip()) == ("", "interrupted")
 
 
-def stopped(make: Callable[[Path], Any], folder: Path, begins: float, ends: float) -> list[tuple[float, Any]]:
-    """Twelve commands, each with the moment of its stop; they start at once, so that the machine is busy."""
+def stopped(
+    make: Callable[[Path], Any], folder: Path, begins: float, ends: float
+) -> list[tuple[float, Any]]:
+    """Twelve commands, each with the moment of its stop; they start at once, so that the machine is
+    busy."""
     folder.mkdir()
     commands = [make(folder / str(number)) for number in range(12)]
     draw, begun = random.Random(folder.name), time.monotonic()
@@ -239,12 +313,20 @@ STOPPED = ("simulate", "digits", "--engine", "local", "--rounds", 400, "--run-di
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(5))
 def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path, batch: int) -> None:
-    """Sixty stops from Python's first moment on: a moment that loses one in twenty is found with probability 0.95."""
-    for moment, process in stopped(lambda run: start(*STOPPED, run), tmp_path / str(batch), 0.3, 12):
+    """Sixty stops from Python's first moment on: a moment that loses one in twenty is found with
+    probability 0.95."""
+    for moment, process in stopped(
+        lambda run: start(*STOPPED, run), tmp_path / str(batch), 0.3, 12
+    ):
         _, err = process.communicate(timeout=LIMIT_S)
-        if process.returncode == 1 and "init_import_site" in err:  # Python's own status, while it reads its site module
+        if (
+            process.returncode == 1 and "init_import_site" in err
+        ):  # Python's own status, while it reads its site module
             continue
-        assert process.returncode in (130, -signal.SIGINT), (moment, err)  # -SIGINT: before main had begun
+        assert process.returncode in (130, -signal.SIGINT), (
+            moment,
+            err,
+        )  # -SIGINT: before main had begun
 
 
 @pytest.mark.slow
@@ -279,9 +361,16 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     ]
     sets = [text for option in options for text in ("--set", option)]
     command = ForkedCommand(
-        tmp_path / "said", "simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run",
+        tmp_path / "said",
+        "simulate",
+        "digits",
+        "--engine",
+        "local",
+        *sets,
+        "--run-dir",
+        tmp_path / "run",
         before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-    )  # fmt: skip
+    )
     ended, _, err = command.end()
     assert ended == 2
     assert "Traceback" not in err

@@ -23,7 +23,12 @@ def test_two_rounds(tmp_path):
     assert len(dataset.train_y) == 60_000
     recipe = recipes.load(
         "fashion-mnist-short",
-        ["federation.rounds=2", "federation.rate=0.02", "training.epochs=1", "run.evaluate_every=2"],
+        [
+            "federation.rounds=2",
+            "federation.rate=0.02",
+            "training.epochs=1",
+            "run.evaluate_every=2",
+        ],
     )
     result = launch.simulate(recipe, engine="local", run_dir=tmp_path / "run")
     assert result["rounds"] == 2

@@ -28,7 +28,16 @@ SETS = [part for text in SMALL for part in ("--set", text)]
 COMMANDS = {
     "simulate": ["simulate", "digits", "--engine", "local", *SETS, "--run-dir"],
     "compare": ["compare", "digits", "--methods", "uniform,gaussian", "--seeds", 1, *SETS, "--out"],
-    "tune": ["tune", "digits", "--search", "federation.server_lr=0.1,0.2", "--expected-runs", 1.5, *SETS, "--out"],
+    "tune": [
+        "tune",
+        "digits",
+        "--search",
+        "federation.server_lr=0.1,0.2",
+        "--expected-runs",
+        1.5,
+        *SETS,
+        "--out",
+    ],
 }
 REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -38,7 +47,8 @@ REASONS = {
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int, after: int = 0) -> list[int]:
-    """Refuse every file that must be on disk after the first `after` ones; SQLite's files are not among them."""
+    """Refuse every file that must be on disk after the first `after` ones; SQLite's files are not
+    among them."""
     calls, real = [], os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -69,14 +79,22 @@ def test_each_file_of_a_run_that_is_refused_is_said(
         if run.exists():
             assert simulations.resume(run)["rounds"] == 2
     assert 8 < len(said) < 100
-    known = (REASONS[number], "cannot write the checkpoint", "nothing was released")  # the last is the ledger's
+    known = (
+        REASONS[number],
+        "cannot write the checkpoint",
+        "nothing was released",
+    )  # the last is the ledger's
     assert [text for text in said if not any(part in text for part in known)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("number", REASONS)
 def test_every_command_says_it(
-    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+    name: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., tuple[int, str, str]],
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -94,7 +112,10 @@ def test_every_command_says_it(
 
 @pytest.mark.parametrize("application", ["coordinate-descent", "pca"])
 def test_applications_say_it(
-    application: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+    application: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., tuple[int, str, str]],
 ) -> None:
     refuse(monkeypatch, errno.EDQUOT, 2)  # after the ledger
     status, _, err = run("apply", application, "--out", tmp_path / "made")
@@ -103,7 +124,9 @@ def test_applications_say_it(
     assert (status, "Errno" in err) == (2, False)
 
 
-def test_a_search_whose_report_is_refused_too_names_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_whose_report_is_refused_too_names_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = launch.simulate
 
     def full(*given: Any, **options: Any) -> None:
@@ -111,9 +134,14 @@ def test_a_search_whose_report_is_refused_too_names_no_run(tmp_path: Path, monke
         real(*given, **options)
 
     monkeypatch.setattr(launch, "simulate", full)
-    with pytest.raises(RunError, match=r"its report cannot be written \(the disk is full\)") as caught:
+    with pytest.raises(
+        RunError, match=r"its report cannot be written \(the disk is full\)"
+    ) as caught:
         simulations.tune(
-            search={"federation.server_lr": [0.1, 0.2]}, expected_runs=1.5, overrides=SMALL, folder=tmp_path / "search"
+            search={"federation.server_lr": [0.1, 0.2]},
+            expected_runs=1.5,
+            overrides=SMALL,
+            folder=tmp_path / "search",
         )
     assert "0000" not in str(caught.value)
 
@@ -122,7 +150,9 @@ def test_a_file_in_the_place_of_the_private_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     with monkeypatch.context() as disk:
-        disk.setattr(RunFolder, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        disk.setattr(
+            RunFolder, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+        )
         with pytest.raises(DiskError):
             simulations.simulate(overrides=SMALL, run_dir=tmp_path / "run")
     (tmp_path / "run" / "private").rename(tmp_path / "kept")
@@ -133,13 +163,21 @@ def test_a_file_in_the_place_of_the_private_folder_is_named(
     assert f"{tmp_path / 'run' / 'private'}: a file has the name of a folder" in said
 
 
-def test_the_server_of_a_deployment_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_a_deployment_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last error of fedlgm in Flower's log is what `fedlgm deploy run` prints."""
     simulations.simulate(overrides=SMALL, run_dir=tmp_path / "run")
     app = server_entry.make_server_app()
-    config = {"directory": str(tmp_path), "deployment": str(tmp_path), "run-dir": str(tmp_path / "run")}
+    config = {
+        "directory": str(tmp_path),
+        "deployment": str(tmp_path),
+        "run-dir": str(tmp_path / "run"),
+    }
     monkeypatch.setattr(server_entry.DeploymentFolder, "open", lambda path: path)
-    monkeypatch.setattr(RunFolder, "private_file", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(
+        RunFolder, "private_file", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
     monkeypatch.setattr(server_entry, "_serve", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DiskError, match="the disk is full"):

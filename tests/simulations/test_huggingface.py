@@ -30,11 +30,15 @@ def test_a_model_and_a_dataset_go_in_and_the_same_class_comes_out(make, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())], ids=["gpt2", "bert", "gpt2-lora", "bert-lora"]
+    "make",
+    [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())],
+    ids=["gpt2", "bert", "gpt2-lora", "bert-lora"],
 )
 def test_every_engine_gives_the_same_model(make, tmp_path, one_ray):
     engines = ("local", "ray", "flower")
-    hashes = {engine: run(make(), tmp_path / engine, engine=engine)["model_sha256"] for engine in engines}
+    hashes = {
+        engine: run(make(), tmp_path / engine, engine=engine)["model_sha256"] for engine in engines
+    }
     assert len(set(hashes.values())) == 1, hashes
 
 
@@ -44,29 +48,43 @@ def test_vectorised_training_takes_eager_attention_without_a_mask(tmp_path):
     found = {}
     for name, changes in (("on", {}), ("off", {"training.vectorize": "off"})):
         options["overrides"] |= changes
-        result = simulations.simulate(model=gpt2(attn_implementation="eager"), run_dir=tmp_path / name, **options)
+        result = simulations.simulate(
+            model=gpt2(attn_implementation="eager"), run_dir=tmp_path / name, **options
+        )
         found[name] = torch.cat([p.flatten() for p in result.model().parameters()])
     torch.testing.assert_close(found["on"], found["off"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_refusal_of_vectorised_training_names_what_transformers_needs(tmp_path):
-    with pytest.raises(ConfigError, match=r'attn_implementation="eager", use_cache=False') as caught:
+    with pytest.raises(
+        ConfigError, match=r'attn_implementation="eager", use_cache=False'
+    ) as caught:
         run(gpt2(), tmp_path / "run", overrides={"training.vectorize": "on"})
     assert "training.vectorize = 'off'" in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 def protecting_examples(model, path, engine="local"):
-    short = {key: value for key, value in CHANGES.items() if key != "federation.rate"} | {"training.batch_size": 16}
-    options = {"data": sentences(not task_of(model)), "users": "user", "overrides": short, "engine": engine}
+    short = {key: value for key, value in CHANGES.items() if key != "federation.rate"} | {
+        "training.batch_size": 16
+    }
+    options = {
+        "data": sentences(not task_of(model)),
+        "users": "user",
+        "overrides": short,
+        "engine": engine,
+    }
     return simulations.simulate("dp-sgd-digits", model=model, run_dir=path, **options)
 
 
 @pytest.mark.slow
 def test_examples_are_protected_in_gpt2(tmp_path):
-    """The guarantee is proven if the model runs under vmap, which masks of other attention code do not."""
+    """The guarantee is proven if the model runs under vmap, which masks of other attention code do
+    not."""
     eager = gpt2(attn_implementation="eager", use_cache=False)
-    assert protecting_examples(eager, tmp_path / "eager").guarantee.startswith("proven (example-level")
+    assert protecting_examples(eager, tmp_path / "eager").guarantee.startswith(
+        "proven (example-level"
+    )
     other = protecting_examples(gpt2(), tmp_path / "other").guarantee
     assert other.startswith("conditional (example-level")
     assert "vmap" in other
@@ -74,7 +92,9 @@ def test_examples_are_protected_in_gpt2(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())], ids=["gpt2", "bert", "gpt2-lora", "bert-lora"]
+    "make",
+    [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())],
+    ids=["gpt2", "bert", "gpt2-lora", "bert-lora"],
 )
 def test_every_engine_protects_examples_alike(make, tmp_path, one_ray):
     engines = ("local", "ray", "flower")
@@ -84,7 +104,9 @@ def test_every_engine_protects_examples_alike(make, tmp_path, one_ray):
     assert not made["local"].get("unmoved")
 
 
-def test_dropout_is_refused_where_examples_are_protected_and_the_message_says_how_to_remove_it(tmp_path):
+def test_dropout_is_refused_where_examples_are_protected_and_the_message_says_how_to_remove_it(
+    tmp_path,
+):
     with pytest.raises(ConfigError, match=r"dropout to 0.*module\.p = 0\.0"):
         simulations.simulate(
             "dp-sgd-digits",
@@ -101,7 +123,11 @@ def test_a_model_without_a_head_is_refused(tmp_path):
 
 
 def test_the_head_names_the_task_and_adapters_do_not_hide_it():
-    assert (task_of(gpt2()), task_of(lora(gpt2())), task_of(bert())) == ("causal-lm", "causal-lm", None)
+    assert (task_of(gpt2()), task_of(lora(gpt2())), task_of(bert())) == (
+        "causal-lm",
+        "causal-lm",
+        None,
+    )
     several = bert(problem_type="multi_label_classification")
     assert task_of(several) == "multi-label"
 

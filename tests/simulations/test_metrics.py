@@ -41,8 +41,12 @@ def arrays() -> dict:
     return {"model": Net, "data": DATA}
 
 
-@pytest.mark.parametrize("given", [{"metrics": {"auc": auc, "f1 macro": macro_f1}}, {"task": Ranked()}])
-def test_it_is_scikit_learns_figure_of_the_released_model(given: dict, arrays: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [{"metrics": {"auc": auc, "f1 macro": macro_f1}}, {"task": Ranked()}]
+)
+def test_it_is_scikit_learns_figure_of_the_released_model(
+    given: dict, arrays: dict, tmp_path: Path
+) -> None:
     result = simulations.simulate(**arrays, **given, overrides=SMALL, run_dir=tmp_path / "run")
     with torch.no_grad():
         outputs = result.model()(torch.as_tensor(DATA["test"][0], dtype=torch.float32))
@@ -60,7 +64,9 @@ def test_it_is_scikit_learns_figure_of_the_released_model(given: dict, arrays: d
 
 def test_metrics_change_nothing_in_a_run(arrays: dict, tmp_path: Path) -> None:
     plain = simulations.simulate(**arrays, overrides=SMALL, run_dir=tmp_path / "plain")
-    measured = simulations.simulate(**arrays, overrides=SMALL, metrics={"auc": auc}, run_dir=tmp_path / "measured")
+    measured = simulations.simulate(
+        **arrays, overrides=SMALL, metrics={"auc": auc}, run_dir=tmp_path / "measured"
+    )
     assert measured["model_sha256"] == plain["model_sha256"]
     again = simulations.resume(tmp_path / "measured", **arrays)  # without them, too
     assert again.metrics == measured.metrics
@@ -73,7 +79,10 @@ def test_a_task_with_metrics_of_the_set_passes_the_kit() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"auc": lambda outputs, targets: np.nan}, "metric 'auc' is nan on the test set of 50 examples"),
+        (
+            {"auc": lambda outputs, targets: np.nan},
+            "metric 'auc' is nan on the test set of 50 examples",
+        ),
         ({"auc": lambda outputs, targets: np.inf}, "metric 'auc' is inf"),
         ({"auc": lambda outputs, targets: outputs}, "metric 'auc' must return one number"),
         ({"auc": lambda outputs, targets: 1 / 0}, "metric 'auc': ZeroDivisionError"),
@@ -82,13 +91,17 @@ def test_a_task_with_metrics_of_the_set_passes_the_kit() -> None:
         ({"loss": auc}, "metric 'loss': task 'classification' reports one of that name"),
     ],
 )
-def test_what_cannot_be_reported_is_refused_before_anything_runs(metrics, message, arrays: dict, tmp_path) -> None:
+def test_what_cannot_be_reported_is_refused_before_anything_runs(
+    metrics, message, arrays: dict, tmp_path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         simulations.simulate(**arrays, metrics=metrics, overrides=SMALL, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_figures_of_the_released_model_by_a_function_of_ones_own(arrays: dict, tmp_path: Path) -> None:
+def test_figures_of_the_released_model_by_a_function_of_ones_own(
+    arrays: dict, tmp_path: Path
+) -> None:
     seen = []
 
     def evaluate(round: int, module: torch.nn.Module) -> dict[str, float]:
@@ -98,13 +111,17 @@ def test_figures_of_the_released_model_by_a_function_of_ones_own(arrays: dict, t
         return {"length": float(weights.norm())}
 
     plain = simulations.simulate(**arrays, overrides=SMALL, run_dir=tmp_path / "plain")
-    result = simulations.simulate(**arrays, overrides=SMALL, evaluate=evaluate, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        **arrays, overrides=SMALL, evaluate=evaluate, run_dir=tmp_path / "run"
+    )
     length = torch.nn.utils.parameters_to_vector(result.model().parameters()).detach().norm()
     assert result.metrics["length"] == pytest.approx(float(length))
     assert result.metrics.keys() - plain.metrics.keys() == {"length"}
     assert seen[0] == 0
     assert seen[1:] == [row["round"] for row in result.history if "metrics" in row]
-    assert [row["metrics"]["length"] for row in result.history if "metrics" in row][-1] == result.metrics["length"]
+    assert [row["metrics"]["length"] for row in result.history if "metrics" in row][
+        -1
+    ] == result.metrics["length"]
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ from simulations.cli import app
 from simulations.config import recipe as recipes
 
 CYCLE = [
-    "federation.sampling=cyclic", "federation.rate=0.25", "federation.clients=16", "federation.rounds=4",
+    "federation.sampling=cyclic",
+    "federation.rate=0.25",
+    "federation.clients=16",
+    "federation.rounds=4",
     "privacy.delta=0.01",
-]  # fmt: skip
+]
 MODULE = """
 import numpy as np
 from fedlgm_lab.audits.audit import reported_of
@@ -55,7 +58,9 @@ def halves(rounds: int, *, bands: int = 2) -> Correlation:
     return Correlation("halves", rounds, column / np.linalg.norm(column))
 
 
-def test_a_correlation_of_ones_own_is_a_recipes_noise_by_name_by_reference_and_as_an_object(outside, tmp_path):
+def test_a_correlation_of_ones_own_is_a_recipes_noise_by_name_by_reference_and_as_an_object(
+    outside, tmp_path
+):
     correlation.register("halves", halves)
     runs = {
         name: simulations.simulate(overrides=CYCLE, noise=noise, run_dir=tmp_path / name)
@@ -75,7 +80,11 @@ def test_a_correlation_of_ones_own_is_a_recipes_noise_by_name_by_reference_and_a
     [
         ("halvs", [], "privacy.noise: must be 'independent', 'banded'"),
         ("outside_seams:halve", [], "did you mean 'halves'"),
-        ("outside_seams:halves", ["privacy.buffers=2"], "privacy.buffers is for privacy.noise = 'blt'"),
+        (
+            "outside_seams:halves",
+            ["privacy.buffers=2"],
+            "privacy.buffers is for privacy.noise = 'blt'",
+        ),
         ("outside_seams:wrong", [], "must return a Correlation for 4 rounds, got 3"),
     ],
 )
@@ -94,9 +103,15 @@ def test_a_name_is_registered_once():
 
 def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
     found = Audit(method=f"{outside}:suspicious").mechanism(Subject.of("uniform", rounds=2))
-    assert (found.method, found.epsilon_lower, found.passed) == (f"{outside}:suspicious", 1e6, False)
+    assert (found.method, found.epsilon_lower, found.passed) == (
+        f"{outside}:suspicious",
+        1e6,
+        False,
+    )
     assert found.checks  # those that every method makes
-    ran = CliRunner().invoke(app, ["audit", "uniform", "--method", f"{outside}:suspicious", "--rounds", "2", "--json"])
+    ran = CliRunner().invoke(
+        app, ["audit", "uniform", "--method", f"{outside}:suspicious", "--rounds", "2", "--json"]
+    )
     assert ran.exit_code == 1
     assert json.loads(ran.stdout[ran.stdout.index("{") :])["method"] == f"{outside}:suspicious"
     assert not list(Path().glob("audit*.png"))
@@ -104,7 +119,9 @@ def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
         Audit(method=f"{outside}:wrong").mechanism(Subject.of("uniform", rounds=2))
     with pytest.raises(ConfigError, match="unknown audit method 'prob'; did you mean 'probe'"):
         Audit(method="prob")
-    with pytest.raises(ConfigError, match="audit method '<print>' is an object: register it and pass its name"):
+    with pytest.raises(
+        ConfigError, match="audit method '<print>' is an object: register it and pass its name"
+    ):
         Audit(method=print)  # type: ignore[arg-type]
 
 
@@ -146,6 +163,13 @@ def of_accelerate(precision: str = "no") -> torch.nn.Module:
 def test_a_module_of_lightning_or_accelerate_is_a_model(make, tmp_path):
     x = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
     data = {"train": (x, np.arange(60) % 2), "test": (x, np.arange(60) % 2)}
-    changes = {"federation.clients": 6, "federation.rounds": 1, "privacy.delta": 0.01, "privacy.accountant": "rdp"}
-    result = simulations.simulate(model=make(), data=data, overrides=changes, run_dir=tmp_path / "run")
+    changes = {
+        "federation.clients": 6,
+        "federation.rounds": 1,
+        "privacy.delta": 0.01,
+        "privacy.accountant": "rdp",
+    }
+    result = simulations.simulate(
+        model=make(), data=data, overrides=changes, run_dir=tmp_path / "run"
+    )
     assert result.epsilon <= 8

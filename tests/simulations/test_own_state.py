@@ -1,4 +1,5 @@
-"""Losses and trainers that keep state outside their objects: conditional for clients, refused for examples."""
+"""Losses and trainers that keep state outside their objects: conditional for clients, refused for
+examples."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from fedlgm.extension.testing import check_model
 from fedlgm.training import SequentialTrainer
 from tests.support.own_objects import DATA, SMALL, Net
 
-EXAMPLES = ["training.batch_size=8", "privacy.accountant=rdp", "privacy.delta=0.001", "federation.rounds=1"]
+EXAMPLES = [
+    "training.batch_size=8",
+    "privacy.accountant=rdp",
+    "privacy.delta=0.001",
+    "federation.rounds=1",
+]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 weights: Any = None
 kept: dict[str, Any] = {}
@@ -158,7 +164,7 @@ class Derived(Constant):
 
     def losses(self, outputs, targets):
         assert isinstance(self, Derived)
-        return self.factor * super().losses(outputs, targets) + super(Derived, self).losses(outputs, targets)  # noqa: UP008
+        return self.factor * super().losses(outputs, targets) + super().losses(outputs, targets)
 
 
 @pytest.fixture(autouse=True)
@@ -175,18 +181,30 @@ def nothing_seen():
 def test_a_run_of_examples_says_what_its_steps_share(make: Any, tmp_path: Path) -> None:
     changes = [*EXAMPLES, "data.partition=iid", "federation.rounds=1"]
     result = simulations.simulate(
-        "dp-sgd-digits", model=Net, task=make(), data=DATA, overrides=changes, run_dir=tmp_path / "run"
+        "dp-sgd-digits",
+        model=Net,
+        task=make(),
+        data=DATA,
+        overrides=changes,
+        run_dir=tmp_path / "run",
     )
     assert result.guarantee.startswith("conditional")
-    assert "conditional on no part of the model or task keeping what it has seen" in result.guarantee
+    assert (
+        "conditional on no part of the model or task keeping what it has seen" in result.guarantee
+    )
 
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
 def test_a_run_of_clients_says_what_they_share(make: Any, tmp_path: Path) -> None:
     changes = [*SMALL, "data.partition=iid", "federation.rounds=1"]
-    result = simulations.simulate(model=Net, task=make(), data=DATA, overrides=changes, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        model=Net, task=make(), data=DATA, overrides=changes, run_dir=tmp_path / "run"
+    )
     assert result.guarantee.startswith("conditional")
-    assert "training not depending on clients that the same process has trained before (tested on" in result.guarantee
+    assert (
+        "training not depending on clients that the same process has trained before (tested on"
+        in result.guarantee
+    )
 
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
@@ -216,14 +234,24 @@ class FirstInAGlobal(SequentialTrainer):
 def trainer_with_a_default(module, layers, settings, *, device, task, seen={}):  # noqa: B006
     trainer = SequentialTrainer(module, layers, settings, device=device, task=task)
     plain = trainer.updates
-    trainer.updates = lambda *given: (block + seen.setdefault(0, block.clone()) for block in plain(*given))  # type: ignore[method-assign]
+    trainer.updates = lambda *given: (
+        block + seen.setdefault(0, block.clone()) for block in plain(*given)
+    )  # type: ignore[method-assign]
     return trainer
 
 
-@pytest.mark.parametrize("trainer", [First, FirstInAGlobal, trainer_with_a_default, functools.partial(First)])
-def test_a_trainer_that_keeps_the_first_update_where_copies_share_it(trainer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "trainer", [First, FirstInAGlobal, trainer_with_a_default, functools.partial(First)]
+)
+def test_a_trainer_that_keeps_the_first_update_where_copies_share_it(
+    trainer: Any, tmp_path: Path
+) -> None:
     result = simulations.simulate(
-        model=Net, trainer=trainer, data=DATA, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run"
+        model=Net,
+        trainer=trainer,
+        data=DATA,
+        overrides=[*SMALL, "data.partition=iid"],
+        run_dir=tmp_path / "run",
     )
     assert result.guarantee.startswith("conditional")
 
@@ -231,8 +259,20 @@ def test_a_trainer_that_keeps_the_first_update_where_copies_share_it(trainer: An
 @pytest.mark.parametrize("recipe", ["digits", "dp-sgd-digits"])
 @pytest.mark.parametrize(
     "task",
-    [constant, Constant, Derived(), compiled, calls_compiled, functools.partial(cross_entropy, reduction="none")],
+    [
+        constant,
+        Constant,
+        Derived(),
+        compiled,
+        calls_compiled,
+        functools.partial(cross_entropy, reduction="none"),
+    ],
 )
 def test_a_loss_that_keeps_constants_is_trained(recipe: str, task: Any, tmp_path: Path) -> None:
-    changes = [*(EXAMPLES if recipe.startswith("dp") else [*SMALL, "federation.rounds=1"]), "data.partition=iid"]
-    simulations.simulate(recipe, model=Net, task=task, data=DATA, overrides=changes, run_dir=tmp_path / "run")
+    changes = [
+        *(EXAMPLES if recipe.startswith("dp") else [*SMALL, "federation.rounds=1"]),
+        "data.partition=iid",
+    ]
+    simulations.simulate(
+        recipe, model=Net, task=task, data=DATA, overrides=changes, run_dir=tmp_path / "run"
+    )

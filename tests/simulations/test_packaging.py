@@ -19,7 +19,11 @@ def test_the_version_is_one():
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"fedlgm {fedlgm.__version__}\n")
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [fedlgm.__version__] == [PROJECT["version"]]
+    assert (
+        re.findall(r"^version: (.*)$", citation, re.MULTILINE)
+        == [fedlgm.__version__]
+        == [PROJECT["version"]]
+    )
     assert f"license: {PROJECT['license']}" in citation
 
 

@@ -25,12 +25,23 @@ from simulations.cli import app
 from simulations.exports.export import export, load_model, metadata
 from simulations.pretrain import pretrain
 
-IMPOSSIBLE = {"zero byte": "a\0b", "half a character": "a\ud800b", "bytes that are not UTF-8": "a\udcffb"}
-WRITTEN = {"data": {"train": (np.ones((9, 2)), np.arange(9) % 2), "test": (np.ones((9, 2)), np.arange(9) % 2)}}
+IMPOSSIBLE = {
+    "zero byte": "a\0b",
+    "half a character": "a\ud800b",
+    "bytes that are not UTF-8": "a\udcffb",
+}
+WRITTEN = {
+    "data": {
+        "train": (np.ones((9, 2)), np.arange(9) % 2),
+        "test": (np.ones((9, 2)), np.arange(9) % 2),
+    }
+}
 TEXT = simulations.load_recipe("text-adapters")
 
 
-def with_paths(command: Command, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+def with_paths(
+    command: Command, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
     """Words and paths' parameters of every command that takes a path."""
     if isinstance(command, Group):
         for name, inner in command.commands.items():
@@ -58,7 +69,9 @@ def test_a_command_refuses_it(words, path, tmp_path, monkeypatch):
     found = CliRunner().invoke(app, [*words, path])
     assert found.exit_code == 2
     assert isinstance(found.exception, SystemExit)
-    assert "is not text: it has a zero byte, or is not UTF-8" in " ".join(found.output.replace("│", "").split())
+    assert "is not text: it has a zero byte, or is not UTF-8" in " ".join(
+        found.output.replace("│", "").split()
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,7 +84,9 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "tune": lambda path: simulations.tune(folder=path, search={"training.lr": [0.1]}),
     "Study.read": simulations.Study.read,
     "audit": lambda path: audit_run(path, Audit()),
-    "standardise": lambda path: simulations.standardise(**WRITTEN, low=0, high=1, epsilon=1, delta=1e-6, ledger=path),
+    "standardise": lambda path: simulations.standardise(
+        **WRITTEN, low=0, high=1, epsilon=1, delta=1e-6, ledger=path
+    ),
     "export": export,
     "export out": lambda path: export("run", out=path),
     "load_model": load_model,
@@ -97,8 +112,15 @@ def test_a_result_finds_its_folder_after_the_program_has_changed_folders(tmp_pat
     monkeypatch.chdir(tmp_path)
     changes = ["federation.rounds=1", "federation.clients=9"]
     (tmp_path / "run").mkdir()  # an empty folder may exist
-    result = simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="run")
-    call = {"model": nn.Linear(2, 2), "grid": {"mechanism": ["uniform"]}, "overrides": changes, "seeds": 1}
+    result = simulations.simulate(
+        model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="run"
+    )
+    call = {
+        "model": nn.Linear(2, 2),
+        "grid": {"mechanism": ["uniform"]},
+        "overrides": changes,
+        "seeds": 1,
+    }
     study = simulations.study(**WRITTEN, **call, folder="study", progress=False)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -114,7 +136,9 @@ def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     changes = ["federation.rounds=1", "federation.clients=9"]
-    result = simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="~/runs/first")
+    result = simulations.simulate(
+        model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="~/runs/first"
+    )
     assert result.folder == tmp_path / "home" / "runs" / "first"
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     with pytest.raises(FedlgmError, match="the user's home is not known"):

@@ -1,4 +1,5 @@
-"""Runs state whether the rows of a user's model are apart by construction, wherever an epsilon is printed."""
+"""Runs state whether the rows of a user's model are apart by construction, wherever an epsilon is
+printed."""
 
 import json
 
@@ -47,8 +48,13 @@ def test_a_model_that_branches_on_values_is_conditional_everywhere(tmp_path):
     stored = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert TRIED_ROWS in stored["guarantee"]
     assert stored["guarantee_status"] == "conditional"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert all(row["guarantee_status"] == "conditional" for row in rows if "guarantee_status" in row)
+    rows = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert all(
+        row["guarantee_status"] == "conditional" for row in rows if "guarantee_status" in row
+    )
 
 
 def test_the_reason_is_printed():

@@ -17,7 +17,9 @@ ROOT = Path(simulations.__file__).parents[1]
 def imported(module: str, folder: Path) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]; import {module}; print('imported')"
     environment = os.environ | {"PYTHONPATH": ""}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=folder)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=folder
+    )
 
 
 @pytest.mark.parametrize("kind", ["folder", "module"])
@@ -29,7 +31,9 @@ def test_a_folder_called_clients_is_named(kind: str, tmp_path: Path) -> None:
     result = imported("simulations", tmp_path)
     assert result.returncode == 1
     assert f"ImportError: {mine} hides fedlgm's package 'clients'" in result.stderr
-    assert imported("fedlgm.privacy", tmp_path).stdout == "imported\n"  # the core does without the other packages
+    assert (
+        imported("fedlgm.privacy", tmp_path).stdout == "imported\n"
+    )  # the core does without the other packages
 
 
 def test_a_folder_of_data_alone_hides_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Private statistics: bounded, charged before they exist, and part of the epsilon of every run on the result."""
+"""Private statistics: bounded, charged before they exist, and part of the epsilon of every run on
+the result."""
 
 from __future__ import annotations
 
@@ -32,13 +33,20 @@ SHORT = {"federation.rounds": 3, "privacy.accountant": "rdp", "privacy.delta": 1
 
 
 def statistics(folder, **given):
-    options = {"users": SITES, "low": 0, "high": 1.2 * X[PUBLIC].max(0), "epsilon": 1.0, "delta": 1e-4}
+    options = {
+        "users": SITES,
+        "low": 0,
+        "high": 1.2 * X[PUBLIC].max(0),
+        "epsilon": 1.0,
+        "delta": 1e-4,
+    }
     return standardise(DATA, **options | {"ledger": folder / "statistics.sqlite"} | given)
 
 
 @pytest.mark.slow
 def test_the_auc_at_epsilon_8_with_private_statistics(tmp_path):
-    """The median of three draws, because the noise of the statistics has no seed: one draw has ended at 0.968."""
+    """The median of three draws, because the noise of the statistics has no seed: one draw has
+    ended at 0.968."""
     changes = {"privacy.epsilon": 8, "privacy.delta": 1e-3, "privacy.accountant": "rdp"}
     found = []
     for draw in ("first", "second", "third"):
@@ -55,11 +63,20 @@ def test_the_auc_at_epsilon_8_with_private_statistics(tmp_path):
 @pytest.mark.slow
 def test_a_run_pays_for_its_statistics(tmp_path):
     found = statistics(tmp_path)
-    result = simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "ten-hospitals", data=found.data, overrides=SHORT, run_dir=tmp_path / "run"
+    )
     assert 7.8 < result.epsilon <= 8
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as run, Ledger(tmp_path / "statistics.sqlite") as own:
+    with (
+        Ledger(tmp_path / "run" / "ledger.sqlite") as run,
+        Ledger(tmp_path / "statistics.sqlite") as own,
+    ):
         charges, (before,) = list(run.charges()), own.charges()
-        assert (charges[0].round, charges[0].event, charges[0].protects) == (0, before.event, "example, add-remove")
+        assert (charges[0].round, charges[0].event, charges[0].protects) == (
+            0,
+            before.event,
+            "example, add-remove",
+        )
         assert [charge.round for charge in charges] == [0, 1, 2, 3]
         assert result.epsilon == run.epsilon(1e-3, "rdp")
         assert own.epsilon(1e-4) == found.epsilon <= 1
@@ -71,7 +88,12 @@ def test_training_on_its_arrays_counts_them_once_they_are_charged(unit, tmp_path
     found = statistics(tmp_path, unit=unit)
     if unit == "client":
         strategy = PrivateFedAvg(
-            torch.nn.Linear(30, 2), epsilon=8, delta=1e-3, clients=10, rounds=2, ledger=tmp_path / "app.sqlite"
+            torch.nn.Linear(30, 2),
+            epsilon=8,
+            delta=1e-3,
+            clients=10,
+            rounds=2,
+            ledger=tmp_path / "app.sqlite",
         )
         found.data.spent.charge(strategy.releaser.ledger)
         assert strategy.epsilon() == found.data.spent.epsilon(1e-3)
@@ -81,7 +103,15 @@ def test_training_on_its_arrays_counts_them_once_they_are_charged(unit, tmp_path
     method = Method.of(torch.nn.Linear(30, 2), mechanisms.get("dp-sgd"), facts)
     with Ledger(tmp_path / "training.sqlite", "training") as ledger:
         found.data.spent.charge(ledger)
-        trained = train(torch.nn.Linear(30, 2), x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=0.1)
+        trained = train(
+            torch.nn.Linear(30, 2),
+            x,
+            y,
+            method,
+            keys=KeyRing.from_seed(None),
+            ledger=ledger,
+            lr=0.1,
+        )
         assert trained.epsilon == ledger.epsilon(1e-3) > 1.1
 
 
@@ -93,19 +123,28 @@ def test_one_row_moves_the_sum_by_at_most_its_bounds():
         total.add(torch.from_numpy(np.concatenate([extreme, extreme**2], axis=1)))
         norms = np.linalg.norm(total.total.numpy().reshape(2, 30), axis=1)
         assert (norms <= plan.clip * (1 + 1e-6)).all()
-        assert plan.effective_multiplier == pytest.approx(privacy.calibrate(1.0, 1e-5, steps=1), rel=1e-5)
+        assert plan.effective_multiplier == pytest.approx(
+            privacy.calibrate(1.0, 1e-5, steps=1), rel=1e-5
+        )
 
 
 def test_nothing_is_released_without_a_charge(tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
-    monkeypatch.setattr("fedlgm.noise.release.Noising.add_", lambda self: pytest.fail("noise before the charge"))
+    monkeypatch.setattr(
+        Ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full"))
+    )
+    monkeypatch.setattr(
+        "fedlgm.noise.release.Noising.add_", lambda self: pytest.fail("noise before the charge")
+    )
     with pytest.raises(LedgerError, match="disk is full"):
         statistics(tmp_path)
 
 
 def test_every_call_with_a_ledger_counts(tmp_path):
     first = statistics(tmp_path)
-    with pytest.raises(LedgerError, match=r"already holds 1 round \(epsilon 1\).* would bring it to 1\.\d+, above 1"):
+    with pytest.raises(
+        LedgerError,
+        match=r"already holds 1 round \(epsilon 1\).* would bring it to 1\.\d+, above 1",
+    ):
         statistics(tmp_path)
     second = statistics(tmp_path, continue_ledger=True)
     assert sum(count for _, count in second.data.spent.events) == 2
@@ -120,13 +159,24 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
     for changes, error, words in (
         ({"privacy.epsilon": 0.5}, PrivacyError, "leave too little for the training"),
         ({"privacy.trust": "local", "training.sampling_rate": 0.1}, ConfigError, "public figures"),
-        ({"privacy.unit": "client", "mechanism.name": "gaussian"}, ConfigError, "standardise with unit='client'"),
+        (
+            {"privacy.unit": "client", "mechanism.name": "gaussian"},
+            ConfigError,
+            "standardise with unit='client'",
+        ),
     ):
         with pytest.raises(error, match=words):
-            simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no")
+            simulations.simulate(
+                "ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no"
+            )
     assert not (tmp_path / "no").exists()
     with pytest.raises(ConfigError, match="a search does not charge"):
-        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, data=found.data, folder=tmp_path / "search")
+        simulations.tune(
+            "ten-hospitals",
+            search={"training.lr": [1.0]},
+            data=found.data,
+            folder=tmp_path / "search",
+        )
 
 
 @pytest.mark.slow
@@ -136,7 +186,12 @@ def test_a_search_refuses_data_of_a_function_that_standardises_them(tmp_path, mo
     import_module("my_sites").made.append(statistics(tmp_path).data)
     changes = SHORT | {"data.name": "my_sites:standardised"}
     with pytest.raises(ConfigError, match="a search does not charge"):
-        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, overrides=changes, folder=tmp_path / "search")
+        simulations.tune(
+            "ten-hospitals",
+            search={"training.lr": [1.0]},
+            overrides=changes,
+            folder=tmp_path / "search",
+        )
     assert not list(tmp_path.glob("search/*.sqlite"))
 
 
@@ -144,13 +199,17 @@ def test_a_search_refuses_data_of_a_function_that_standardises_them(tmp_path, mo
 def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
     found = statistics(tmp_path, unit="client", epsilon=2.0, delta=1e-3)
     changes = {"privacy.unit": "client", "mechanism.name": "gaussian", "privacy.delta": 0.05}
-    result = simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "run"
+    )
     assert result.epsilon <= 8
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [charge.round for charge in ledger.charges()] == [0, 1, 2, 3]
     for other in ({"data.partition": "iid", "federation.clients": 40}, {"federation.clients": 5}):
         with pytest.raises(ConfigError, match=r"hold other data: use data\.partition = 'natural'"):
-            simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes | other)
+            simulations.simulate(
+                "ten-hospitals", data=found.data, overrides=SHORT | changes | other
+            )
     with pytest.raises(RunError, match="cost of the data's statistics"):
         simulations.resume(tmp_path / "run", data=dataclasses.replace(found.data, spent=None))
 
@@ -158,13 +217,24 @@ def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
 def test_statistics_do_not_pay_into_a_run_whose_clients_hold_other_rows(tmp_path):
     """As many clients are not the same clients: the costs of both releases add up for neither."""
     found = statistics(tmp_path, unit="client", epsilon=2.0, delta=1e-3)
-    changes = {"privacy.unit": "client", "mechanism.name": "gaussian", "privacy.delta": 0.05, "federation.rounds": 1}
+    changes = {
+        "privacy.unit": "client",
+        "mechanism.name": "gaussian",
+        "privacy.delta": 0.05,
+        "federation.rounds": 1,
+    }
     others = np.arange(len(SITES)) * 10 // len(SITES)
     with pytest.raises(ConfigError, match="this run's clients hold other data"):
-        simulations.simulate("ten-hospitals", data=found.data, users=others, overrides=SHORT | changes)
+        simulations.simulate(
+            "ten-hospitals", data=found.data, users=others, overrides=SHORT | changes
+        )
     named = [f"site {9 - site}" for site in SITES]  # the same clients in another order
     run = simulations.simulate(
-        "ten-hospitals", data=found.data, users=named, overrides=SHORT | changes, run_dir=tmp_path / "run"
+        "ten-hospitals",
+        data=found.data,
+        users=named,
+        overrides=SHORT | changes,
+        run_dir=tmp_path / "run",
     )
     assert run.epsilon <= 8
 
@@ -190,7 +260,9 @@ def test_data_are_standardised_once(tmp_path):
     """A second release from standardised data would replace what the first one has cost."""
     found = statistics(tmp_path)
     with pytest.raises(DataError, match="already"):
-        standardise(found.data, low=-4, high=4, epsilon=1.0, delta=1e-4, ledger=tmp_path / "another.sqlite")
+        standardise(
+            found.data, low=-4, high=4, epsilon=1.0, delta=1e-4, ledger=tmp_path / "another.sqlite"
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,13 +270,22 @@ def test_data_are_standardised_once(tmp_path):
     [
         ({"privacy.unit": "client", "mechanism.name": "gaussian"}, "unit='client'"),
         (
-            {"privacy.unit": "client", "mechanism.name": "gaussian", "federation.sampling": "fixed"},
+            {
+                "privacy.unit": "client",
+                "mechanism.name": "gaussian",
+                "federation.sampling": "fixed",
+            },
             "federation.sampling",
         ),
-        ({"privacy.unit": "user", "mechanism.name": "gaussian", "federation.users": 5}, "privacy.unit = 'client'"),
+        (
+            {"privacy.unit": "user", "mechanism.name": "gaussian", "federation.users": 5},
+            "privacy.unit = 'client'",
+        ),
     ],
 )
 def test_what_does_not_add_up_is_refused_with_a_remedy_that_works(changes, words, tmp_path):
     found = statistics(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no")
+        simulations.simulate(
+            "ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no"
+        )

@@ -7,8 +7,26 @@ from rich.console import Console
 
 from simulations.tables import table
 
-COLUMNS = ("method", "budget", "accuracy", "noise of the model", "guarantee", "proven", "claimed", "seconds")
-ROW = ("sensitivity-proportional", "8", "26.20 % ± 11.95 %", "1.763 ± 0", "proven", "8 at 1e-05", "8 at 1e-05", "0.92")
+COLUMNS = (
+    "method",
+    "budget",
+    "accuracy",
+    "noise of the model",
+    "guarantee",
+    "proven",
+    "claimed",
+    "seconds",
+)
+ROW = (
+    "sensitivity-proportional",
+    "8",
+    "26.20 % ± 11.95 %",
+    "1.763 ± 0",
+    "proven",
+    "8 at 1e-05",
+    "8 at 1e-05",
+    "0.92",
+)
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 200])

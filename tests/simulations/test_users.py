@@ -21,17 +21,23 @@ def net() -> torch.nn.Module:
     return torch.nn.Linear(4, 2)
 
 
-def test_a_study_a_search_and_a_recommendation_take_the_users_that_a_run_takes(tmp_path: Path) -> None:
+def test_a_study_a_search_and_a_recommendation_take_the_users_that_a_run_takes(
+    tmp_path: Path,
+) -> None:
     given = {"model": net, "data": DATA, "users": USERS, "overrides": FEW}
     run = simulations.simulate(**given, run_dir=tmp_path / "run")
     grid = {"mechanism": ["gaussian"]}
-    study = simulations.study(**given, grid=grid, seeds=1, folder=tmp_path / "study", progress=False)
+    study = simulations.study(
+        **given, grid=grid, seeds=1, folder=tmp_path / "study", progress=False
+    )
     searched = simulations.tune(
         **given, search={"training.lr": [0.1, 0.2]}, expected_runs=1.5, folder=tmp_path / "search"
     )
     folders = (run.folder, *study.folder.glob("*-run0"), searched.folder)
     kept = [simulations.load_recipe(folder / "recipe.toml") for folder in folders]
-    assert [(recipe.data.partition, recipe.federation.clients) for recipe in kept] == [("natural", 12)] * 3
+    assert [(recipe.data.partition, recipe.federation.clients) for recipe in kept] == [
+        ("natural", 12)
+    ] * 3
     found = simulations.recommend(**given, public="test")
     assert found["noise_on_mean"] == pytest.approx(run["noise_multiplier"] / 6)  # half of 12 users
 

@@ -1,4 +1,5 @@
-"""Public names called with arguments of wrong types: each takes them, or refuses them in one sentence."""
+"""Public names called with arguments of wrong types: each takes them, or refuses them in one
+sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import lm_dp_sgd
 
 
-@pytest.mark.parametrize("package", [simulations, privacy, fedlgm.training.example_level, mechanisms], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "package",
+    [simulations, privacy, fedlgm.training.example_level, mechanisms],
+    ids=lambda p: p.__name__,
+)
 def test_every_public_function_with_named_arguments_lists_them(package):
     found = {name: getattr(package, name) for name in package.__all__}
     named = {
@@ -34,18 +39,37 @@ def test_every_public_function_with_named_arguments_lists_them(package):
     }
     assert named
     for name, function in named.items():
-        with pytest.raises(FedlgmError, match=f"{name}: too many positional arguments; it takes .*, and by name "):
+        with pytest.raises(
+            FedlgmError, match=f"{name}: too many positional arguments; it takes .*, and by name "
+        ):
             function(*range(20))
 
 
 PACKAGES = [
-    *(fedlgm, fedlgm_lab.attacks, fedlgm_lab.audits, fedlgm.noise.correlation, fedlgm.data, fedlgm.training.example_level, mechanisms),
-    *(fedlgm.training.models, privacy, fedlgm.training.tasks, fedlgm.training, simulations, clients, strategies),
+    *(
+        fedlgm,
+        fedlgm_lab.attacks,
+        fedlgm_lab.audits,
+        fedlgm.noise.correlation,
+        fedlgm.data,
+        fedlgm.training.example_level,
+        mechanisms,
+    ),
+    *(
+        fedlgm.training.models,
+        privacy,
+        fedlgm.training.tasks,
+        fedlgm.training,
+        simulations,
+        clients,
+        strategies,
+    ),
 ]
 
 
 def called_with(wrong: Any, found: Any) -> str:
-    """The message of a public name all of whose required arguments are `wrong`; empty if it takes them."""
+    """The message of a public name all of whose required arguments are `wrong`; empty if it takes
+    them."""
     needed = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     named = {p.name: wrong for p in needed if p.kind is p.KEYWORD_ONLY}
     placed = [wrong for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -59,9 +83,13 @@ def called_with(wrong: Any, found: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("wrong", [object(), "text", 7, [1, "a"]], ids=["object", "text", "number", "list"])
+@pytest.mark.parametrize(
+    "wrong", [object(), "text", 7, [1, "a"]], ids=["object", "text", "number", "list"]
+)
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package, wrong, tmp_path, monkeypatch):
+def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(
+    package, wrong, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     said = {
         name: called_with(wrong, found)
@@ -79,15 +107,24 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
         (lambda: fedlgm.KeyRing("seed"), "KeyRing: root must be a whole number, got 'seed'"),
         (
             lambda: fedlgm.planning.allocation.allocate([1.0], "uniform", [3], 1.0),
-            "allocate: strategy must be a string, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
+            (
+                "allocate: strategy must be a string, got [1.0]; clip must be a sequence of "
+                "numbers, "
+                "got 'uniform'"
+            ),
         ),
         (
             lambda: lm_dp_sgd.aggregate(torch.ones(4, 3), 1.0),
             "aggregate: grads must be a sequence of tensors, got a tensor",
         ),
-        (lambda: lm_dp_sgd.aggregate([torch.ones(4, 3)], "1"), "aggregate: clip must be a number, got '1'"),
         (
-            lambda: fedlgm.training.example_level.clipped_sum(nn.Linear(2, 2), np.eye(2), np.eye(2)[0], clip=1.0, layers=None),
+            lambda: lm_dp_sgd.aggregate([torch.ones(4, 3)], "1"),
+            ("aggregate: clip must be a number, got '1'"),
+        ),
+        (
+            lambda: fedlgm.training.example_level.clipped_sum(
+                nn.Linear(2, 2), np.eye(2), np.eye(2)[0], clip=1.0, layers=None
+            ),
             "clipped_sum: x must be a tensor or a sequence of tensors, got a NumPy array; y",
         ),
         (
@@ -106,10 +143,16 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
             lambda: fedlgm.LayerTable.from_module(nn.Linear(5, 2), {"weight": "w"}.__getitem__),
             "group_by: KeyError: 'bias'",
         ),
-        (lambda: fedlgm.planning.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
-        (lambda: fedlgm.training.tasks.auc(np.zeros(3), np.zeros(2)), "auc takes one score and one target per row"),
+        (
+            lambda: fedlgm.planning.allocation.spread([0.5, 0.5], [1.0], 1.0),
+            "clip and share must be two equally long lists",
+        ),
+        (
+            lambda: fedlgm.training.tasks.auc(np.zeros(3), np.zeros(2)),
+            "auc takes one score and one target per row",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_type_is_named_with_the_right_one(make, says):
     with pytest.raises(FedlgmError) as caught:
         make()

@@ -19,34 +19,52 @@ def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "nodes by number": (strategy(nodes=5), "nodes must be a strategies.OneNodePerClient(...), got 5"),
-    "the bound as an argument": (strategy(bound=0.5), "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
+    "nodes by number": (
+        strategy(nodes=5),
+        ("nodes must be a strategies.OneNodePerClient(...), got 5"),
+    ),
+    "the bound as an argument": (
+        strategy(bound=0.5),
+        ("mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
+    ),
     "no ledger": (strategy(ledger=None), "ledger must be a path"),
-    "a ledger with a name too long": (strategy(ledger="a" * 5000), "cannot be used: File name too long"),
+    "a ledger with a name too long": (
+        strategy(ledger="a" * 5000),
+        ("cannot be used: File name too long"),
+    ),
     "only the class's name was changed": (
-        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it takes model, and by name epsilon, delta, clients",  # type: ignore[call-arg]
+        lambda: PrivateFedAvg(fraction_evaluate=0.5),
+        ("it takes model, and by name epsilon, delta, clients"),  # type: ignore[call-arg]
     ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
     "several of Flower's arguments": (
-        strategy(fraction_train=0.1, min_train_nodes=2), "takes part in a round; nor 'min_train_nodes': clients is",
+        strategy(fraction_train=0.1, min_train_nodes=2),
+        ("takes part in a round; nor 'min_train_nodes': clients is"),
     ),
     "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
     "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
     "a list of clients": (strategy(clients=[1]), "must be a whole number of at least 1, got [1]"),
     "unknown trust": (strategy(trust="none"), "known: central, local"),
     "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
-    "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
+    "a mechanism of examples": (
+        strategy(mechanism="dp-sgd"),
+        ("bounds examples, which only clients"),
+    ),
     "a mechanism with a vote": (
         strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
         "use mechanism='water-filling' or 'gaussian'",
     ),
     "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
-    "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
+    "a client_fn": (
+        lambda: PrivateClientApp(client_fn=print),
+        ("moves its training loop under @app.train()"),
+    ),
     "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
     "an unknown option of an app": (
-        lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
+        lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"),
+        "its options are group_by, consent and mods",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "words"), MISTAKES.values(), ids=MISTAKES)

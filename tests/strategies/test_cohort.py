@@ -1,4 +1,5 @@
-"""Cohorts that keep rounds between participations: by id, from invitation to invitation, whatever the process."""
+"""Cohorts that keep rounds between participations: by id, from invitation to invitation, whatever
+the process."""
 
 from __future__ import annotations
 
@@ -21,15 +22,27 @@ SCHEMES = {
 
 def rounds_of(cohorts: list[np.ndarray], population: int) -> list[np.ndarray]:
     """Rounds in which each client was invited."""
-    return [np.array([t for t, cohort in enumerate(cohorts) if client in set(cohort)]) for client in range(population)]
+    return [
+        np.array([t for t, cohort in enumerate(cohorts) if client in set(cohort)])
+        for client in range(population)
+    ]
 
 
-@given(st.integers(0, 2**32), st.sampled_from(["cyclic", "min-separation", "grouped-poisson"]), st.integers(1, 7),
-       st.integers(1, 6), st.integers(0, 9))  # fmt: skip
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["cyclic", "min-separation", "grouped-poisson"]),
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.integers(0, 9),
+)
 def test_nobody_is_invited_twice_too_soon(seed, scheme, separation, cohort, spare):
     population = separation * cohort + spare * separation
-    rate = {"cyclic": 1 / separation, "min-separation": cohort / population}.get(scheme, cohort / population)
-    sampler = CohortSampler(Sampling(scheme, population, rate, separation), KeyRing(seed), dropout_rate=0.5)
+    rate = {"cyclic": 1 / separation, "min-separation": cohort / population}.get(
+        scheme, cohort / population
+    )
+    sampler = CohortSampler(
+        Sampling(scheme, population, rate, separation), KeyRing(seed), dropout_rate=0.5
+    )
     cohorts = [sampler.cohort(round_) for round_ in range(1, 3 * separation + 3)]
     for rounds in rounds_of(cohorts, population):
         assert (np.diff(rounds) >= separation).all()
@@ -48,7 +61,9 @@ def test_a_restart_changes_nothing(sampling):
     cohorts = [whole.cohort(round_).tolist() for round_ in range(1, 25)]
     for start in (24, 13, 2):
         again = CohortSampler(sampling, KeyRing(4))
-        assert [again.cohort(round_).tolist() for round_ in range(start, 25)] == cohorts[start - 1 :]
+        assert [again.cohort(round_).tolist() for round_ in range(start, 25)] == cohorts[
+            start - 1 :
+        ]
     assert CohortSampler(sampling, KeyRing(5)).cohort(24).tolist() != cohorts[-1]
 
 
@@ -64,7 +79,10 @@ def test_groups_are_independent_draws_that_other_clients_do_not_change():
     for population in (100, 101, 5000):
         sampler = CohortSampler(Sampling("cyclic", population, 0.1, 10), KeyRing(8))
         groups = sampler.groups()
-        assert groups[:100].tolist() == CohortSampler(Sampling("cyclic", 100, 0.1, 10), KeyRing(8)).groups().tolist()
+        assert (
+            groups[:100].tolist()
+            == CohortSampler(Sampling("cyclic", 100, 0.1, 10), KeyRing(8)).groups().tolist()
+        )
     assert stats.chisquare(np.bincount(groups, minlength=10)).pvalue > 1e-3
 
 
@@ -77,7 +95,9 @@ def test_draws_within_a_group_are_binomial_and_do_not_change_one_another():
     assert stats.kstest(z, "norm").pvalue > 1e-3
     smaller = CohortSampler(Sampling("grouped-poisson", 3999, 0.05, 4), KeyRing(3))
     for round_ in (1, 2, 3):
-        assert [client for client in sampler.cohort(round_) if client < 3999] == smaller.cohort(round_).tolist()
+        assert [client for client in sampler.cohort(round_) if client < 3999] == smaller.cohort(
+            round_
+        ).tolist()
 
 
 def test_the_smallest_population_takes_turns_in_one_order():

@@ -1,4 +1,5 @@
-"""Noise correlated over rounds, as a federation draws it: its law, its charges, and what a repeated round costs."""
+"""Noise correlated over rounds, as a federation draws it: its law, its charges, and what a repeated
+round costs."""
 
 from __future__ import annotations
 
@@ -49,12 +50,15 @@ def drawn(federate, noise, **options) -> np.ndarray:
 def p_value(noise: np.ndarray, claimed: np.ndarray) -> float:
     """Of the hypothesis that columns of `noise` [T, D] are independent N(0, claimed).
 
-    Whitened by the claimed covariance the entries are independent N(0, 1): T mean squares and T (T - 1) / 2 mean
-    products, each tested; the smallest p-value times their number.
+    Whitened by the claimed covariance the entries are independent N(0, 1): T mean squares and T (T
+    - 1) / 2 mean products, each tested; the smallest p-value times their number.
     """
     white = np.linalg.solve(np.linalg.cholesky(claimed), noise)
     size = white.shape[1]
-    squares = [2 * stats.chi2.sf(s, size) if s > size else 2 * stats.chi2.cdf(s, size) for s in (white**2).sum(axis=1)]
+    squares = [
+        2 * stats.chi2.sf(s, size) if s > size else 2 * stats.chi2.cdf(s, size)
+        for s in (white**2).sum(axis=1)
+    ]
     products = (white @ white.T)[np.triu_indices(len(white), 1)] / np.sqrt(size)
     values = [*squares, *(2 * stats.norm.sf(np.abs(products)))]
     return min(1.0, min(values) * len(values))
@@ -69,7 +73,9 @@ def covariance(noise: correlation.Correlation) -> np.ndarray:
 @pytest.mark.parametrize("name", ["banded", "square-root", "blt"])
 def test_the_noise_of_a_run_has_the_law_that_is_accounted_for(federate, name, backend):
     """Covariance over rounds s^2 (C^T C)^-1 in every layer."""
-    noise = correlation.get(name, ROUNDS, **({"min_separation": GROUPS} if name == "blt" else {"bands": GROUPS}))
+    noise = correlation.get(
+        name, ROUNDS, **({"min_separation": GROUPS} if name == "blt" else {"bands": GROUPS})
+    )
     found = drawn(federate, noise, numerics=Numerics(noise_backend=backend))
     assert p_value(found, covariance(noise)) > 1e-4
     for layer in (found[:, :9000], found[:, 9000:]):
@@ -77,7 +83,8 @@ def test_the_noise_of_a_run_has_the_law_that_is_accounted_for(federate, name, ba
 
 
 def test_a_wrong_band_is_seen(federate):
-    """Power: the same test rejects one coefficient that is 8 % off, one band fewer, and independent noise."""
+    """Power: the same test rejects one coefficient that is 8 % off, one band fewer, and independent
+    noise."""
     found = drawn(federate, BANDED)
     off = BANDED.coefficients.copy()
     off[1] *= 1.08
@@ -95,12 +102,15 @@ def test_layers_are_independent(federate):
     first, second = white[:, :3000], white[:, 9000:]
     products = (first * second).sum() / np.sqrt(first.size)
     assert abs(products) < 4
-    lagged = [(first[t] * second[u]).sum() / np.sqrt(3000) for t in range(ROUNDS) for u in range(ROUNDS)]
+    lagged = [
+        (first[t] * second[u]).sum() / np.sqrt(3000) for t in range(ROUNDS) for u in range(ROUNDS)
+    ]
     assert max(map(abs, lagged)) < 4.6
 
 
 def test_independent_noise_under_a_schedule_is_drawn_as_ever(federate):
-    """Restricted participation alone changes no noise: the bits are those of a run that everybody takes part in."""
+    """Restricted participation alone changes no noise: the bits are those of a run that everybody
+    takes part in."""
     one = drawn(federate, None, owner="a")
     other = drawn(federate, None, sampling=Sampling("poisson", 10, 1.0), owner="b")
     assert np.array_equal(one, other)
@@ -110,22 +120,33 @@ def test_independent_noise_under_a_schedule_is_drawn_as_ever(federate):
 def test_a_round_s_figures_are_those_of_its_own_noise(federate):
     federation = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS)
     federation.run(ROUNDS)
-    for position, (record, mean) in enumerate(zip(federation.records, federation.means, strict=True)):
+    for position, (record, mean) in enumerate(
+        zip(federation.records, federation.means, strict=True)
+    ):
         norms = [float(part.double().norm()) for part in mean.split(list(SIZES.values()))]
         assert norms == pytest.approx(record.plan.noise_norms, rel=0.1)
-        assert record.plan.round_sigma == pytest.approx(record.plan.sigma * BANDED.noise_std()[position])
+        assert record.plan.round_sigma == pytest.approx(
+            record.plan.sigma * BANDED.noise_std()[position]
+        )
         assert record.plan.snr == pytest.approx(
             record.plan.clip**2 / (np.array(list(SIZES.values())) * record.plan.round_sigma**2)
         )
 
 
 @pytest.mark.parametrize(
-    "sampling", [CYCLE, Sampling("min-separation", 40, 0.25, 4), Sampling("grouped-poisson", 40, 0.1, 4)]
+    "sampling",
+    [CYCLE, Sampling("min-separation", 40, 0.25, 4), Sampling("grouped-poisson", 40, 0.1, 4)],
 )
 def test_what_is_charged_is_the_run(federate, sampling):
     relation = "zero-out" if sampling.scheme == "min-separation" else "add-remove"
     federation = federate(
-        zeros, SIZES, noise=BANDED, sampling=sampling, relation=relation, multiplier=2.0, rounds=ROUNDS
+        zeros,
+        SIZES,
+        noise=BANDED,
+        sampling=sampling,
+        relation=relation,
+        multiplier=2.0,
+        rounds=ROUNDS,
     )
     federation.run(ROUNDS)
     spent = federation.ledger.epsilon(1e-5)
@@ -139,16 +160,34 @@ def test_what_is_charged_is_the_run(federate, sampling):
     facts = federation.strategy.method.facts
     run, least = whole_run(facts), facts.least_multiplier
     for through in range(1, ROUNDS + 1):
-        assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(run.events(least, through), 1e-5)
+        assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(
+            run.events(least, through), 1e-5
+        )
 
 
 @pytest.mark.parametrize(
-    "other", [Sampling("poisson", 40, 0.25), Sampling("cyclic", 40, 0.5, 2), Sampling("min-separation", 40, 0.25, 4)]
+    "other",
+    [
+        Sampling("poisson", 40, 0.25),
+        Sampling("cyclic", 40, 0.5, 2),
+        Sampling("min-separation", 40, 0.25, 4),
+    ],
 )
 def test_cohorts_by_another_schema_are_refused(federate, other):
-    made = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS).strategy
-    parts = made.method, made.transcript, CohortSampler(other, KeyRing(0)), made.optimizer, made.releaser, made.nodes
-    with pytest.raises(ConfigError, match=r"cyclic sampling of 40 .* with 4 rounds .* must draw by facts.sampling"):
+    made = federate(
+        zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS
+    ).strategy
+    parts = (
+        made.method,
+        made.transcript,
+        CohortSampler(other, KeyRing(0)),
+        made.optimizer,
+        made.releaser,
+        made.nodes,
+    )
+    with pytest.raises(
+        ConfigError, match=r"cyclic sampling of 40 .* with 4 rounds .* must draw by facts.sampling"
+    ):
         LayerwiseFedAvg(*parts)
 
 
@@ -157,31 +196,40 @@ def test_a_node_per_client_draws_the_same(federate):
     few = Sampling("cyclic", CLIENTS, 0.25, GROUPS)
     block = drawn(federate, BANDED, owner="blocks", sampling=few)
     nodes = OneNodePerClient(wait=0.2, simulated=True)
-    assert np.array_equal(drawn(federate, BANDED, owner="nodes", nodes=nodes, grid=NodeGrid, sampling=few), block)
+    assert np.array_equal(
+        drawn(federate, BANDED, owner="nodes", nodes=nodes, grid=NodeGrid, sampling=few), block
+    )
 
 
 def test_what_is_noise_in_a_released_mean_is_known(federate):
-    """Adaptive bounds take the noise off: by the round's own noise, of which a mean of zeros is made alone."""
+    """Adaptive bounds take the noise off: by the round's own noise, of which a mean of zeros is
+    made alone."""
     federation = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS)
     federation.run(ROUNDS)
     for record, mean in zip(federation.records, federation.means, strict=True):
         assert clipping.signal_share(mean, record.plan) == pytest.approx(np.zeros(2), abs=0.06)
         assert (clipping.released_norms(mean, record.plan) < 0.25 * record.plan.noise_norms).all()
         plain = replace(record.plan, facts=replace(record.plan.facts, noise=None))
-        assert (clipping.signal_share(mean, plain) > 0.2).all()  # power: the noise scale of z is far off
+        assert (
+            clipping.signal_share(mean, plain) > 0.2
+        ).all()  # power: the noise scale of z is far off
 
 
 class TestRepeated:
     """A round released again with other noise is one more row of C."""
 
     def charged(self, federate, values, sampling=CYCLE):
-        federation = federate(zeros, SIZES, noise=BANDED, sampling=sampling, multiplier=2.0, rounds=ROUNDS)
+        federation = federate(
+            zeros, SIZES, noise=BANDED, sampling=sampling, multiplier=2.0, rounds=ROUNDS
+        )
         releaser = federation.strategy.releaser
         object.__setattr__(releaser, "keys", KeyRing(5, secret=True))
         start = Transcript.start(torch.zeros(12000))
         for round_, value in values:
             transcript = Transcript(round_ - 1, start.models)
-            total = type("Sum", (), {"total": torch.full((12000,), float(value), dtype=torch.float64)})()
+            total = type(
+                "Sum", (), {"total": torch.full((12000,), float(value), dtype=torch.float64)}
+            )()
             releaser.mean(total, federation.strategy.method.plan(transcript), round_)
         return federation
 
@@ -202,7 +250,8 @@ class TestRepeated:
         assert run.repeated_event(1, 2.0).noise_multiplier == pytest.approx(2.0 / moved, rel=1e-6)
 
     def test_the_same_sum_after_another_past_is_another_release(self, federate):
-        """Were z the same, the two releases of round 2 would differ by what round 1 held, without noise."""
+        """Were z the same, the two releases of round 2 would differ by what round 1 held, without
+        noise."""
         federation = self.charged(federate, [(1, 0), (2, 7), (1, 1), (2, 7), (2, 7)])
         keys = federation.ledger.noise_keys()
         assert sorted(round_ for round_, _, _ in keys) == [1, 1, 2, 2]
@@ -222,7 +271,11 @@ class TestReplay:
         for round_ in rounds:
             plan = method.plan(Transcript(round_ - 1, (torch.zeros(self.layers.size),)))
             total = torch.full((plan.size,), float(round_), dtype=torch.float64)
-            found.append(release(total, plan, keys or KeyRing(3), round_, backend=backend, run_noise=run_noise))
+            found.append(
+                release(
+                    total, plan, keys or KeyRing(3), round_, backend=backend, run_noise=run_noise
+                )
+            )
         return found
 
     @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -250,10 +303,17 @@ class TestReplay:
             Transcript(1, (torch.zeros(self.layers.size),))
         )
         with pytest.raises(PrivacyError, match="not that of round 1"):
-            release(torch.zeros(plan.size, dtype=torch.float64), plan, KeyRing(3), 1, run_noise=RunNoise())
+            release(
+                torch.zeros(plan.size, dtype=torch.float64),
+                plan,
+                KeyRing(3),
+                1,
+                run_noise=RunNoise(),
+            )
 
     def test_a_layer_that_pauses_keeps_its_noise_going(self):
-        """Noise is drawn for all layers in every round, so what a plan leaves out shifts nobody else's."""
+        """Noise is drawn for all layers in every round, so what a plan leaves out shifts nobody
+        else's."""
         method = Method(get("snr-consistent"), self.layers, self.facts)
         run_noise, seen = RunNoise(), []
         for round_ in (1, 2, 3):
@@ -276,7 +336,9 @@ class TestReplay:
     @pytest.mark.parametrize("secret", [False, True])
     def test_rounds_that_release_nothing_keep_the_noise_going(self, secret):
         method = Method(get("ladp", threshold=0.5, estimate=False), self.layers, self.facts)
-        models = {empty: torch.full((self.layers.size,), float(not empty)) for empty in (False, True)}
+        models = {
+            empty: torch.full((self.layers.size,), float(not empty)) for empty in (False, True)
+        }
         keys, found = KeyRing(3, secret), {}
         for skipped in ((), (3, 4), (1, 6)):
             run_noise, seen = RunNoise(), {}
@@ -285,7 +347,9 @@ class TestReplay:
                 assert (plan.size == 0) == (round_ in skipped)
                 ring = keys.derive(bytes([round_])) if secret else keys
                 total = torch.zeros(plan.size, dtype=torch.float64)
-                noisy = Noising(total, plan, ring, round_, source=run_noise).add_()  # the same rings for every past
+                noisy = Noising(
+                    total, plan, ring, round_, source=run_noise
+                ).add_()  # the same rings for every past
                 assert round_ not in seen or torch.equal(seen[round_], noisy)
                 seen[round_] = noisy
             found[skipped] = seen
@@ -294,11 +358,14 @@ class TestReplay:
                 assert torch.equal(seen[round_], found[()][round_])
 
     def test_a_round_that_is_left_out_instead_changes_what_follows(self):
-        """Released, then made again without a release and by another ring: what follows has the last ring's noise."""
+        """Released, then made again without a release and by another ring: what follows has the
+        last ring's noise."""
         rings, one, other = NoiseRings(), KeyRing(3, secret=True), KeyRing(4, secret=True)
         run_noise = RunNoise(rings)
         self.noisy([1, 2, 3], run_noise, one)
         run_noise.skip(2, other)
-        assert torch.equal(self.noisy([3], run_noise, one)[0], self.noisy([3], RunNoise(rings), one)[0])
+        assert torch.equal(
+            self.noisy([3], run_noise, one)[0], self.noisy([3], RunNoise(rings), one)[0]
+        )
         with pytest.raises(RunError, match="noise of round 1 cannot be drawn again"):
             RunNoise().skip(2, one)

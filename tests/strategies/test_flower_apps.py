@@ -1,7 +1,7 @@
 """Apps in the style of Flower's examples run as they are, and private after a few changed lines.
 
-`tests/flower_apps` holds the apps as a Flower user has them; `CHANGES` has all that fedlgm asks for.
-"""
+`tests/flower_apps` holds the apps as a Flower user has them; `CHANGES` has all that fedlgm asks
+for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ CHANGES = {
     "quickstart_pytorch": {
         "client_app.py": [CLIENT, ("app = ClientApp()", "app = PrivateClientApp(Net())")],
         "server_app.py": [
-            SERVER, ("FedAvg(fraction_evaluate=fraction_evaluate)", f"PrivateFedAvg(global_model, {BUDGET})"),
+            SERVER,
+            (
+                "FedAvg(fraction_evaluate=fraction_evaluate)",
+                f"PrivateFedAvg(global_model, {BUDGET})",
+            ),
         ],
     },
     "quickstart_sklearn": {
@@ -44,11 +48,17 @@ CHANGES = {
         ],
         "server_app.py": [
             SERVER,
-            ("FedAvg(fraction_train=1.0, fraction_evaluate=1.0)", f"PrivateFedAvg(get_model_params(model), {BUDGET})"),
+            (
+                "FedAvg(fraction_train=1.0, fraction_evaluate=1.0)",
+                f"PrivateFedAvg(get_model_params(model), {BUDGET})",
+            ),
         ],
     },
     "quickstart_huggingface": {
-        "client_app.py": [CLIENT, ("app = ClientApp()", 'app = PrivateClientApp(get_model("bert-tiny"))')],
+        "client_app.py": [
+            CLIENT,
+            ("app = ClientApp()", 'app = PrivateClientApp(get_model("bert-tiny"))'),
+        ],
         "server_app.py": [
             SERVER,
             ("    strategy = FedAvg(\n", ""),
@@ -65,7 +75,10 @@ CHANGES = {
         "strategy.py": [
             (
                 "from flwr.serverapp.strategy import FedAvg, Result\n",
-                "from flwr.serverapp.strategy import Result\nfrom strategies import PrivateFedAvg\n",
+                (
+                    "from flwr.serverapp.strategy import Result\nfrom strategies import "
+                    "PrivateFedAvg\n"
+                ),
             ),
             ("class CustomFedAvg(FedAvg)", "class CustomFedAvg(PrivateFedAvg)"),
         ],
@@ -73,11 +86,16 @@ CHANGES = {
             ("CustomFedAvg(fraction_train=fraction_train)", f"CustomFedAvg(global_model, {BUDGET})")
         ],
     },
-}  # fmt: skip
+}
 CONFIG = {
-    "num-server-rounds": 3, "fraction-evaluate": 0.0, "fraction-train": 1.0, "learning-rate": 0.1, "batch-size": 16,
-    "local-epochs": 1, "model-name": "bert-tiny",
-}  # fmt: skip
+    "num-server-rounds": 3,
+    "fraction-evaluate": 0.0,
+    "fraction-train": 1.0,
+    "learning-rate": 0.1,
+    "batch-size": 16,
+    "local-epochs": 1,
+    "model-name": "bert-tiny",
+}
 
 
 class Nodes(WorkerGrid):
@@ -97,7 +115,8 @@ class Nodes(WorkerGrid):
 
 
 def changed(name: str, folder: Path) -> int:
-    """Make the app in `folder` private, and count the lines that this takes: the longer side of every difference."""
+    """Make the app in `folder` private, and count the lines that this takes: the longer side of
+    every difference."""
     lines = 0
     for file, pairs in CHANGES[name].items():
         path = folder / name / file
@@ -106,7 +125,9 @@ def changed(name: str, folder: Path) -> int:
             assert new.count(before) == 1, (file, before)
             new = new.replace(before, after)
         path.write_text(new)
-        steps = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False).get_opcodes()
+        steps = difflib.SequenceMatcher(
+            None, old.splitlines(), new.splitlines(), autojunk=False
+        ).get_opcodes()
         lines += sum(max(b - a, d - c) for kind, a, b, c, d in steps if kind != "equal")
     return lines
 
@@ -124,12 +145,18 @@ def started(tmp_path, monkeypatch):
             assert lines <= 8
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(folder)
-        for number in ("_run_id", "_node_id", "_task_id"):  # FedAvg makes messages only within a run
+        for number in (
+            "_run_id",
+            "_node_id",
+            "_task_id",
+        ):  # FedAvg makes messages only within a run
             monkeypatch.setattr(TaskIdentity, number, 1)
         for module in [one for one in sys.modules if one.partition(".")[0] == name]:
             monkeypatch.delitem(sys.modules, module)
         torch.manual_seed(0)
-        client, server = (importlib.import_module(f"{name}.{part}").app for part in ("client_app", "server_app"))
+        client, server = (
+            importlib.import_module(f"{name}.{part}").app for part in ("client_app", "server_app")
+        )
         server(Nodes(client, CONFIG), Context(1, 1, {}, RecordDict(), CONFIG))
         for module in [one for one in sys.modules if one.partition(".")[0] == name]:
             monkeypatch.delitem(sys.modules, module)
@@ -161,7 +188,12 @@ def _custom(folder: Path) -> None:
     """The strategy's own loop kept its metrics and its best model."""
     _of_torch(folder)
     assert [row["round"] for row in json.loads((folder / "results.json").read_text())] == [1, 2, 3]
-    assert set(torch.load(folder / "best_model.pt")) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+    assert set(torch.load(folder / "best_model.pt")) == {
+        "fc1.weight",
+        "fc1.bias",
+        "fc2.weight",
+        "fc2.bias",
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,10 +205,14 @@ def _custom(folder: Path) -> None:
         pytest.param("quickstart_huggingface", _of_torch, marks=pytest.mark.slow),
     ],
 )
-def test_an_app_runs_as_it_is_and_becomes_private_by_at_most_eight_lines(name, check, started, capsys):
+def test_an_app_runs_as_it_is_and_becomes_private_by_at_most_eight_lines(
+    name, check, started, capsys
+):
     check(started(name, private=False))
     folder = started(name, private=True)
-    assert sum("fedlgm: epsilon " in line for line in capsys.readouterr().out.splitlines()) == 1  # own `start`s, too
+    assert (
+        sum("fedlgm: epsilon " in line for line in capsys.readouterr().out.splitlines()) == 1
+    )  # own `start`s, too
     check(folder)
     with Ledger(folder / "ledger.sqlite") as ledger:
         assert ledger.rounds() == 3

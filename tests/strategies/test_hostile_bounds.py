@@ -1,4 +1,5 @@
-"""Under local trust, too, a reply counts at most as one bounded and noised contribution; beside it nothing counts."""
+"""Under local trust, too, a reply counts at most as one bounded and noised contribution; beside it
+nothing counts."""
 
 from __future__ import annotations
 
@@ -23,11 +24,14 @@ from tests.support.hostile_sums import BROKEN, SIZES, fake, nodes, plan_of, spre
 
 
 class TestLocalTrust:
-    """The bound is what a client's contribution and its noise together reach but with negligible probability."""
+    """The bound is what a client's contribution and its noise together reach but with negligible
+    probability."""
 
     OPTIONS: ClassVar = {"trust": "local", "relation": "replace-one"}
 
-    @pytest.mark.parametrize("broken", ["norm 1e7", "NaN", "infinite", "squares overflow", "too long", "no header"])
+    @pytest.mark.parametrize(
+        "broken", ["norm 1e7", "NaN", "infinite", "squares overflow", "too long", "no header"]
+    )
     def test_hostile_replies_count_as_zero(self, federate, broken):
         federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes(), **self.OPTIONS)
         sums = watch(federation.strategy)
@@ -51,12 +55,15 @@ class TestLocalTrust:
     @pytest.mark.parametrize("family", ["gaussian", "laplace"])
     @pytest.mark.parametrize("size", [1, 7, 1000, 200_000])
     def test_the_limit_is_near_what_honest_noise_reaches(self, family, size):
-        """Power: no honest draw exceeds it, and it is not far above them, so little can hide below it."""
+        """Power: no honest draw exceeds it, and it is not far above them, so little can hide below
+        it."""
         part = Part("a", size, 2.0, 3.0)
         limit = largest_norm(part, family)
         rng = np.random.default_rng(size)
         order = 2 if family == "gaussian" else 1
-        drawn = [2.0 + np.linalg.norm(draw(family, 3.0, rng, (size,)), ord=order) for _ in range(200)]
+        drawn = [
+            2.0 + np.linalg.norm(draw(family, 3.0, rng, (size,)), ord=order) for _ in range(200)
+        ]
         assert max(drawn) < limit
         assert limit < 2.0 + 3.0 * (
             1.1 * (size**0.5 if order == 2 else size) + 9 * (1 if order == 2 else 5 + size**0.5)
@@ -68,7 +75,8 @@ class TestLocalTrust:
 
 
 class TestFiguresBesideTheSum:
-    """Only published, NOT PRIVATE variants report figures of their own; a sound run publishes none."""
+    """Only published, NOT PRIVATE variants report figures of their own; a sound run publishes
+    none."""
 
     @staticmethod
     def chatty(message: Message, honest: Message) -> Message:
@@ -79,7 +87,9 @@ class TestFiguresBesideTheSum:
                 wire.NOTE + "<b>my raw weights</b>": Array(np.full((1, 2), 42.0)),
             }
         )
-        return Message(RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord({})}), reply_to=message)
+        return Message(
+            RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord({})}), reply_to=message
+        )
 
     def test_figures_that_nobody_asked_for_are_left_out(self, federate):
         federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes())
@@ -112,7 +122,8 @@ class TestFiguresBesideTheSum:
 
 
 def test_published_variants_still_run_with_a_node_per_client(federate):
-    """Every client bounds and noises by a plan of its own there: its reply must not be held to the common one."""
+    """Every client bounds and noises by a plan of its own there: its reply must not be held to the
+    common one."""
     federation = federate(
         lambda client: 100 * spread(client),
         SIZES,

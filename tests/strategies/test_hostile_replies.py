@@ -1,4 +1,5 @@
-"""Replies of single clients are not trusted: what they hold counts at most as one bounded contribution."""
+"""Replies of single clients are not trusted: what they hold counts at most as one bounded
+contribution."""
 
 from __future__ import annotations
 
@@ -24,9 +25,14 @@ TOLD = 1 + 1e-8
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_sum_counts_as_zero_and_is_named(federate, broken):
-    """With the same noise, the round without the client is the round with its broken reply, bit for bit."""
+    """With the same noise, the round without the client is the round with its broken reply, bit for
+    bit."""
     silent = federate(
-        lambda c: spread(c) if c != 4 else torch.zeros(5), SIZES, grid=NodeGrid, nodes=nodes(), owner="silent"
+        lambda c: spread(c) if c != 4 else torch.zeros(5),
+        SIZES,
+        grid=NodeGrid,
+        nodes=nodes(),
+        owner="silent",
     )
     honest = watch(silent.strategy)
     silent.run(1)
@@ -41,7 +47,8 @@ def test_a_broken_sum_counts_as_zero_and_is_named(federate, broken):
 
 
 def test_the_bound_is_the_plans_and_no_less():
-    """Power of the tests above: what an honest client may send is taken, and a hundredth more is not."""
+    """Power of the tests above: what an honest client may send is taken, and a hundredth more is
+    not."""
     plan = plan_of("central")
     exact = np.concatenate([np.full(3, 2.0 / math.sqrt(3)), np.full(2, 0.5 / math.sqrt(2))])
     assert contribution(fake(exact), plan).tolist() == exact.tolist()
@@ -70,7 +77,8 @@ def test_counts_that_a_reply_states_are_not_used(federate, count):
 
 
 class TestWhoseReply:
-    """A reply counts for the message that it answers, once, from the node that was asked, in this run."""
+    """A reply counts for the message that it answers, once, from the node that was asked, in this
+    run."""
 
     @pytest.fixture
     def federation(self, federate):
@@ -91,7 +99,10 @@ class TestWhoseReply:
         federation.run(1)
         assert not federation.records[0].failures
         federation.run(1)
-        assert self.reasons(federation) == ["it does not answer a message of this round", "no reply in time"]
+        assert self.reasons(federation) == [
+            "it does not answer a message of this round",
+            "no reply in time",
+        ]
         assert torch.equal(sums[1], sum_without(2))
 
     def test_another_run_is_refused(self, federation):
@@ -107,7 +118,8 @@ class TestWhoseReply:
         assert torch.equal(sums[0], sum_without(2))
 
     def test_an_answer_for_another_client_is_refused(self, federation):
-        """Client 2 answers client 3's message as well; client 3's own reply is the one that counts."""
+        """Client 2 answers client 3's message as well; client 3's own reply is the one that
+        counts."""
         seen: dict[int, str] = {}
 
         def note(message: Message, honest: Message) -> Message:
@@ -117,7 +129,11 @@ class TestWhoseReply:
         federation.grid.tamper[3] = note
         federation.grid.tamper[4] = lambda message, honest: [
             honest,
-            forged(reply_with(message, np.zeros(5)), reply_to_message_id=seen[3], src_node_id=node_of(4)),
+            forged(
+                reply_with(message, np.zeros(5)),
+                reply_to_message_id=seen[3],
+                src_node_id=node_of(4),
+            ),
         ]
         sums = watch(federation.strategy)
         federation.run(1)
@@ -125,7 +141,11 @@ class TestWhoseReply:
         assert [failure.kind for failure in federation.records[0].failures] == ["rejected"]
 
     def test_a_second_answer_is_refused(self, federation):
-        federation.grid.tamper[2] = lambda message, honest: [honest, honest, reply_with(message, np.zeros(5))]
+        federation.grid.tamper[2] = lambda message, honest: [
+            honest,
+            honest,
+            reply_with(message, np.zeros(5)),
+        ]
         sums = watch(federation.strategy)
         federation.run(1)
         assert torch.equal(sums[0], sum_without())
@@ -144,11 +164,16 @@ class TestWhoseReply:
             reply_with(seen[3], own(3).numpy()),
             honest,
         ]
-        federation.grid.tamper[5] = lambda message, honest: error_from(message, 1)  # the SuperLink lost the node
+        federation.grid.tamper[5] = lambda message, honest: error_from(
+            message, 1
+        )  # the SuperLink lost the node
         sums = watch(federation.strategy)
         federation.run(1)
         assert torch.equal(sums[0], sum_without(5))
-        assert sorted(failure.kind for failure in federation.records[0].failures) == ["error", "rejected"]
+        assert sorted(failure.kind for failure in federation.records[0].failures) == [
+            "error",
+            "rejected",
+        ]
 
 
 def error_from(message: Message, node: int) -> Message:
@@ -158,7 +183,8 @@ def error_from(message: Message, node: int) -> Message:
 
 
 def own(client: int) -> torch.Tensor:
-    """A client's bounded contribution under the tests' plan: snr-consistent, bound 1 over two layers."""
+    """A client's bounded contribution under the tests' plan: snr-consistent, bound 1 over two
+    layers."""
     return bounded_of(client)
 
 
@@ -210,9 +236,13 @@ def arrays(draw_) -> Array:
         scale = 10.0 ** draw_(st.integers(-320, 308))
         return Array(np.array(draw_(st.lists(st.floats(-1, 1), min_size=5, max_size=5))) * scale)
     if kind == 2:
-        shape = draw_(st.one_of(st.just("(5,)"), st.text(max_size=8), st.tuples(st.integers()).map(str)))
+        shape = draw_(
+            st.one_of(st.just("(5,)"), st.text(max_size=8), st.tuples(st.integers()).map(str))
+        )
         order = draw_(st.sampled_from(["True", "False", "0", "'x'"]))
-        header = f"{{'descr': '{draw_(_DESCRIBED)}', 'fortran_order': {order}, 'shape': {shape}, }}\n"
+        header = (
+            f"{{'descr': '{draw_(_DESCRIBED)}', 'fortran_order': {order}, 'shape': {shape}, }}\n"
+        )
         return npy(header.encode("utf-8", "replace")[:60000], draw_(st.binary(max_size=60)))
     if kind == 3:
         data = bytearray(Array(np.ones(5)).data)
@@ -232,12 +262,18 @@ def contents(draw_) -> RecordDict:
         content[wire.ARRAYS] = ArrayRecord({wire.SUM: array})
     elif shape == 7:
         content[wire.ARRAYS] = draw_(
-            st.sampled_from([ConfigRecord({wire.SUM: "1"}), MetricRecord({wire.SUM: 1.0}), ArrayRecord()])
+            st.sampled_from(
+                [ConfigRecord({wire.SUM: "1"}), MetricRecord({wire.SUM: 1.0}), ArrayRecord()]
+            )
         )
     elif shape == 8:
-        content[wire.ARRAYS] = ArrayRecord({wire.SUM: array, wire.NOTE + "x": draw_(arrays()), wire.NORMS: array})
+        content[wire.ARRAYS] = ArrayRecord(
+            {wire.SUM: array, wire.NOTE + "x": draw_(arrays()), wire.NORMS: array}
+        )
     if draw_(st.booleans()):
-        content[wire.METRICS] = MetricRecord({wire.CLIENT_COUNT: draw_(st.integers(-(2**62), 2**62))})
+        content[wire.METRICS] = MetricRecord(
+            {wire.CLIENT_COUNT: draw_(st.integers(-(2**62), 2**62))}
+        )
     return RecordDict(content)  # type: ignore[arg-type]
 
 
@@ -247,20 +283,31 @@ def assert_bounded(content: RecordDict, plan: ReleasePlan) -> None:
         values = torch.from_numpy(contribution(Message(content, reply_to=message), plan))
     except PrivacyError:
         return
-    limits = [p.clip if plan.facts.trust == "central" else largest_norm(p, plan.family) for p in plan.parts]
+    limits = [
+        p.clip if plan.facts.trust == "central" else largest_norm(p, plan.family)
+        for p in plan.parts
+    ]
     assert values.dtype == torch.float64
     assert (part_norms(values, plan) <= np.array(limits) * TOLD).all()
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=contents(), trust=st.sampled_from(["central", "local"]), family=st.sampled_from(["gaussian", "laplace"]))
+@given(
+    content=contents(),
+    trust=st.sampled_from(["central", "local"]),
+    family=st.sampled_from(["gaussian", "laplace"]),
+)
 def test_whatever_a_reply_holds_is_bounded_or_refused(content, trust, family):
     assert_bounded(content, plan_of(trust, family))
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
-@given(content=contents(), trust=st.sampled_from(["central", "local"]), family=st.sampled_from(["gaussian", "laplace"]))
+@given(
+    content=contents(),
+    trust=st.sampled_from(["central", "local"]),
+    family=st.sampled_from(["gaussian", "laplace"]),
+)
 def test_ten_thousand_replies_are_bounded_or_refused(content, trust, family):
     assert_bounded(content, plan_of(trust, family))
 
@@ -268,14 +315,18 @@ def test_ten_thousand_replies_are_bounded_or_refused(content, trust, family):
 @pytest.mark.slow
 def test_ten_thousand_hostile_replies_end_no_round(federate):
     """Whole rounds of the server in which nine of ten nodes lie, in every way at once."""
-    federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes(), mechanism="snr-consistent", rounds=1200)
+    federation = federate(
+        spread, SIZES, grid=NodeGrid, nodes=nodes(), mechanism="snr-consistent", rounds=1200
+    )
     strategy = federation.strategy
     sums, rng, kept = watch(strategy), np.random.default_rng(0), []
     broken = list(BROKEN.values())
 
     def lie(message: Message, honest: Message) -> Message | list[Message] | None:
         kind, array = rng.integers(12), broken[rng.integers(len(broken))]
-        reply = reply_with(message, array, **{wire.CLIENT_COUNT: int(rng.integers(-(2**40), 2**40))})
+        reply = reply_with(
+            message, array, **{wire.CLIENT_COUNT: int(rng.integers(-(2**40), 2**40))}
+        )
         if rng.random() < 0.02:
             kept.append(honest)
         if kind < 4:
@@ -287,7 +338,9 @@ def test_ten_thousand_hostile_replies_end_no_round(federate):
         if kind == 6:
             return error_from(message, int(rng.integers(0, 3)))
         if kind == 7:
-            return forged(reply, run_id=int(rng.integers(5)), src_node_id=int(rng.integers(0, 1100)))
+            return forged(
+                reply, run_id=int(rng.integers(5)), src_node_id=int(rng.integers(0, 1100))
+            )
         if kind == 8:
             return reply_with(message, rng.standard_normal(5) * 10.0 ** rng.integers(-300, 300))
         if kind == 9:
@@ -304,7 +357,10 @@ def test_ten_thousand_hostile_replies_end_no_round(federate):
     assert len(federation.records) == 1200
     bounds = np.array([part.clip for part in federation.records[0].plan.parts])
     for total in sums:
-        assert (part_norms(total - bounded_of(0), federation.records[0].plan) <= (CLIENTS - 1) * bounds * TOLD).all()
+        assert (
+            part_norms(total - bounded_of(0), federation.records[0].plan)
+            <= (CLIENTS - 1) * bounds * TOLD
+        ).all()
     assert torch.isfinite(strategy.transcript.models[-1]).all()
 
 
@@ -312,6 +368,8 @@ def test_a_round_that_nobody_answers_ends_the_run_before_anything_is_charged(fed
     federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes())
     for client in range(CLIENTS):
         federation.grid.tamper[client] = lambda message, honest: reply_with(message, HUGE)
-    with pytest.raises(RunError, match=f"no node answered.*node {node_of(0)}: its part 'a' has norm"):
+    with pytest.raises(
+        RunError, match=f"no node answered.*node {node_of(0)}: its part 'a' has norm"
+    ):
         federation.run(1)
     assert not list(federation.ledger.charges())

@@ -35,7 +35,9 @@ def zeros(client: int) -> torch.Tensor:
 
 
 def spread(client: int) -> torch.Tensor:
-    return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 5 - 2)
+    return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (
+        client % 5 - 2
+    )
 
 
 class TestCohorts:
@@ -47,7 +49,10 @@ class TestCohorts:
         assert 60 < counts.var() < 125  # 90; a fixed cohort would have 0
         often = np.bincount(np.concatenate(cohorts), minlength=1000)
         assert (
-            stats.kstest(often + np.random.default_rng(0).random(1000) - 0.5, stats.norm(30, math.sqrt(27)).cdf).pvalue
+            stats.kstest(
+                often + np.random.default_rng(0).random(1000) - 0.5,
+                stats.norm(30, math.sqrt(27)).cdf,
+            ).pvalue
             > 1e-3
         )
 
@@ -59,19 +64,33 @@ class TestCohorts:
 
     def test_cohorts_depend_on_seed_and_round_only(self):
         sampler = CohortSampler(Sampling("poisson", 100, 0.3), KeyRing(4))
-        assert sampler.cohort(5).tolist() == CohortSampler(sampler.sampling, KeyRing(4)).cohort(5).tolist()
+        assert (
+            sampler.cohort(5).tolist()
+            == CohortSampler(sampler.sampling, KeyRing(4)).cohort(5).tolist()
+        )
         assert sampler.cohort(5).tolist() != sampler.cohort(6).tolist()
-        assert sampler.cohort(5).tolist() != CohortSampler(sampler.sampling, KeyRing(5)).cohort(5).tolist()
+        assert (
+            sampler.cohort(5).tolist()
+            != CohortSampler(sampler.sampling, KeyRing(5)).cohort(5).tolist()
+        )
 
     @pytest.mark.parametrize(
         "other",
-        [ALL, Sampling("fixed", 10, 0.2), Sampling("poisson", 40, 0.2), Sampling("poisson", 10, 0.2, of="user")],
+        [
+            ALL,
+            Sampling("fixed", 10, 0.2),
+            Sampling("poisson", 40, 0.2),
+            Sampling("poisson", 10, 0.2, of="user"),
+        ],
     )
     def test_cohorts_other_than_those_accounted_for_are_refused(self, federate, other):
         """Rounds of all clients would be charged as if one in five were drawn in secret."""
-        made = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.2), multiplier=2.0).strategy
+        made = federate(
+            ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.2), multiplier=2.0
+        ).strategy
         with pytest.raises(
-            ConfigError, match=r"poisson sampling of 10 participants at rate 0\.2: its sampler must draw"
+            ConfigError,
+            match=r"poisson sampling of 10 participants at rate 0\.2: its sampler must draw",
         ):
             LayerwiseFedAvg(
                 made.method,
@@ -96,7 +115,9 @@ class TestCohorts:
             made.run(1)
 
     def test_dropouts_leave_the_draw_alone(self):
-        steady, shaky = (CohortSampler(Sampling("poisson", 500, 0.5), KeyRing(1), rate) for rate in (0.0, 0.4))
+        steady, shaky = (
+            CohortSampler(Sampling("poisson", 500, 0.5), KeyRing(1), rate) for rate in (0.0, 0.4)
+        )
         drawn = shaky.cohort(1)
         assert drawn.tolist() == steady.cohort(1).tolist()
         present = shaky.present(1, drawn)
@@ -112,7 +133,8 @@ class TestCohorts:
         assert blocks(np.array([], dtype=np.int64), 2) == []
 
     def test_longest_clients_come_first(self):
-        """So that a block holds equally long ones, and what is left at the end of a round is short."""
+        """So that a block holds equally long ones, and what is left at the end of a round is
+        short."""
         work = np.array([3, 1, 4, 1, 5, 9, 2, 6])
         cut = blocks(np.arange(8), 3, work)
         assert work[np.concatenate(cut)].tolist() == sorted(work, reverse=True)
@@ -137,7 +159,9 @@ def test_empty_cohorts_release_noise_and_are_charged(federate):
 
 def test_clients_without_data_are_counted_and_send_nothing(federate):
     everybody = federate(ones, {"a": 4}, mechanism="none", sampling=ALL, owner="a")
-    some = federate(ones, {"a": 4}, mechanism="none", sampling=ALL, owner="b", empty=frozenset({0, 3, 7}))
+    some = federate(
+        ones, {"a": 4}, mechanism="none", sampling=ALL, owner="b", empty=frozenset({0, 3, 7})
+    )
     assert everybody.run(1).tolist() == pytest.approx([1.0] * 4)
     assert some.run(1).tolist() == pytest.approx([0.7] * 4)
 
@@ -150,13 +174,18 @@ def test_clients_without_data_add_their_noise_under_local_trust(federate):
         federation = federate(zeros, {"a": 20_000}, empty=nobody, owner=str(len(nobody)), **setting)
         federation.run(1)
         spreads[len(nobody)] = float(federation.means[0].std())
-        assert spreads[len(nobody)] * 10 == pytest.approx(math.sqrt(10) * federation.records[0].plan.sigma[0], rel=0.03)
+        assert spreads[len(nobody)] * 10 == pytest.approx(
+            math.sqrt(10) * federation.records[0].plan.sigma[0], rel=0.03
+        )
     assert spreads[10] == pytest.approx(spreads[0], rel=0.04)
 
 
 def test_clients_with_nan_count_as_zero_and_are_reported(federate):
     federation = federate(
-        lambda c: torch.full((4,), math.nan) if c in (2, 5) else torch.ones(4), {"a": 4}, mechanism="none", sampling=ALL
+        lambda c: torch.full((4,), math.nan) if c in (2, 5) else torch.ones(4),
+        {"a": 4},
+        mechanism="none",
+        sampling=ALL,
     )
     assert federation.run(1).tolist() == pytest.approx([0.8] * 4)
     assert federation.records[0].discarded == 2
@@ -164,7 +193,11 @@ def test_clients_with_nan_count_as_zero_and_are_reported(federate):
 
 def test_under_local_trust_nobody_learns_who_failed(federate):
     federation = federate(
-        lambda c: torch.full((4,), math.nan), {"a": 4}, sampling=ALL, relation="replace-one", trust="local"
+        lambda c: torch.full((4,), math.nan),
+        {"a": 4},
+        sampling=ALL,
+        relation="replace-one",
+        trust="local",
     )
     federation.run(1)
     assert federation.records[0].discarded == 0
@@ -173,7 +206,9 @@ def test_under_local_trust_nobody_learns_who_failed(federate):
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 def test_server_optimizers(federate, name):
-    federation = federate(spread, {"a": 9}, mechanism="none", sampling=ALL, optimizer=ServerOptimizer(name, 0.3, 0.8))
+    federation = federate(
+        spread, {"a": 9}, mechanism="none", sampling=ALL, optimizer=ServerOptimizer(name, 0.3, 0.8)
+    )
     found = federation.run(3)
     weights = torch.nn.Parameter(torch.zeros(9))
     reference = {
@@ -189,7 +224,11 @@ def test_server_optimizers(federate, name):
 
 def test_yogi_steps_as_flower_s(federate):
     federation = federate(
-        spread, {"a": 9}, mechanism="none", sampling=ALL, optimizer=server_step("yogi", lr=0.3, momentum=0.0)
+        spread,
+        {"a": 9},
+        mechanism="none",
+        sampling=ALL,
+        optimizer=server_step("yogi", lr=0.3, momentum=0.0),
     )
     found = federation.run(3)
     theirs = FedYogi(eta=0.3)
@@ -203,7 +242,9 @@ def test_yogi_steps_as_flower_s(federate):
     assert found.tolist() == pytest.approx(weights["w"].tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+@pytest.mark.parametrize(
+    ("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")]
+)
 @pytest.mark.parametrize("mechanism", ["snr-consistent", "laplace-inid"])
 def test_released_noise_has_the_planned_scale(federate, mechanism, trust, relation):
     """Zero updates: what comes out is the noise, of one server or of ten clients."""
@@ -222,13 +263,16 @@ def test_released_noise_has_the_planned_scale(federate, mechanism, trust, relati
     factor = math.sqrt(2) if plan.family == "laplace" else 1.0
     for part, sigma in zip(plan.layers.split(federation.means[0]), plan.sigma, strict=True):
         planned = factor * sigma * math.sqrt(draws) / plan.denominator
-        # Standard error of a standard deviation: 0.5 % (Gaussian) or 0.8 % (Laplace) of 20,000 values.
+        # Standard error of a standard deviation: 0.5 % (Gaussian) or 0.8 % (Laplace) of 20,000
+        # values.
         assert float(part.double().std()) == pytest.approx(planned, rel=0.035)
         assert abs(float(part.double().mean())) < 5 * planned / math.sqrt(len(part))
 
 
 def test_layers_that_are_not_released_stay_where_they_are(federate):
-    federation = federate(lambda c: torch.ones(7), {"a": 3, "b": 4}, mechanism="max-snr-sum", sampling=ALL)
+    federation = federate(
+        lambda c: torch.ones(7), {"a": 3, "b": 4}, mechanism="max-snr-sum", sampling=ALL
+    )
     model = federation.run(1)
     assert not model[3:].any()
     assert model[:3].all()
@@ -236,7 +280,8 @@ def test_layers_that_are_not_released_stay_where_they_are(federate):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_plans_are_made_with_the_recipes_threads(federate, monkeypatch, threads):
-    """Sums over a large layer depend on how many threads split it, and under local trust the noise on the plan."""
+    """Sums over a large layer depend on how many threads split it, and under local trust the noise
+    on the plan."""
     seen = []
     made = FlatGaussian.plan
 
@@ -262,10 +307,15 @@ class Pausing(FlatGaussian):
         return replace(plan, clip=np.zeros(1), sigma=np.full(1, math.inf), released=None)
 
 
-@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+@pytest.mark.parametrize(
+    ("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")]
+)
 def test_a_skipped_round_is_charged_once_anything_was_released(federate, trust, relation):
-    """That it is skipped may follow from what was released; before that it follows from public facts."""
-    federation = federate(ones, {"a": 4}, mechanism=Pausing("gaussian"), sampling=ALL, trust=trust, relation=relation)
+    """That it is skipped may follow from what was released; before that it follows from public
+    facts."""
+    federation = federate(
+        ones, {"a": 4}, mechanism=Pausing("gaussian"), sampling=ALL, trust=trust, relation=relation
+    )
     federation.run(5)
     charges = list(federation.ledger.charges())
     assert sorted({charge.round for charge in charges}) == [2, 3, 4, 5]
@@ -294,7 +344,9 @@ class TestParticipationCap:
         checkpoint = cut.strategy.transcript
         cut.run(1)
         cut.ledger.close()
-        again = federate(ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, **self.OPTIONS)
+        again = federate(
+            ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, **self.OPTIONS
+        )
         assert torch.equal(again.run(1), expected)
         assert set(again.ledger.participations().values()) == {2}
 
@@ -303,7 +355,9 @@ class TestParticipationCap:
         checkpoint = cut.strategy.transcript
         cut.run(1)
         cut.ledger.close()
-        again = federate(ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, seed=9, **self.OPTIONS)
+        again = federate(
+            ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, seed=9, **self.OPTIONS
+        )
         again.run(3)
         assert [record.cohort for record in again.records] == [10, 0, 0]
         assert set(again.ledger.participations().values()) == {2}
@@ -316,7 +370,9 @@ class TestAskedTwice:
     def ask(federation, model: float = 0.0, facts: RunFacts | None = None) -> torch.Tensor:
         method, grid = federation.strategy.method, federation.grid
         plan = replace(method, facts=facts or method.facts).plan(federation.strategy.transcript)
-        arrays = ArrayRecord({wire.MODEL: Array(np.full(method.layers.size, model, dtype=np.float32))})
+        arrays = ArrayRecord(
+            {wire.MODEL: Array(np.full(method.layers.size, model, dtype=np.float32))}
+        )
         config = ConfigRecord({wire.ROUND: 1, wire.CLIENTS: [4], wire.PLAN: plan.to_json()})
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
         message = grid.create_message(content, "train", grid.get_node_ids()[0], "1")
@@ -332,7 +388,8 @@ class TestAskedTwice:
         moved = [torch.zeros(9), torch.full((9,), 0.01)]
         setting = {"sampling": ALL, "trust": "local", "relation": "replace-one"}
         one, other = (
-            self.ask(federate(lambda client, u=u: u, {"a": 9}, owner=str(n), **setting)) for n, u in enumerate(moved)
+            self.ask(federate(lambda client, u=u: u, {"a": 9}, owner=str(n), **setting))
+            for n, u in enumerate(moved)
         )
         assert (one - other - (moved[0] - moved[1])).abs().min() > 1e-3
 

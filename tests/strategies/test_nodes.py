@@ -28,7 +28,9 @@ def start(federate):
 
     def make(owner: str = "test", grid=NodeGrid, **options):
         nodes = OneNodePerClient(**({"wait": 0.2, "simulated": True} | options))
-        return federate(ones, {"a": 4}, mechanism="none", grid=grid, nodes=nodes, owner=owner, rounds=9)
+        return federate(
+            ones, {"a": 4}, mechanism="none", grid=grid, nodes=nodes, owner=owner, rounds=9
+        )
 
     return make
 
@@ -71,7 +73,8 @@ def test_a_node_of_another_population_ends_the_start_and_is_named(start, place):
     federation = start()
     federation.grid.places[node_of(3)] = place
     says = (
-        rf"node {node_of(3)} says that it is client .*the run has {CLIENTS} clients.*in a simulation: .*num-supernodes"
+        rf"node {node_of(3)} says that it is client .*the run has {CLIENTS} clients.*"
+        "in a simulation: .*num-supernodes"
     )
     with pytest.raises(RunError, match=says):
         federation.run(1)
@@ -80,8 +83,13 @@ def test_a_node_of_another_population_ends_the_start_and_is_named(start, place):
 
 def test_a_node_that_serves_any_client_is_refused(start):
     federation = start()
-    federation.grid.places[node_of(3)] = {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
-    with pytest.raises(RunError, match=f"node {node_of(3)} serves any client, but this run has one node per client"):
+    federation.grid.places[node_of(3)] = {
+        wire.PARTITION: wire.ANY_CLIENT,
+        wire.PARTITIONS: wire.ANY_CLIENT,
+    }
+    with pytest.raises(
+        RunError, match=f"node {node_of(3)} serves any client, but this run has one node per client"
+    ):
         federation.run(1)
 
 
@@ -94,7 +102,9 @@ def test_a_node_of_one_client_is_refused_where_any_node_serves_any_client(federa
 def test_two_nodes_for_one_client_are_named(start):
     federation = start()
     federation.grid.places[node_of(7)] = {wire.PARTITION: 2, wire.PARTITIONS: CLIENTS}
-    with pytest.raises(RunError, match=f"nodes {node_of(2)} and {node_of(7)}|nodes {node_of(7)} and {node_of(2)}"):
+    with pytest.raises(
+        RunError, match=f"nodes {node_of(2)} and {node_of(7)}|nodes {node_of(7)} and {node_of(2)}"
+    ):
         federation.run(1)
 
 
@@ -106,7 +116,9 @@ def test_no_node_at_all(start):
 
 def test_clients_without_a_node_are_refused_or_begun_without(start):
     some = type("_", (NodeGrid,), {"clients": (0, 1, 2, 3, 4, 6, 7, 8)})
-    with pytest.raises(RunError, match=r"2 of 10 clients have no node after 0 s, beginning with client 5.*quorum"):
+    with pytest.raises(
+        RunError, match=r"2 of 10 clients have no node after 0 s, beginning with client 5.*quorum"
+    ):
         start(grid=some).run(1)
     with pytest.raises(RunError, match="2 of 10 clients have no node"):
         start("strict", grid=some, quorum=0.9).run(1)
@@ -137,7 +149,9 @@ class TestNodesThatComeAndGo:
         federation.run(1)
         federation.grid.clients = tuple(range(CLIENTS))
         federation.run(1)
-        assert [m[0] for m in federation.means] == pytest.approx([mean_without(*gone)[0] for gone in ((), (6,), ())])
+        assert [m[0] for m in federation.means] == pytest.approx(
+            [mean_without(*gone)[0] for gone in ((), (6,), ())]
+        )
         assert [len(record.failures) for record in federation.records] == [0, 1, 0]
         assert federation.grid.asked.count(node_of(6)) == 2
         assert federation.grid.asked.count(node_of(5)) == 1
@@ -166,11 +180,16 @@ class TestNodesThatComeAndGo:
                 f"not used: nodes {node_of(2)} and 4 both say that they are client 2",
             ),
             ({wire.PARTITION: 2, wire.PARTITIONS: 99}, "node 4 says that it is client 2 of 99"),
-            ({wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}, "node 4 serves any client"),
+            (
+                {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT},
+                "node 4 serves any client",
+            ),
             (None, r"nodes \[4\] did not say which client they are"),
         ],
     )
-    def test_a_node_that_joins_later_and_does_not_fit_is_named_and_left_out(self, start, place, told):
+    def test_a_node_that_joins_later_and_does_not_fit_is_named_and_left_out(
+        self, start, place, told
+    ):
         federation = start()
         federation.run(1)
         federation.grid.extra, federation.grid.places[4] = [4], place
@@ -185,7 +204,10 @@ class TestNodesThatComeAndGo:
         federation = start()
         federation.run(1)
         federation.grid.clients = tuple(c for c in range(CLIENTS) if c != 6)
-        federation.grid.extra, federation.grid.places[4] = [4], {wire.PARTITION: 6, wire.PARTITIONS: CLIENTS}
+        federation.grid.extra, federation.grid.places[4] = (
+            [4],
+            {wire.PARTITION: 6, wire.PARTITIONS: CLIENTS},
+        )
         federation.strategy.nodes.find(federation.grid, CLIENTS)
         assert federation.strategy.nodes.addresses([[6]]) == [(4, [6])]
 
@@ -210,7 +232,9 @@ class TestHowManyMustAnswer:
     def test_max_failures(self, lossy):
         lossy(2, "allowed", max_failures=2).run(1)
         federation = lossy(3, "too many", max_failures=2)
-        with pytest.raises(RunError, match=r"more than federation.max_failures = 2 nodes failed: 7 of 10 nodes"):
+        with pytest.raises(
+            RunError, match=r"more than federation.max_failures = 2 nodes failed: 7 of 10 nodes"
+        ):
             federation.run(1)
         assert not list(federation.ledger.charges())
 
@@ -220,17 +244,30 @@ class TestHowManyMustAnswer:
 
     def test_quorum(self, lossy):
         lossy(4, "enough", quorum=0.6).run(1)
-        with pytest.raises(RunError, match=r"fewer than federation.quorum = 0.6 of the nodes answered: 5 of 10"):
+        with pytest.raises(
+            RunError, match=r"fewer than federation.quorum = 0.6 of the nodes answered: 5 of 10"
+        ):
             lossy(5, "too few", quorum=0.6).run(1)
 
     @pytest.mark.parametrize(("lost", "void"), [(2, False), (3, True)])
     def test_nodes_that_failed_bring_no_share_of_the_noise(self, federate, lost, void):
-        """A sum of seven answers was opened as one of ten, where eight must answer for the noise to suffice."""
+        """A sum of seven answers was opened as one of ten, where eight must answer for the noise to
+        suffice."""
         federation = federate(
-            ones, {"a": 4}, mechanism="gaussian", multiplier=4.0, relation="replace-one", trust="distributed",
-            sampling=ALL, shares=Shares(8), accountant="rdp", epsilon=8.0, delta=1e-5, grid=NodeGrid,
+            ones,
+            {"a": 4},
+            mechanism="gaussian",
+            multiplier=4.0,
+            relation="replace-one",
+            trust="distributed",
+            sampling=ALL,
+            shares=Shares(8),
+            accountant="rdp",
+            epsilon=8.0,
+            delta=1e-5,
+            grid=NodeGrid,
             nodes=OneNodePerClient(wait=0.2, simulated=True),
-        )  # fmt: skip
+        )
         for client in range(lost):
             federation.grid.tamper[client] = lambda message, honest: None
         federation.run(1)
@@ -245,7 +282,9 @@ class TestHowManyMustAnswer:
 
     def test_an_empty_cohort_is_no_failure(self, federate):
         nodes = OneNodePerClient(wait=0.2, simulated=True, max_failures=0)
-        federation = federate(ones, {"a": 4}, grid=NodeGrid, nodes=nodes, sampling=Sampling("poisson", CLIENTS, 1e-9))
+        federation = federate(
+            ones, {"a": 4}, grid=NodeGrid, nodes=nodes, sampling=Sampling("poisson", CLIENTS, 1e-9)
+        )
         federation.run(1)
         assert len(list(federation.ledger.charges())) == 1
 
@@ -261,27 +300,47 @@ def test_failures_leave_the_denominator_and_the_noise_alone(federate):
             federation.grid.tamper[client] = lambda message, honest: None
         federation.run(1)
         means[lost] = federation.means[0].double() * CLIENTS - sums[0]
-    assert torch.allclose(means[0], means[5], atol=1e-2)  # the same noise, up to the grid that sums are rounded to
+    assert torch.allclose(
+        means[0], means[5], atol=1e-2
+    )  # the same noise, up to the grid that sums are rounded to
 
 
 def test_a_server_of_real_nodes_refuses_public_seeds(federate):
-    with pytest.raises(ConfigError, match=r"run.seed: a server of real nodes refuses a public seed.*run.seed=none"):
+    with pytest.raises(
+        ConfigError, match=r"run.seed: a server of real nodes refuses a public seed.*run.seed=none"
+    ):
         federate(ones, {"a": 4}, grid=NodeGrid, nodes=OneNodePerClient(wait=0.2))
 
 
-RAYS = "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'" + "ray::ClientAppActor.run() " * 30
-OF_FLOWERS_APP = RAYS + "raise ValueError(f\"No {category} function registered with name '{action}'\")"
+RAYS = (
+    "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'"
+    + "ray::ClientAppActor.run() " * 30
+)
+OF_FLOWERS_APP = (
+    RAYS + "raise ValueError(f\"No {category} function registered with name '{action}'\")"
+)
 
 
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: use app = clients.PrivateClientApp\(model\)$"),
-        ("ValueError: No query function registered with name 'default'", "clients.PrivateClientApp"),
-        (RAYS + "ModuleNotFoundError: No module named 'mine'", "ModuleNotFoundError: No module named 'mine'$"),
+        (
+            OF_FLOWERS_APP,
+            r"its app is Flower's ClientApp, .*: use app = clients.PrivateClientApp\(model\)$",
+        ),
+        (
+            "ValueError: No query function registered with name 'default'",
+            "clients.PrivateClientApp",
+        ),
+        (
+            RAYS + "ModuleNotFoundError: No module named 'mine'",
+            "ModuleNotFoundError: No module named 'mine'$",
+        ),
     ],
 )
-def test_a_node_that_does_not_start_is_named_with_the_end_of_its_error_or_the_remedy(start, said, shown):
+def test_a_node_that_does_not_start_is_named_with_the_end_of_its_error_or_the_remedy(
+    start, said, shown
+):
     class Failing(NodeGrid):
         def send_and_receive(self, messages, timeout=None):
             return [Message(Error(code=1, reason=said), reply_to=message) for message in messages]

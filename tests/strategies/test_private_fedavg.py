@@ -1,4 +1,5 @@
-"""What is wrong with the arguments of a strategy for an existing app is said before its ledger exists."""
+"""What is wrong with the arguments of a strategy for an existing app is said before its ledger
+exists."""
 
 from __future__ import annotations
 
@@ -51,13 +52,22 @@ class Step:
         ({"model": 3}, "a model must be an nn.Module, got int"),
         ({"model": nn.Linear}, "a model must be an nn.Module, got the class Linear"),
         ({"mechanism": 3}, "a mechanism must be an object .*; got int"),
-        ({"mechanism": type(mechanisms.get("uniform"))}, "a mechanism must be an object .*; got the class"),
+        (
+            {"mechanism": type(mechanisms.get("uniform"))},
+            "a mechanism must be an object .*; got the class",
+        ),
         ({"optimizer": object()}, "server optimizer '<object>' has no step"),
-        ({"optimizer": "adamm"}, "unknown server optimizer 'adamm'; known: sgd, momentum, adam, yogi"),
+        (
+            {"optimizer": "adamm"},
+            "unknown server optimizer 'adamm'; known: sgd, momentum, adam, yogi",
+        ),
         ({"optimizer": Step(), "server_lr": 0.1}, "server_lr is the rate of a named optimizer"),
         ({"fraction_train": 0.5}, "no argument 'fraction_train': rate is the probability"),
         ({"min_available_nodes": 2}, "no argument 'min_available_nodes': clients is their number"),
-        ({"evaluate_metrics_aggr_fn": max}, r"evaluate on the server with start\(evaluate_fn=\.\.\.\)"),
+        (
+            {"evaluate_metrics_aggr_fn": max},
+            r"evaluate on the server with start\(evaluate_fn=\.\.\.\)",
+        ),
         ({"proximal_mu": 0.1}, "add it to the loss under @app.train"),
         ({"eta": 0.1}, "server_lr is the rate"),
         ({"ratio": 0.1}, "no argument 'ratio': its arguments are in docs/how-to/flower-app.md"),
@@ -68,7 +78,9 @@ class Step:
         ({"rounds": True}, "the number of rounds must be a whole number of at least 1, got True"),
     ],
 )
-def test_what_cannot_be_used_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         strategy(tmp_path / "ledger.sqlite", **options)
     assert not (tmp_path / "ledger.sqlite").exists()
@@ -93,13 +105,24 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"grid": None}, r"grid must be the first argument of the function under @app.main\(\), got NoneType"),
-        ({"initial_arrays": nn.Linear(3, 2).state_dict()}, "initial_arrays must be an ArrayRecord, got OrderedDict"),
+        (
+            {"grid": None},
+            r"grid must be the first argument of the function under @app.main\(\), got NoneType",
+        ),
+        (
+            {"initial_arrays": nn.Linear(3, 2).state_dict()},
+            "initial_arrays must be an ArrayRecord, got OrderedDict",
+        ),
         ({"train_config": {"lr": 0.1}}, "train_config must be a ConfigRecord, such as .* got dict"),
-        ({"evaluate_fn": "accuracy"}, r"evaluate_fn must be a function \(round, arrays\), got 'accuracy'"),
+        (
+            {"evaluate_fn": "accuracy"},
+            r"evaluate_fn must be a function \(round, arrays\), got 'accuracy'",
+        ),
     ],
 )
-def test_arguments_of_start_are_checked_before_the_first_round(given: Any, message: str, tmp_path: Path) -> None:
+def test_arguments_of_start_are_checked_before_the_first_round(
+    given: Any, message: str, tmp_path: Path
+) -> None:
     made = strategy(tmp_path / "ledger.sqlite")
     with pytest.raises(ConfigError, match=message):
         made.start(**{"grid": SimpleNamespace(send_and_receive=list)} | given)
@@ -108,7 +131,9 @@ def test_arguments_of_start_are_checked_before_the_first_round(given: Any, messa
 
 def test_two_strategies_share_no_state_of_one_optimizer(tmp_path: Path) -> None:
     given = ServerOptimizer("momentum", 1.0)
-    first, second = (strategy(tmp_path / f"{name}.sqlite", optimizer=given) for name in ("first", "second"))
+    first, second = (
+        strategy(tmp_path / f"{name}.sqlite", optimizer=given) for name in ("first", "second")
+    )
     zero, mean = torch.zeros(8), torch.ones(8)
     first.optimizer.step(zero, mean)
     assert torch.equal(second.optimizer.step(zero, mean), mean)
@@ -124,19 +149,27 @@ def test_two_strategies_share_no_state_of_one_optimizer(tmp_path: Path) -> None:
         ({"server_lr": 0.5}, 0.5),
     ],
 )
-def test_a_named_optimizer_has_a_rate_that_fits_it(options: dict[str, Any], moves: float, tmp_path: Path) -> None:
+def test_a_named_optimizer_has_a_rate_that_fits_it(
+    options: dict[str, Any], moves: float, tmp_path: Path
+) -> None:
     made = strategy(tmp_path / "ledger.sqlite", **options)
     torch.testing.assert_close(
-        made.optimizer.step(torch.zeros(8), torch.ones(8)), torch.full((8,), moves), rtol=2e-3, atol=0
+        made.optimizer.step(torch.zeros(8), torch.ones(8)),
+        torch.full((8,), moves),
+        rtol=2e-3,
+        atol=0,
     )
 
 
 def test_the_server_evaluates_what_the_model_loads(tmp_path: Path) -> None:
-    """Before the first round and after each one, with frozen parameters and buffers, as Flower's strategies give it."""
+    """Before the first round and after each one, with frozen parameters and buffers, as Flower's
+    strategies give it."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     model.register_buffer("mask", torch.ones(2))
-    made = strategy(tmp_path / "ledger.sqlite", model, optimizer=Step(), rate=1e-7, rounds=2)  # nobody takes part
+    made = strategy(
+        tmp_path / "ledger.sqlite", model, optimizer=Step(), rate=1e-7, rounds=2
+    )  # nobody takes part
     made.nodes = AnyNode(np.ones(10))
     app = ClientApp()
     app.query()(lambda message, context: place_reply(message, AnyClient()))
@@ -153,7 +186,11 @@ def test_the_server_evaluates_what_the_model_loads(tmp_path: Path) -> None:
     result = made.start(LocalGrid(app), evaluate_fn=evaluate)
     assert [round for round, _ in seen] == [0, 1, 2]
     assert len({bias for _, bias in seen}) == 3  # each round's own model
-    assert result.evaluate_metrics_serverapp[2]["bias"] == seen[-1][1] == float(made.state_dict()["1.bias"][0])
+    assert (
+        result.evaluate_metrics_serverapp[2]["bias"]
+        == seen[-1][1]
+        == float(made.state_dict()["1.bias"][0])
+    )
 
 
 class Overflows:
@@ -167,13 +204,19 @@ class Overflows:
         return model + 1 if self.made == 1 else model * float("inf")
 
 
-def test_a_model_that_is_not_finite_ends_training_and_the_one_before_it_stays(tmp_path: Path) -> None:
-    made = strategy(tmp_path / "ledger.sqlite", optimizer=Overflows(), rate=1e-7)  # nobody takes part
+def test_a_model_that_is_not_finite_ends_training_and_the_one_before_it_stays(
+    tmp_path: Path,
+) -> None:
+    made = strategy(
+        tmp_path / "ledger.sqlite", optimizer=Overflows(), rate=1e-7
+    )  # nobody takes part
     made.nodes = AnyNode(np.ones(10))
     app = ClientApp()
     app.query()(lambda message, context: place_reply(message, AnyClient()))
     before = made.state_dict()
-    with pytest.raises(DivergedError, match=r"^training diverged in round 2: .* 8 of the model's 8 values"):
+    with pytest.raises(
+        DivergedError, match=r"^training diverged in round 2: .* 8 of the model's 8 values"
+    ):
         made.start(LocalGrid(app))
     assert made.transcript.rounds == 1
     for name, value in made.state_dict().items():
@@ -186,19 +229,24 @@ def test_no_rounds_are_no_rounds(tmp_path: Path) -> None:
     made = strategy(tmp_path / "ledger.sqlite")
     assert made.start(None, num_rounds=0).arrays.keys() == {"weight", "bias"}  # type: ignore[arg-type]
     assert (made.transcript.rounds, made.epsilon()) == (0, 0.0)
-    with pytest.raises(ConfigError, match="num_rounds must be a whole number of at least 0, got -1"):
+    with pytest.raises(
+        ConfigError, match="num_rounds must be a whole number of at least 0, got -1"
+    ):
         made.start(None, num_rounds=-1)  # type: ignore[arg-type]
 
 
 def test_more_rounds_than_the_noise_covers_are_said(tmp_path: Path) -> None:
     made = strategy(tmp_path / "ledger.sqlite")
     made.transcript = dataclasses.replace(made.transcript, rounds=made.method.facts.rounds)
-    with pytest.warns(Notice, match="num_rounds = 99 is ignored: the noise is calibrated to rounds = "):
+    with pytest.warns(
+        Notice, match="num_rounds = 99 is ignored: the noise is calibrated to rounds = "
+    ):
         made.start(None, num_rounds=99)  # type: ignore[arg-type]
 
 
 def test_the_result_fits_the_model(tmp_path: Path) -> None:
-    """Frozen parameters and buffers are a part of what a model loads, though nobody trains or sends them."""
+    """Frozen parameters and buffers are a part of what a model loads, though nobody trains or sends
+    them."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     model.register_buffer("mask", torch.ones(2))
@@ -213,10 +261,15 @@ def test_the_result_fits_the_model(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"delta": 0.1}, "delta = 0.1 is not below 1/10"),
-        ({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))}, "running statistics .* GroupNorm"),
+        (
+            {"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))},
+            "running statistics .* GroupNorm",
+        ),
     ],
 )
-def test_what_works_and_is_not_meant_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_works_and_is_not_meant_is_said(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.warns(Notice, match=message):
         strategy(tmp_path / "ledger.sqlite", **options)
 
@@ -232,7 +285,8 @@ def test_a_mean_update_moves_the_model_by_itself_in_the_end(tmp_path, name):
 
 
 def test_other_initial_weights_are_noticed(tmp_path):
-    """An app that starts from a pretrained model passes its weights here, and trained random ones without a word."""
+    """An app that starts from a pretrained model passes its weights here, and trained random ones
+    without a word."""
     model = nn.Linear(3, 2)
     for arrays in (ArrayRecord(model.state_dict()), None):
         made = strategy(tmp_path / "ledger.sqlite", model)
@@ -240,7 +294,9 @@ def test_other_initial_weights_are_noticed(tmp_path):
             warnings.simplefilter("error")
             made.start(None, arrays if arrays is not None else made.initial_arrays(), num_rounds=0)
     with pytest.warns(Notice, match="initial_arrays differ from the weights"):
-        strategy(tmp_path / "ledger.sqlite", model).start(None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0)
+        strategy(tmp_path / "ledger.sqlite", model).start(
+            None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0
+        )
 
 
 class TwoNodes(LocalGrid):
@@ -250,7 +306,9 @@ class TwoNodes(LocalGrid):
         super().__init__(apps[0])
         self._node_ids, self._apps = [2, 3], apps
         places = ({wire.PARTITION: number, wire.PARTITIONS: 2} for number in range(2))
-        self.contexts = [Context(1, 2 + number, place, RecordDict(), {}) for number, place in enumerate(places)]
+        self.contexts = [
+            Context(1, 2 + number, place, RecordDict(), {}) for number, place in enumerate(places)
+        ]
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         for message in messages:
@@ -259,7 +317,8 @@ class TwoNodes(LocalGrid):
 
 
 def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path: Path) -> None:
-    """An app trains otherwise the second time, so the nodes that answered the first time release twice."""
+    """An app trains otherwise the second time, so the nodes that answered the first time release
+    twice."""
     made = strategy(
         tmp_path / "ledger.sqlite", clients=2, rounds=2, delta=0.1, trust="local",
         nodes=OneNodePerClient(wait=0.1, max_failures=0),
@@ -285,7 +344,9 @@ def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path:
     with pytest.raises(RunError, match=r"more than federation\.max_failures = 0 nodes failed"):
         made.start(grid)
     made.start(grid)
-    releases = [len(context.state[wire.RELEASES][f"{n}.keys"]) for n, context in enumerate(grid.contexts)]
+    releases = [
+        len(context.state[wire.RELEASES][f"{n}.keys"]) for n, context in enumerate(grid.contexts)
+    ]
     assert (asked, releases) == ([3, 3], [3, 2])
     assert made.releaser.ledger.participations()[0] == 3
     assert made.epsilon() > 8
@@ -293,7 +354,13 @@ def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path:
 
 def test_a_mechanism_may_be_named_with_its_variant(tmp_path):
     """It was taken for a module named "ladp"."""
-    arguments = {"epsilon": 8.0, "delta": 0.01, "clients": 20, "rounds": 1, "ledger": tmp_path / "ledger.sqlite"}
+    arguments = {
+        "epsilon": 8.0,
+        "delta": 0.01,
+        "clients": 20,
+        "rounds": 1,
+        "ledger": tmp_path / "ledger.sqlite",
+    }
     made = PrivateFedAvg(torch.nn.Linear(5, 2), mechanism="snr-consistent:sound", **arguments)
     assert made.method.mechanism.variant == "sound"
     with pytest.raises(ConfigError, match="in the paper's frame the clients add the noise"):
@@ -310,7 +377,10 @@ class Nobody(CohortSampler):
 def alone(ledger: Path, **options: Any) -> PrivateFedAvg:
     """A strategy whose rounds nobody takes part in."""
     made = strategy(ledger, **options)
-    made.nodes, made.sampler = AnyNode(np.ones(10)), Nobody(made.sampler.sampling, made.sampler.keys)
+    made.nodes, made.sampler = (
+        AnyNode(np.ones(10)),
+        Nobody(made.sampler.sampling, made.sampler.keys),
+    )
     return made
 
 
@@ -320,7 +390,9 @@ def answering() -> LocalGrid:
     return LocalGrid(app)
 
 
-def test_a_second_run_on_a_ledger_is_refused_unless_it_is_meant(tmp_path: Path, capsys: Any) -> None:
+def test_a_second_run_on_a_ledger_is_refused_unless_it_is_meant(
+    tmp_path: Path, capsys: Any
+) -> None:
     """An app that is started twice trains from scratch: both runs count for the clients."""
     path = tmp_path / "ledger.sqlite"
     first = alone(path)
@@ -334,7 +406,9 @@ def test_a_second_run_on_a_ledger_is_refused_unless_it_is_meant(tmp_path: Path, 
     assert again.epsilon() > first.releaser.ledger.epsilon(1e-5, through=0, abandoned=3)
     again.start(answering())
     assert again.releaser.ledger.position() == 6
-    assert [line.startswith("fedlgm: epsilon ") for line in capsys.readouterr().out.splitlines()] == [True] * 3
+    assert [
+        line.startswith("fedlgm: epsilon ") for line in capsys.readouterr().out.splitlines()
+    ] == [True] * 3
 
 
 def test_the_ledger_is_looked_at_again_before_the_first_round(tmp_path: Path) -> None:
@@ -367,7 +441,9 @@ def test_a_round_of_a_subclass_start_holds_the_ledger(tmp_path: Path) -> None:
     """Its rounds do not pass through `PrivateFedAvg.start`."""
     path, grid = tmp_path / "ledger.sqlite", answering()
     one, stale, other = alone(path), alone(path), alone(path, continue_ledger=True)
-    replies = grid.send_and_receive(one.configure_train(1, one.initial_arrays(), ConfigRecord(), grid))
+    replies = grid.send_and_receive(
+        one.configure_train(1, one.initial_arrays(), ConfigRecord(), grid)
+    )
     for refused in (other, stale):
         with pytest.raises(LedgerError, match="another run is charging the ledger"):
             refused.configure_train(1, refused.initial_arrays(), ConfigRecord(), grid)
@@ -401,7 +477,8 @@ def test_start_ends_with_the_cost_in_one_line(tmp_path: Path, capsys: Any) -> No
     (line,) = capsys.readouterr().out.splitlines()
     head = made.releaser.ledger.head()
     assert line == (
-        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05; guarantee: {made.guarantee()}; ledger head {head}"
+        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05; guarantee: {made.guarantee()}; "
+        f"ledger head {head}"
     )
     made.start(answering())
     extra = alone(tmp_path / "ledger.sqlite", epsilon=4, continue_ledger=True)
@@ -420,7 +497,9 @@ class FailsLater(PrivateFedAvg):
 
 def test_a_run_that_fails_states_its_cost_too(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "ledger.sqlite"
-    made = FailsLater(nn.Linear(3, 2), epsilon=8, delta=1e-5, clients=10, rounds=3, rate=1e-7, ledger=path)
+    made = FailsLater(
+        nn.Linear(3, 2), epsilon=8, delta=1e-5, clients=10, rounds=3, rate=1e-7, ledger=path
+    )
     made.nodes = AnyNode(np.ones(10))
     with pytest.raises(ValueError, match="a mistake"):
         made.start(answering())
@@ -431,7 +510,8 @@ def test_what_evaluate_fn_returns_is_checked_before_the_first_round(tmp_path: Pa
     """Flower fails on the older (loss, metrics) only after all rounds have been charged."""
     made = alone(tmp_path / "ledger.sqlite")
     with pytest.raises(
-        ConfigError, match=r"must return a MetricRecord, .* got tuple; \(loss, metrics\) is of Flower's older"
+        ConfigError,
+        match=r"must return a MetricRecord, .* got tuple; \(loss, metrics\) is of Flower's older",
     ):
         made.start(answering(), evaluate_fn=lambda round, arrays: (0.1, {"accuracy": 0.9}))  # type: ignore[arg-type]
     assert made.releaser.ledger.position() == 0
@@ -479,13 +559,17 @@ def overriding(kind: type[PrivateFedAvg], ledger: Path, **more: Any) -> PrivateF
 
 
 @pytest.mark.parametrize(
-    ("kind", "charged"), [(ReadsMetrics, 0), (ReadsReplies, 0), (OwnStart, 0), (ReadsMetricsLater, 2)]
+    ("kind", "charged"),
+    [(ReadsMetrics, 0), (ReadsReplies, 0), (OwnStart, 0), (ReadsMetricsLater, 2)],
 )
 def test_an_override_that_reads_clients_metrics_is_told_why_there_are_none(
     kind: Any, charged: int, tmp_path: Path
 ) -> None:
     made = overriding(kind, tmp_path / "a.sqlite")
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}.aggregate_train looks for 'train_loss', which no client"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{kind.__name__}.aggregate_train looks for 'train_loss', which no client",
+    ):
         made.start(answering())
     assert made.releaser.ledger.position() == charged
 
@@ -526,7 +610,9 @@ def test_the_trial_of_an_override_leaves_no_trace(tmp_path: Path, capsys: Any) -
         "round 2",
         "round 3",
     ]
-    assert [dict(found) for found in result.train_metrics_clientapp.values()] == [{"expected": 0}] * 3
+    assert [dict(found) for found in result.train_metrics_clientapp.values()] == [
+        {"expected": 0}
+    ] * 3
 
 
 def test_other_errors_of_a_users_functions_pass(tmp_path: Path) -> None:
@@ -537,14 +623,18 @@ def test_other_errors_of_a_users_functions_pass(tmp_path: Path) -> None:
 
 def test_older_ways_to_start_a_strategy_are_refused(tmp_path: Path) -> None:
     made = strategy(tmp_path / "ledger.sqlite")
-    with pytest.raises(ConfigError, match=r"older interface: call PrivateFedAvg\(...\).start\(grid\)"):
+    with pytest.raises(
+        ConfigError, match=r"older interface: call PrivateFedAvg\(...\).start\(grid\)"
+    ):
         Server(client_manager=SimpleClientManager(), strategy=made).fit(1, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "kind", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
 )
-def test_a_strategy_of_flowers_own_privacy_around_ours_is_refused(kind: Any, tmp_path: Path) -> None:
+def test_a_strategy_of_flowers_own_privacy_around_ours_is_refused(
+    kind: Any, tmp_path: Path
+) -> None:
     made = alone(tmp_path / "ledger.sqlite")
     with pytest.raises(ConfigError, match="another strategy wraps PrivateFedAvg"):
         kind(made, 1.0, 1.0, 10).start(answering(), made.initial_arrays(), 1)
@@ -567,7 +657,10 @@ def not_finite(frozen: bool) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (complex_model(), "torch.complex64, .* train its real and imaginary parts as two parameters"),
+        (
+            complex_model(),
+            "torch.complex64, .* train its real and imaginary parts as two parameters",
+        ),
         (nn.LazyLinear(2), "has no size before the first forward pass"),
         (nn.Linear(3, 2).double(), r"must be float32: model.float\(\) converts"),
         (not_finite(frozen=False), "'weight' holds NaN or infinity before training"),
@@ -576,7 +669,9 @@ def not_finite(frozen: bool) -> nn.Module:
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_server_and_client_refuse_what_cannot_be_trained(model: Any, words: str, tmp_path: Path) -> None:
+def test_server_and_client_refuse_what_cannot_be_trained(
+    model: Any, words: str, tmp_path: Path
+) -> None:
     """As `simulate` does; a complex parameter lost its imaginary part without a word."""
     with pytest.raises(ConfigError, match=words):
         strategy(tmp_path / "ledger.sqlite", model)
@@ -591,7 +686,12 @@ class Louder(LocalDpMod):
 
 @pytest.mark.parametrize(
     "mod",
-    [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5), Louder(1.0, 1.0, 1.0, 1e-5)],
+    [
+        fixedclipping_mod,
+        adaptiveclipping_mod,
+        LocalDpMod(1.0, 1.0, 1.0, 1e-5),
+        Louder(1.0, 1.0, 1.0, 1e-5),
+    ],
 )
 def test_mods_of_flowers_own_privacy_are_refused(mod: Any) -> None:
     words = "is a part of Flower's own differential privacy"

@@ -1,4 +1,5 @@
-"""What nodes send back: in any order, one client or one block at a time; a lost or broken block ends the run."""
+"""What nodes send back: in any order, one client or one block at a time; a lost or broken block
+ends the run."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def ones(client: int) -> torch.Tensor:
 
 
 def spread(client: int) -> torch.Tensor:
-    return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 5 - 2)
+    return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (
+        client % 5 - 2
+    )
 
 
 def cancelling(client: int) -> torch.Tensor:
@@ -82,7 +85,9 @@ class Garbled(LocalGrid):
     by: Array
 
     def deliver(self, messages):
-        for number, (message, reply) in enumerate(zip(messages, super().deliver(messages), strict=True)):
+        for number, (message, reply) in enumerate(
+            zip(messages, super().deliver(messages), strict=True)
+        ):
             if is_training(message) and number == 3:
                 reply.content[wire.ARRAYS] = ArrayRecord({wire.SUM: self.by})
             yield reply
@@ -96,7 +101,9 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+@pytest.mark.parametrize(
+    ("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")]
+)
 @pytest.mark.parametrize("grid", [Shuffled, NodeGrid, ShuffledNodes])
 def test_neither_order_nor_addressing_changes_a_bit(federate, grid, trust, relation):
     setting = {"sampling": Sampling("poisson", 10, 0.8), "trust": trust, "relation": relation}
@@ -109,10 +116,16 @@ def test_neither_order_nor_addressing_changes_a_bit(federate, grid, trust, relat
 
 
 def test_sums_depend_on_the_blocks(federate):
-    """Power of the test above: float64 sums do notice another order, where most of them cancels out."""
+    """Power of the test above: float64 sums do notice another order, where most of them cancels
+    out."""
     models = [
         federate(
-            cancelling, {"a": 9}, mechanism="none", sampling=ALL, numerics=Numerics(block_size=size), owner=str(size)
+            cancelling,
+            {"a": 9},
+            mechanism="none",
+            sampling=ALL,
+            numerics=Numerics(block_size=size),
+            owner=str(size),
         ).run(1)
         for size in (1, 2, 3, 4)
     ]
@@ -120,7 +133,8 @@ def test_sums_depend_on_the_blocks(federate):
 
 
 class TestBlocksOfASimulation:
-    """A block that is not answered is a defect, not a client's doing: it ends the run before anything is charged."""
+    """A block that is not answered is a defect, not a client's doing: it ends the run before
+    anything is charged."""
 
     def test_missing_replies_end_the_run(self, federate):
         federation = federate(ones, {"a": 4}, grid=Lossy, sampling=ALL, numerics=BLOCKS_OF_TWO)
@@ -140,12 +154,16 @@ class TestBlocksOfASimulation:
 
         def other_plan(grid, cut, round_, arrays, kind, extra):
             options = {"clip": "med", "norms": "quantile"}
-            fewer = federate(ones, {"a": 4}, mechanism="snr-consistent", options=options, owner="b").strategy
+            fewer = federate(
+                ones, {"a": 4}, mechanism="snr-consistent", options=options, owner="b"
+            ).strategy
             plan = fewer.method.plan(fewer.transcript)
             return original(grid, cut, round_, arrays, kind, {wire.PLAN: plan.to_json()})
 
         federation.strategy._messages = other_plan
-        with pytest.raises(PrivacyError, match=r"holds 5 values .* where the plan releases 4 numbers"):
+        with pytest.raises(
+            PrivacyError, match=r"holds 5 values .* where the plan releases 4 numbers"
+        ):
             federation.run(1)
 
     @pytest.mark.parametrize(("by", "said"), UNREADABLE)
@@ -164,7 +182,12 @@ def test_what_a_trainer_bounds_by_the_example_has_a_public_cap_per_client(trust,
     relation = "replace-one" if trust == "local" else "add-remove"
     facts, layers = RunFacts(1.0, ALL, relation, trust), LayerTable.from_sizes({"a": 4})
     plan = ReleasePlan(
-        layers, np.ones(1), np.ones(1), facts, Guarantee("proven", "test", unit="example"), bounded_by="trainer"
+        layers,
+        np.ones(1),
+        np.ones(1),
+        facts,
+        Guarantee("proven", "test", unit="example"),
+        bounded_by="trainer",
     )
 
     def reply(values: np.ndarray) -> Message:
@@ -182,14 +205,20 @@ def test_what_a_trainer_bounds_by_the_example_has_a_public_cap_per_client(trust,
 
 
 class TestDivergence:
-    """A model that is no longer finite may be one client's doing: who contributed most, the operator alone is told."""
+    """A model that is no longer finite may be one client's doing: who contributed most, the
+    operator alone is told."""
 
     def test_the_largest_contributions_are_named(self, federate):
         def sizes(client: int) -> torch.Tensor:
             return torch.full((4,), 0.01 * client)
 
         federation = federate(
-            sizes, {"a": 4}, grid=NodeGrid, nodes=OneNodePerClient(simulated=True), sampling=ALL, numerics=BLOCKS_OF_TWO
+            sizes,
+            {"a": 4},
+            grid=NodeGrid,
+            nodes=OneNodePerClient(simulated=True),
+            sampling=ALL,
+            numerics=BLOCKS_OF_TWO,
         )
         federation.strategy.optimizer.step = lambda model, mean: model * math.inf + math.nan
         with (

@@ -16,7 +16,12 @@ from simulations.config.assembly import Assembly
 from strategies import ServerOptimizer
 from strategies.schedule import Scheduled
 
-SHORT = ["federation.clients=10", "federation.rate=0.5", "federation.rounds=3", "privacy.delta=0.01"]
+SHORT = [
+    "federation.clients=10",
+    "federation.rate=0.5",
+    "federation.rounds=3",
+    "privacy.delta=0.01",
+]
 MODULE = """
 def half(round, rounds):
     return 0.5
@@ -64,14 +69,21 @@ def test_an_interrupted_schedule_goes_on_where_it_was():
 
 
 def test_a_run_with_one_costs_the_same_and_half_the_rate_is_half_the_rate(outside, tmp_path):
-    plain = simulations.simulate(overrides=[*SHORT, "federation.server_lr=0.1"], run_dir=tmp_path / "plain")
+    plain = simulations.simulate(
+        overrides=[*SHORT, "federation.server_lr=0.1"], run_dir=tmp_path / "plain"
+    )
     half = simulations.simulate(  # the recipe has 0.2
-        overrides=[*SHORT, "federation.server_schedule=outside_schedule:half"], run_dir=tmp_path / "half"
+        overrides=[*SHORT, "federation.server_schedule=outside_schedule:half"],
+        run_dir=tmp_path / "half",
     )
     assert half.epsilon == plain.epsilon
     start = Assembly(recipes.load("digits", SHORT)).module()
-    begun, one, other = (parameters_to_vector(module.parameters()) for module in (start, plain.model(), half.model()))
-    assert (one - other).norm() < 1e-3 * (one - begun).norm()  # training amplifies the rounding of earlier steps
+    begun, one, other = (
+        parameters_to_vector(module.parameters()) for module in (start, plain.model(), half.model())
+    )
+    assert (one - other).norm() < 1e-3 * (
+        one - begun
+    ).norm()  # training amplifies the rounding of earlier steps
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ MODEL, MEAN = torch.zeros(3), torch.ones(3)
 class Own:
     """A step whose methods call the given functions."""
 
-    def __init__(self, step: Callable[[Tensor, Tensor], Any], state: Callable[[], Any] = dict) -> None:
+    def __init__(
+        self, step: Callable[[Tensor, Tensor], Any], state: Callable[[], Any] = dict
+    ) -> None:
         self._functions = step, state
 
     def step(self, model: Tensor, mean_update: Tensor) -> Any:
@@ -45,15 +47,24 @@ def broken(*_: Any) -> Any:
 
 class TestWhatAUsersOwnRaises:
     def test_is_one_message_with_its_line(self) -> None:
-        with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*\(test_server_optimizer.py, line \d+\)$"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^server optimizer '<Own>': .*\(test_server_optimizer.py, line \d+\)$",
+        ):
             server_step(Own(broken), 1.0, 0.0).step(MODEL, MEAN)
         step = server_step(Own(torch.add, broken), 1.0, 0.0)
         for method in (lambda: step.state(), lambda: step.restore(MODEL, {})):
-            with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*test_server_optimizer.py"):
+            with pytest.raises(
+                ConfigError, match=r"^server optimizer '<Own>': .*test_server_optimizer.py"
+            ):
                 method()
 
-    @pytest.mark.parametrize(("function", "error"), [(no_memory, MemoryError), (refused, ConfigError)])
-    def test_memory_and_messages_pass_unchanged(self, function: Any, error: type[Exception]) -> None:
+    @pytest.mark.parametrize(
+        ("function", "error"), [(no_memory, MemoryError), (refused, ConfigError)]
+    )
+    def test_memory_and_messages_pass_unchanged(
+        self, function: Any, error: type[Exception]
+    ) -> None:
         with pytest.raises(error, match=r"^(no memory|mine: beta must be below 1)$"):
             server_step(Own(function), 1.0, 0.0).step(MODEL, MEAN)
         with pytest.raises(error, match=r"^(no memory|mine: beta must be below 1)$"):
@@ -61,10 +72,13 @@ class TestWhatAUsersOwnRaises:
 
     def test_arguments_that_do_not_fit_differ_from_errors_inside(self) -> None:
         with pytest.raises(
-            ConfigError, match=r"'<made>' must be made by a call with \(lr, momentum\): too many positional arguments$"
+            ConfigError,
+            match=r"'<made>' must be made by a call with \(lr, momentum\): too many positional arguments$",
         ):
             server_step(made, 1.0, 0.0)
-        with pytest.raises(ConfigError, match=r"^server optimizer '<failing>': TypeError: .*line \d+\)$"):
+        with pytest.raises(
+            ConfigError, match=r"^server optimizer '<failing>': TypeError: .*line \d+\)$"
+        ):
             server_step(failing, 1.0, 0.0)
 
 
@@ -77,11 +91,18 @@ def failing(lr: float, momentum: float) -> Own:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_model_that_is_not_finite_ends_training(value: float, federate: Callable[..., Any]) -> None:
-    step = server_step(Own(lambda model, mean: (model + mean).index_fill(0, torch.tensor([1]), value)), 1.0, 0.0)
+def test_a_model_that_is_not_finite_ends_training(
+    value: float, federate: Callable[..., Any]
+) -> None:
+    step = server_step(
+        Own(lambda model, mean: (model + mean).index_fill(0, torch.tensor([1]), value)), 1.0, 0.0
+    )
     federation = federate(lambda client: torch.ones(3), {"a": 3}, optimizer=step)
     start = federation.strategy.transcript
-    with pytest.raises(DivergedError, match=r"^training diverged in round 1: .* 1 of the model's 3 values .*server_lr"):
+    with pytest.raises(
+        DivergedError,
+        match=r"^training diverged in round 1: .* 1 of the model's 3 values .*server_lr",
+    ):
         federation.run(1)
     assert federation.strategy.transcript is start  # the last model that can be used
     assert federation.records == []
@@ -90,6 +111,8 @@ def test_a_model_that_is_not_finite_ends_training(value: float, federate: Callab
 
 def test_contributions_that_are_not_finite_end_nothing(federate: Callable[..., Any]) -> None:
     """They count as zero: that a run goes on or stops tells nothing of a client."""
-    federation = federate(lambda client: torch.full((3,), float("nan") if client == 2 else 0.1), {"a": 3})
+    federation = federate(
+        lambda client: torch.full((3,), float("nan") if client == 2 else 0.1), {"a": 3}
+    )
     assert bool(torch.isfinite(federation.run(1)).all())
     assert federation.records[0].discarded == 1

@@ -8,7 +8,11 @@ VERSES = (
     "Ge1:1 In the beginning God created the heaven and the earth.",
     "Ge1:2 And the earth was without form, and void; and darkness was upon the face of the deep.",
     "Ge2:1 Thus the heavens and the earth were finished, and all the host of them.",
-    "1Jo1:1 That which was from the beginning, which we have heard, which we have seen with our eyes.",
+    (
+        "1Jo1:1 That which was from the beginning, which we have heard, which we have seen with "
+        "our "
+        "eyes."
+    ),
 )
 WINDOW = 128  # bytes; few enough for compress(1) to use codes of nine bits only
 

@@ -16,7 +16,8 @@ from simulations.config import recipe as recipes
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Run `fedlgm ...` in this process, in an empty folder: status, standard output, standard error."""
+    """Run `fedlgm ...` in this process, in an empty folder: status, standard output, standard
+    error."""
     here = tmp_path / "cwd"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def bytes_array(*shape: int, seed: int = 0, high: int = 256) -> np.ndarray:
@@ -17,11 +22,17 @@ def bytes_array(*shape: int, seed: int = 0, high: int = 256) -> np.ndarray:
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    header = b"\x00\x00\x08" + bytes([array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = (
+        b"\x00\x00\x08"
+        + bytes([array.ndim])
+        + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    )
     return header + array.tobytes()
 
 
-def write_mnist(folder: Path, *, packed: bool = False, seed: int = 0, train: int = 20) -> list[np.ndarray]:
+def write_mnist(
+    folder: Path, *, packed: bool = False, seed: int = 0, train: int = 20
+) -> list[np.ndarray]:
     """Four small IDX files; returns the arrays in the order of IDX_NAMES."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = [
@@ -32,17 +43,23 @@ def write_mnist(folder: Path, *, packed: bool = False, seed: int = 0, train: int
     ]
     for name, array in zip(IDX_NAMES, arrays, strict=True):
         content = idx_bytes(array)
-        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(content) if packed else content)
+        (folder / (name + ".gz" * packed)).write_bytes(
+            gzip.compress(content) if packed else content
+        )
     return arrays
 
 
-def write_cifar(path: Path, label_key: str, classes: int, n: int = 6, seed: int = 0) -> tuple[np.ndarray, list[int]]:
+def write_cifar(
+    path: Path, label_key: str, classes: int, n: int = 6, seed: int = 0
+) -> tuple[np.ndarray, list[int]]:
     """One batch as in the original archive: protocol 2, rows of 3072 bytes, labels as a list."""
     path.parent.mkdir(parents=True, exist_ok=True)
     x = bytes_array(n, 3072, seed=seed)
     y = bytes_array(n, seed=seed + 100, high=classes).tolist()
     path.write_bytes(
-        pickle.dumps({"batch_label": path.name, label_key: y, "data": x, "filenames": ["a"] * n}, protocol=2)
+        pickle.dumps(
+            {"batch_label": path.name, label_key: y, "data": x, "filenames": ["a"] * n}, protocol=2
+        )
     )
     return x, y
 
@@ -55,5 +72,9 @@ def write_cifar10(folder: Path) -> list[tuple[np.ndarray, list[int]]]:
 def write_leaf(path: Path, users: dict[str, tuple[list[list[float]], list[int]]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     user_data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    content = {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": user_data}
+    content = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": user_data,
+    }
     path.write_text(json.dumps(content))

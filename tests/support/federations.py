@@ -19,7 +19,8 @@ from strategies import LayerwiseFedAvg
 
 
 def tiny_values() -> dict[str, Any]:
-    """Twenty clients, three rounds, a small network on the bundled digits: under a second in one process."""
+    """Twenty clients, three rounds, a small network on the bundled digits: under a second in one
+    process."""
     return {
         "name": "tiny",
         "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
@@ -33,7 +34,8 @@ def tiny_values() -> dict[str, Any]:
 
 
 class GivenUpdates:
-    """A trainer whose clients' updates are given: client c is recognised by its only example, which holds c."""
+    """A trainer whose clients' updates are given: client c is recognised by its only example, which
+    holds c."""
 
     def __init__(self, updates: Callable[[int], Tensor]) -> None:
         self._updates = updates
@@ -46,7 +48,9 @@ class GivenUpdates:
 class GivenVotes:
     """Odd clients vote for water-filling, even ones for flat clipping."""
 
-    def added(self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Iterable[ClientData]) -> AnsweredUpdates:
+    def added(
+        self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Iterable[ClientData]
+    ) -> AnsweredUpdates:
         votes = torch.tensor([[int(own.x[0]) % 2 - 0.5] for own in data])
         return AnsweredUpdates(unbounded(updates), {"cut-vote": votes})
 

@@ -26,10 +26,14 @@ class ForkedCommand:
         before: called in the new process before the command; for limits and faults.
     """
 
-    def __init__(self, folder: Path, *arguments: object, before: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: object, before: Callable[[], object] | None = None
+    ) -> None:
         folder.mkdir(parents=True)
         self._files = folder / "out", folder / "err"
-        self._process = _fork.Process(target=_command, args=([*map(str, arguments)], *self._files, before))
+        self._process = _fork.Process(
+            target=_command, args=([*map(str, arguments)], *self._files, before)
+        )
         self._process.start()
 
     @property
@@ -60,7 +64,9 @@ class ForkedCommand:
         return int(self._process.exitcode or 0), out, err
 
 
-def _command(arguments: list[str], out: Path, err: Path, before: Callable[[], object] | None) -> None:
+def _command(
+    arguments: list[str], out: Path, err: Path, before: Callable[[], object] | None
+) -> None:
     os.setsid()
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)

@@ -1,4 +1,5 @@
-"""Nodes of an in-process federation that may lie: each holds one client, and what it sends can be replaced."""
+"""Nodes of an in-process federation that may lie: each holds one client, and what it sends can be
+replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def node_of(client: int) -> int:
 
 
 class NodeGrid(LocalGrid):
-    """One node per client, with ids in another order than the clients' numbers, over one app per client.
+    """One node per client, with ids in another order than the clients' numbers, over one app per
+    client.
 
     Class attributes (replace them in a subclass or on the instance):
         clients: which clients have a node.
@@ -57,7 +59,9 @@ class NodeGrid(LocalGrid):
             client = (1000 - node) // 7
             if message.metadata.message_type == "query":
                 self.asked.append(node)
-                place = self.places.get(node, {wire.PARTITION: client, wire.PARTITIONS: self.population})
+                place = self.places.get(
+                    node, {wire.PARTITION: client, wire.PARTITIONS: self.population}
+                )
                 if place is not None:
                     yield Message(RecordDict({wire.CONFIG: ConfigRecord(place)}), reply_to=message)
                 continue

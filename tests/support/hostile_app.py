@@ -1,7 +1,8 @@
-"""An app that whoever can submit one to a SuperLink may write, and what it asks nodes in the server's own hand.
+"""An app that whoever can submit one to a SuperLink may write, and what it asks nodes in the
+server's own hand.
 
-The questions are signed with the key that the nodes have enrolled and each names the client that it is sent to, so that
-the node examines what stands in them.
+The questions are signed with the key that the nodes have enrolled and each names the client that it
+is sent to, so that the node examines what stands in them.
 """
 
 from __future__ import annotations
@@ -104,8 +105,13 @@ class Case:
 
     def values(self) -> dict[str, Any]:
         """For the app."""
-        return {"name": self.name, "client": self.client, "header": self.header, "body": self.body.hex(),
-                "type": self.type}  # fmt: skip
+        return {
+            "name": self.name,
+            "client": self.client,
+            "header": self.header,
+            "body": self.body.hex(),
+            "type": self.type,
+        }
 
 
 _MODULE = models.build("logistic", in_shape=(1, 8, 8), classes=10)
@@ -141,13 +147,22 @@ class Asker:
         run: str = "mine", round: int = 1, nonce: str = "00", signer: Ed25519PrivateKey | None = None,
         service: int | None = None, expect: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """A signed header; `service` is the client whose service is meant, if it is not this one's."""
-        text, key = plan or nodes.plan().to_json(), self._services[client if service is None else service]
-        question = Question(run, round, client, text, protocol.sha256(body), work, nonce, key, expect)
+        """A signed header; `service` is the client whose service is meant, if it is not this
+        one's."""
+        text, key = (
+            plan or nodes.plan().to_json(),
+            self._services[client if service is None else service],
+        )
+        question = Question(
+            run, round, client, text, protocol.sha256(body), work, nonce, key, expect
+        )
         return question.header(signer or self._signer)
 
-    def hostile(self, plans: Mapping[str, str], works: Mapping[str, Any], objects: bytes) -> list[Case]:
-        """What a node must refuse: plans, models and work to one node each, the rest to every node."""
+    def hostile(
+        self, plans: Mapping[str, str], works: Mapping[str, Any], objects: bytes
+    ) -> list[Case]:
+        """What a node must refuse: plans, models and work to one node each, the rest to every
+        node."""
         clients = sorted(self._services)
         found: list[Case] = []
 
@@ -188,14 +203,18 @@ class Asker:
         return found
 
     def repeated(self) -> tuple[list[Case], list[Case]]:
-        """One allowed question per node, in many copies: those that are sent together, and those sent afterwards."""
+        """One allowed question per node, in many copies: those that are sent together, and those
+        sent afterwards."""
         waves: tuple[list[Case], list[Case]] = [], []
         for client in sorted(self._services):
             copies = [(self.header(client), kind) for kind in ("train", "train", "evaluate")]
-            runs = [(self.header(client, run=f"run {i}", nonce=f"{i:02x}"), "train") for i in range(5)]
+            runs = [
+                (self.header(client, run=f"run {i}", nonce=f"{i:02x}"), "train") for i in range(5)
+            ]
             for wave, those in zip(waves, (copies + runs[:4], copies[1:] + runs[4:]), strict=True):
                 wave += [
-                    Case("again", client, json.dumps(header), frozenset({"ok"}), BODY, kind) for header, kind in those
+                    Case("again", client, json.dumps(header), frozenset({"ok"}), BODY, kind)
+                    for header, kind in those
                 ]
         return waves
 

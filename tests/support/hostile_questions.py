@@ -21,9 +21,13 @@ GUARANTEE = json.loads(plan().to_json())["guarantee"]
 K = len(nodes.LAYERS)
 SIGMA, CLIP = plan().sigma.tolist(), plan().clip.tolist()
 PLANS = {
-    "noise over ten": changed(sigma=[s / 10 for s in SIGMA]),  # would cost a hundred releases: more than the budget
+    "noise over ten": changed(
+        sigma=[s / 10 for s in SIGMA]
+    ),  # would cost a hundred releases: more than the budget
     "no noise": changed(sigma=[0.0] * K),
-    "hardly any Laplace noise": changed(family="laplace", sigma=[1e-4] * K),  # its composition would take gigabytes
+    "hardly any Laplace noise": changed(
+        family="laplace", sigma=[1e-4] * K
+    ),  # its composition would take gigabytes
     "negative noise": changed(sigma=[-s for s in SIGMA]),
     "infinite noise, released": changed(sigma=[None] * K, released=[True] * K),
     "noise that is not a number": changed(sigma=[float("nan")] * K),
@@ -36,9 +40,13 @@ PLANS = {
     "central trust": plan(trust="central").to_json(),
     "no guarantee": changed(protected=False, guarantee=GUARANTEE | {"status": "none"}),
     "no guarantee, called protected": changed(guarantee=GUARANTEE | {"status": "none"}),
-    "bounded by the trainer": changed(bounded_by="trainer", guarantee=GUARANTEE | {"unit": "example"}),
+    "bounded by the trainer": changed(
+        bounded_by="trainer", guarantee=GUARANTEE | {"unit": "example"}
+    ),
     "bounded by nobody": changed(bounded_by="nobody"),
-    "another number of layers": changed(clip=[*CLIP, 1.0], sigma=[*SIGMA, 1.0], released=[True] * (K + 1)),
+    "another number of layers": changed(
+        clip=[*CLIP, 1.0], sigma=[*SIGMA, 1.0], released=[True] * (K + 1)
+    ),
     "nothing released": changed(released=[False] * K, sigma=[None] * K),
     "a query without noise": changed(queries=[["below-bound", 0.0]]),
     "an unknown query": changed(queries=[["raw", 1.0]]),

@@ -22,7 +22,9 @@ SIZES = {"a": 3, "b": 2}
 
 
 def spread(client: int) -> torch.Tensor:
-    return torch.randn(5, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 3 - 1)
+    return torch.randn(5, generator=torch.Generator().manual_seed(client)) * 10.0 ** (
+        client % 3 - 1
+    )
 
 
 def nodes(**options):
@@ -66,7 +68,9 @@ BROKEN: dict[str, Array] = {
     "objects": npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (5,), }\n", b"x" * 40),
     "dates": npy(b"{'descr': '<M8[s]', 'fortran_order': False, 'shape': (5,), }\n", b"x" * 40),
     "void of size 0": npy(b"{'descr': '|V0', 'fortran_order': False, 'shape': (5,), }\n"),
-    "shape of another size": npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999,), }\n", bytes(40)),
+    "shape of another size": npy(
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999,), }\n", bytes(40)
+    ),
     "header is code": npy(b"__import__('os').abort()\n", bytes(40)),
     "header is deep": npy(b"[" * 9000 + b"\n", bytes(40)),
     "no header": Array("float64", (5,), "numpy.ndarray", b"nothing of the kind"),

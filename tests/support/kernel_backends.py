@@ -1,8 +1,8 @@
 """Shared by the tests of the kernels: backends that can run here, layouts, blocks of clients.
 
-Triton runs compiled where there is a GPU, and otherwise in its interpreter. The interpreter must be chosen before
-Triton is first imported, so `test_kernel_triton.py` runs these tests again in a process of its own.
-"""
+Triton runs compiled where there is a GPU, and otherwise in its interpreter. The interpreter must be
+chosen before Triton is first imported, so `test_kernel_triton.py` runs these tests again in a
+process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedlgm.aggregation.kernels import SERVER_STREAM, ClipFactors, add_noise_, clip_factors, clip_scale_sum
+from fedlgm.aggregation.kernels import (
+    SERVER_STREAM,
+    ClipFactors,
+    add_noise_,
+    clip_factors,
+    clip_scale_sum,
+)
 
 torch.set_num_threads(1)
 
@@ -53,10 +59,14 @@ def per_layer(values: torch.Tensor, sizes) -> list[np.ndarray]:
     return [part.double().cpu().numpy() for part in values.split(list(sizes), dim=-1)]
 
 
-def noise(backend, sizes, scale, family="gaussian", key=KEY, stream=SERVER_STREAM, grid=False) -> torch.Tensor:
+def noise(
+    backend, sizes, scale, family="gaussian", key=KEY, stream=SERVER_STREAM, grid=False
+) -> torch.Tensor:
     vector = on(torch.zeros(sum(sizes)), backend)
     scale = on(torch.as_tensor(scale, dtype=torch.float32).expand(len(sizes)).contiguous(), backend)
-    return add_noise_(vector, offsets_of(sizes), scale, family, key, stream, grid=grid, backend=backend).cpu()
+    return add_noise_(
+        vector, offsets_of(sizes), scale, family, key, stream, grid=grid, backend=backend
+    ).cpu()
 
 
 def bounded_sum(

@@ -1,4 +1,5 @@
-"""Three real release services behind a link that misbehaves in every way that matters, and a Grid over them."""
+"""Three real release services behind a link that misbehaves in every way that matters, and a Grid
+over them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from strategies.messages import NumberingGrid
 from tests.support.nodes import LAYERS, MODEL, WORK, NodeProcess, make_node
 
 CLIENTS = 3
-QUICK = Patience(quorum=0.6, round_seconds=2.0, offline_seconds=0.5, give_up_seconds=5.0, poll_seconds=0.01)
+QUICK = Patience(
+    quorum=0.6, round_seconds=2.0, offline_seconds=0.5, give_up_seconds=5.0, poll_seconds=0.01
+)
 
 
 def pem() -> bytes:
@@ -45,17 +48,20 @@ def pem() -> bytes:
 
 
 class Link(NumberingGrid):
-    """Flower's side: takes messages to the nodes' services and brings their replies, as far as its faults allow."""
+    """Flower's side: takes messages to the nodes' services and brings their replies, as far as its
+    faults allow."""
 
     def __init__(self, folders: list[NodeFolder], keys: list[bytes]) -> None:
         self.folders, self.keys = dict(enumerate(folders)), list(keys)
         self.offline: set[int] = set()
         self.node_of = {100 + client: client for client in self.folders}
-        self.fault: Callable[[int, Message, RecordDict], RecordDict | Error | None] = lambda client, message, reply: (
-            reply
+        self.fault: Callable[[int, Message, RecordDict], RecordDict | Error | None] = (
+            lambda client, message, reply: reply
         )
         self.sent: list[tuple[int, Message]] = []
-        self.behind: dict[int, list[Message]] = {}  # clients whose SuperNode sends a reply after the next message only
+        self.behind: dict[
+            int, list[Message]
+        ] = {}  # clients whose SuperNode sends a reply after the next message only
         self.work_seconds = 0.0  # that a question takes, and a greeting does not
         self._replies: dict[str, Message] = {}
         self._ready: dict[str, float] = {}
@@ -67,11 +73,17 @@ class Link(NumberingGrid):
         return None
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: Any = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: Any = None,
     ) -> Message:
         number = str(len(self.sent) + len(self._replies) + id(content))
         return Message(
-            content=content, metadata=Metadata(1, number, 1, dst_node_id, "", group_id, 0.0, 9e9, message_type)
+            content=content,
+            metadata=Metadata(1, number, 1, dst_node_id, "", group_id, 0.0, 9e9, message_type),
         )
 
     def get_node_ids(self) -> list[int]:
@@ -108,7 +120,9 @@ class Link(NumberingGrid):
         done = [one for one in ids if one in self._replies and self._ready.get(one, 0.0) <= now]
         return [self._replies.pop(one) for one in done]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         raise AssertionError("the nodes' Grid polls by itself")
 
 
@@ -116,7 +130,9 @@ class NodeFederation:
     """Three nodes, their link, and a Grid over them."""
 
     def __init__(self, tmp_path: Path, **policy: Any) -> None:
-        self.folders = [make_node(tmp_path / f"n{client}", client=client, **policy) for client in range(CLIENTS)]
+        self.folders = [
+            make_node(tmp_path / f"n{client}", client=client, **policy) for client in range(CLIENTS)
+        ]
         self.processes = [NodeProcess(folder) for folder in self.folders]
         self.keys = [pem() for _ in range(CLIENTS)]
         self.link = Link(self.folders, self.keys)
@@ -126,13 +142,19 @@ class NodeFederation:
         self.ledger = tmp_path / "server.sqlite"
 
     def enrolment(self) -> Enrolment:
-        return Enrolment.model_validate({
-            "node": [
-                {"client": client, "name": f"n{client}", "flower_key": key_digest(self.keys[client]),
-                 "service_key": self.folders[client].public()["service_key"]}
-                for client in range(CLIENTS)
-            ]
-        })  # fmt: skip
+        return Enrolment.model_validate(
+            {
+                "node": [
+                    {
+                        "client": client,
+                        "name": f"n{client}",
+                        "flower_key": key_digest(self.keys[client]),
+                        "service_key": self.folders[client].public()["service_key"],
+                    }
+                    for client in range(CLIENTS)
+                ]
+            }
+        )
 
     def grid(self, patience: Patience = QUICK) -> NodeGrid:
         enrolment = self.enrolment()
@@ -143,17 +165,30 @@ class NodeFederation:
         )  # fmt: skip
 
     def run(
-        self, rounds: int = 1, grid: NodeGrid | None = None, trust: str = "local", cap: int | None = None
+        self,
+        rounds: int = 1,
+        grid: NodeGrid | None = None,
+        trust: str = "local",
+        cap: int | None = None,
     ) -> torch.Tensor:
-        """The model after some rounds of a real strategy, which asks nobody more than `cap` times."""
+        """The model after some rounds of a real strategy, which asks nobody more than `cap`
+        times."""
         facts = RunFacts(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
         facts = facts if cap is None else replace(facts, max_participations=cap)
-        method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts), KeyRing(1, secret=True)
+        method, keys = (
+            Method(mechanisms.get("snr-consistent"), LAYERS, facts),
+            KeyRing(1, secret=True),
+        )
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
-                method, Transcript.start(MODEL), CohortSampler(facts.sampling, keys), ServerOptimizer("sgd", 1.0),
-                Releaser(keys, ledger), EnrolledNodes(quorum=QUICK.quorum), continue_ledger=True,
-            )  # fmt: skip
+                method,
+                Transcript.start(MODEL),
+                CohortSampler(facts.sampling, keys),
+                ServerOptimizer("sgd", 1.0),
+                Releaser(keys, ledger),
+                EnrolledNodes(quorum=QUICK.quorum),
+                continue_ledger=True,
+            )
             strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
         return strategy.transcript.models[-1]
 

@@ -1,4 +1,5 @@
-"""Nodes with real release services, in processes forked from the test's: they start without importing torch."""
+"""Nodes with real release services, in processes forked from the test's: they start without
+importing torch."""
 
 from __future__ import annotations
 
@@ -54,10 +55,17 @@ def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:
     np.savez(path, x=x, y=np.arange(examples) % CLASSES)
 
 
-def make_node(path: Path, *, test_seed: int | None = None, signer: Any = None, **values: Any) -> NodeFolder:
+def make_node(
+    path: Path, *, test_seed: int | None = None, signer: Any = None, **values: Any
+) -> NodeFolder:
     """A node's folder with its own data beside it."""
     write_data(path.with_name(path.name + ".npz"))
-    policy = {"population": 3, "path": f"../{path.name}.npz", "shape": list(SHAPE), "classes": CLASSES} | values
+    policy = {
+        "population": 3,
+        "path": f"../{path.name}.npz",
+        "shape": list(SHAPE),
+        "classes": CLASSES,
+    } | values
     made = NodeFolder.create(path, policy, test_seed=test_seed, signer=signer)
     edit(made, "reply_every_seconds = 0.5", "reply_every_seconds = 0.0")
     return made
@@ -80,14 +88,26 @@ def plan(
     **facts_options: Any,
 ) -> ReleasePlan:
     """A plan for the nodes' model; `multiplier` is noise over bound."""
-    options = {"sampling": Sampling("poisson", population, 1.0), "relation": "replace-one", "rounds": 10}
+    options = {
+        "sampling": Sampling("poisson", population, 1.0),
+        "relation": "replace-one",
+        "rounds": 10,
+    }
     facts = RunFacts(multiplier, trust=trust, **(options | facts_options))  # type: ignore[arg-type]
-    return Method(mechanisms.get(mechanism, bound=bound), LAYERS, facts).plan(Transcript.start(MODEL))
+    return Method(mechanisms.get(mechanism, bound=bound), LAYERS, facts).plan(
+        Transcript.start(MODEL)
+    )
 
 
 def asked(folder: NodeFolder, **values: Any) -> Question:
     """A question to this node; whatever is not given is the usual one."""
-    usual = {"run": "run", "round": 1, "client": 0, "plan": plan().to_json(), "model": protocol.sha256(BODY)}
+    usual = {
+        "run": "run",
+        "round": 1,
+        "client": 0,
+        "plan": plan().to_json(),
+        "model": protocol.sha256(BODY),
+    }
     usual |= {"work": WORK, "nonce": "00", "service": folder.public()["service_key"]}
     return Question(**(usual | values))
 
@@ -108,10 +128,18 @@ def ask(
 ) -> tuple[dict[str, Any], bytes]:
     """Ask the service as a server would; every part may be another."""
     question = asked(
-        folder, run=run, round=round, client=client, plan=text or plan().to_json(), model=protocol.sha256(body),
-        work=work or WORK, nonce=nonce,
-    )  # fmt: skip
-    header, numbers = frames.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
+        folder,
+        run=run,
+        round=round,
+        client=client,
+        plan=text or plan().to_json(),
+        model=protocol.sha256(body),
+        work=work or WORK,
+        nonce=nonce,
+    )
+    header, numbers = frames.exchange(
+        str(folder.socket), question.header(signer) | more, body, timeout=timeout
+    )
     return header, bytes(numbers)
 
 
@@ -194,7 +222,8 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     os._exit(0)
 
 
-# -- faults, set in the service's own process --------------------------------------------------------------------------
+# -- faults, set in the service's own process
+# --------------------------------------------------------------------------
 
 
 def die() -> None:

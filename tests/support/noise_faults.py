@@ -1,4 +1,5 @@
-"""Faults of noise whose law is stated: another law or scale, numbers without noise, noise that comes back."""
+"""Faults of noise whose law is stated: another law or scale, numbers without noise, noise that
+comes back."""
 
 from __future__ import annotations
 
@@ -25,9 +26,17 @@ def faults(noise: list[list[np.ndarray]], family: str = "gaussian") -> set[str]:
     for layer in zip(*noise, strict=True):
         values = np.concatenate(layer)
         beyond = int((np.abs(values) > law.isf(0.0025)).sum())
-        if min(stats.kstest(values, law.cdf).pvalue, stats.binomtest(beyond, len(values), 0.005).pvalue) < LEVEL:
+        if (
+            min(
+                stats.kstest(values, law.cdf).pvalue,
+                stats.binomtest(beyond, len(values), 0.005).pvalue,
+            )
+            < LEVEL
+        ):
             found.add("law")
-        size, freedom = (values**2, stats.chi2) if family == "gaussian" else (np.abs(values), stats.gamma)
+        size, freedom = (
+            (values**2, stats.chi2) if family == "gaussian" else (np.abs(values), stats.gamma)
+        )
         if not LEVEL < freedom(len(values)).cdf(size.sum()) < 1 - LEVEL:
             found.add("scale")
         if (np.abs(np.stack(layer)) < STEP).all(axis=0).any():
@@ -52,4 +61,6 @@ def _correlated(one: np.ndarray, other: np.ndarray) -> bool:
 
 def _same_magnitudes(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether they hold the same numbers in some order and with some signs."""
-    return len(one) == len(other) and bool(np.abs(np.sort(np.abs(one)) - np.sort(np.abs(other))).max() < 4 * STEP)
+    return len(one) == len(other) and bool(
+        np.abs(np.sort(np.abs(one)) - np.sort(np.abs(other))).max() < 4 * STEP
+    )

@@ -14,7 +14,11 @@ SIGMA = np.array([0.3, 5.0, 1.0, 40.0])
 LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 
 
-def plan(family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES) -> ReleasePlan:
+def plan(
+    family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES
+) -> ReleasePlan:
     layers = LayerTable.from_sizes(sizes)
     facts = RunFacts(1.0, Sampling("poisson", 10, 0.5))
-    return ReleasePlan(layers, np.ones(len(layers)), sigma, facts, Guarantee("proven", "test"), family=family)
+    return ReleasePlan(
+        layers, np.ones(len(layers)), sigma, facts, Guarantee("proven", "test"), family=family
+    )

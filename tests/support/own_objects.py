@@ -25,7 +25,9 @@ DATA = {"train": (X, Y), "test": (X[:50], Y[:50])}
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -43,7 +45,11 @@ class Alike(Mechanism):
     def plan(self, layers, facts, transcript):
         clip = np.full(len(layers), self.bound / len(layers) ** 0.5)
         return ReleasePlan(
-            layers, clip, np.full(len(layers), facts.noise_multiplier), facts, Guarantee("proven", "test")
+            layers,
+            clip,
+            np.full(len(layers), facts.noise_multiplier),
+            facts,
+            Guarantee("proven", "test"),
         )
 
 

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 
 LIMIT_S = 600.0
-"""Seconds after which a test gives up. No test that passes waits so long: a slow or busy machine must not fail it."""
+"""Seconds after which a test gives up. No test that passes waits so long: a slow or busy machine
+must not fail it."""
 
 
-def wait_until(condition: Callable[[], object], what: str = "what the test waits for", every: float = 0.05) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str = "what the test waits for", every: float = 0.05
+) -> None:
     """Return as soon as `condition` holds; fail after `LIMIT_S`."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():

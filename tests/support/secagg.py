@@ -1,4 +1,5 @@
-"""Members of rounds of secure aggregation, without transport: each has a participant, vectors and charges."""
+"""Members of rounds of secure aggregation, without transport: each has a participant, vectors and
+charges."""
 
 from __future__ import annotations
 
@@ -98,13 +99,19 @@ def federation(
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     members = [
-        Member(Participant(client, signer, policy, store(client)), np.random.default_rng(rng.integers(2**32)), size)
+        Member(
+            Participant(client, signer, policy, store(client)),
+            np.random.default_rng(rng.integers(2**32)),
+            size,
+        )
         for client, signer in enumerate(signers)
     ]
     return Federation(members, policy.services, signers, policy)
 
 
-def terms(threshold: int, colluders: int = 0, size: int = 3, number: int = 0, round: int = 1) -> Terms:
+def terms(
+    threshold: int, colluders: int = 0, size: int = 3, number: int = 0, round: int = 1
+) -> Terms:
     """Terms of attempt `number`."""
     return Terms("run", round, "ab" * 32, threshold, colluders, size, f"{number:032x}")
 
@@ -116,7 +123,8 @@ def aggregate(
     present: Iterable[int] | None = None,
     lost: dict[int, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sum that a server gets whose nodes drop out at those steps, and the sum of the survivors' vectors.
+    """The sum that a server gets whose nodes drop out at those steps, and the sum of the survivors'
+    vectors.
 
     Raises:
         VoidRound: too few came back.
@@ -131,7 +139,10 @@ def aggregate(
 
     members = nodes.members
     adverts = server.advertised(
-        {c: members[c].participant.advertise(agreed).values() for c in asked("advertise", range(len(members)))}
+        {
+            c: members[c].participant.advertise(agreed).values()
+            for c in asked("advertise", range(len(members)))
+        }
     )
     shares = {}
     for client in asked("share", [advert["client"] for advert in adverts]):
@@ -140,25 +151,40 @@ def aggregate(
     deliveries = server.shared(shares)
     for client in asked("mask", deliveries):
         member = members[client]
-        given = attempt, deliveries[client], member.charge, member.make, server.named().get("sharing")
+        given = (
+            attempt,
+            deliveries[client],
+            member.charge,
+            member.make,
+            server.named().get("sharing"),
+        )
         words = member.participant.mask(*given)
         server.add(client, words, member.participant.sent(attempt))
     answered = server.answered()
     agreeing = asked("agree", answered)
-    signatures = server.sent() or server.signed({c: members[c].participant.agree(attempt, answered) for c in agreeing})
-    found = server.total({c: members[c].participant.unmask(attempt, signatures) for c in asked("unmask", signatures)})
+    signatures = server.sent() or server.signed(
+        {c: members[c].participant.agree(attempt, answered) for c in agreeing}
+    )
+    found = server.total(
+        {c: members[c].participant.unmask(attempt, signatures) for c in asked("unmask", signatures)}
+    )
     (cohort,) = {members[client].charges[-1] for client in answered}
-    expected = np.sum([members[client].vectors[cohort] for client in answered], axis=0, dtype=np.uint32)
+    expected = np.sum(
+        [members[client].vectors[cohort] for client in answered], axis=0, dtype=np.uint32
+    )
     return found, expected
 
 
 def explicit(reach: int, crowd: int, signers: int | None = None) -> Shape:
     """A ring that is safe where no node has more than `crowd` colluders among its neighbours."""
-    return Shape(reach, (2 * reach + 1 + crowd) // 2 + 1, crowd + 1 if signers is None else signers, crowd)
+    return Shape(
+        reach, (2 * reach + 1 + crowd) // 2 + 1, crowd + 1 if signers is None else signers, crowd
+    )
 
 
 def use_ring(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
-    """Give all cohorts this shape, however few their members are, unless that makes everyone a neighbour."""
+    """Give all cohorts this shape, however few their members are, unless that makes everyone a
+    neighbour."""
 
     def shape_for(nodes: int, threshold: int, colluders: int) -> Shape:
         return shape_of(nodes, threshold, colluders) if shape.complete(nodes) else shape

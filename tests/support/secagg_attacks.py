@@ -1,8 +1,9 @@
-"""A malicious server with colluding nodes: random deviations from the protocol, and what it holds in the end.
+"""A malicious server with colluding nodes: random deviations from the protocol, and what it holds
+in the end.
 
-The colluders give the server all that they receive and sign whatever it wants; honest nodes are real participants. What
-leaves honest nodes is recorded share by share, so that what the server could compute is known exactly.
-"""
+The colluders give the server all that they receive and sign whatever it wants; honest nodes are
+real participants. What leaves honest nodes is recorded share by share, so that what the server
+could compute is known exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Gains:
 
     Attributes:
         shares: (attempt, peer, kind of secret) -> honest nodes that gave their share of it.
-        signed: (attempt, cohort) -> set of survivors -> honest nodes that have signed or unmasked it.
+        signed: (attempt, cohort) -> set of survivors -> honest nodes that have signed or unmasked
+            it.
         sent: (attempt, cohort) -> honest nodes whose vector was sent.
         uncharged: vectors that left without a charge.
         deviations: calls that were not those of an honest server.
@@ -57,7 +59,13 @@ class MaliciousServer:
     """
 
     def __init__(
-        self, rng: np.random.Generator, nodes: int, threshold: int, colluders: int, *, ring: bool = False
+        self,
+        rng: np.random.Generator,
+        nodes: int,
+        threshold: int,
+        colluders: int,
+        *,
+        ring: bool = False,
     ) -> None:
         self.ring = ring
         self.rng, self.gains = rng, Gains()
@@ -67,7 +75,9 @@ class MaliciousServer:
         self.terms: dict[str, Terms] = {}
         self.adverts: list[dict[str, Any]] = []  # all that were ever seen
         self.sealed: list[tuple[int, int, str]] = []
-        self.signatures: list[tuple[int, str]] = []  # of sets of survivors, and that a vector was sent
+        self.signatures: list[
+            tuple[int, str]
+        ] = []  # of sets of survivors, and that a vector was sent
 
     def chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
@@ -99,18 +109,32 @@ class MaliciousServer:
         for client in range(self.count):
             asked = agreed
             if self.chance(zeal / 4):  # a lowered threshold, or colluders that are not counted
-                asked = replace(agreed, threshold=max(1, self.threshold - 1), colluders=max(0, self.colluders - 1))
-            answer = self.call(asked != agreed, lambda client=client, asked=asked: self.advertised(client, asked))
+                asked = replace(
+                    agreed,
+                    threshold=max(1, self.threshold - 1),
+                    colluders=max(0, self.colluders - 1),
+                )
+            answer = self.call(
+                asked != agreed, lambda client=client, asked=asked: self.advertised(client, asked)
+            )
             if answer is not None:
                 made[client] = answer
                 self.adverts.append(answer)
-        cohorts = [self.cohort(made, agreed, 0.0), self.cohort(made, agreed, zeal), self.cohort(made, agreed, zeal)]
+        cohorts = [
+            self.cohort(made, agreed, 0.0),
+            self.cohort(made, agreed, zeal),
+            self.cohort(made, agreed, zeal),
+        ]
         sealed: dict[int, dict[int, str]] = {}
         for client in range(self.count):
             plan = [0] if not self.chance(zeal) else self.some(range(3), 2)
             for which in plan:
-                shared = self.call(which != 0, lambda client=client, which=which: self.participant(client).share(
-                    agreed.digest, cohorts[which]))  # fmt: skip
+                shared = self.call(
+                    which != 0,
+                    lambda client=client, which=which: self.participant(client).share(
+                        agreed.digest, cohorts[which]
+                    ),
+                )
                 if shared is not None:
                     sealed.setdefault(client, shared.sealed)
                     self.sealed += [(client, to, text) for to, text in shared.sealed.items()]
@@ -145,12 +169,18 @@ class MaliciousServer:
             elif how == 1:
                 chosen[client] = self.one(self.adverts)
             elif how == 2:  # signed with a key that nobody has enrolled
-                chosen[client] = Advert.make(agreed, client, Ed25519PrivateKey.generate(), *key_pairs()).values()
+                chosen[client] = Advert.make(
+                    agreed, client, Ed25519PrivateKey.generate(), *key_pairs()
+                ).values()
             elif how == 3 and client in chosen:
                 chosen[client] = chosen[client] | {"masking": self.one(self.adverts)["masking"]}
-            elif how == 4 and self.colluders:  # a colluder may sign anything: other keys, or a copy of its own
+            elif (
+                how == 4 and self.colluders
+            ):  # a colluder may sign anything: other keys, or a copy of its own
                 client = self.count - 1
-                chosen[client] = Advert.make(agreed, client, self.nodes.signers[client], *key_pairs()).values()
+                chosen[client] = Advert.make(
+                    agreed, client, self.nodes.signers[client], *key_pairs()
+                ).values()
             else:  # one real node and fakes
                 real = int(self.rng.integers(self.count))
                 chosen = {
@@ -160,17 +190,26 @@ class MaliciousServer:
                 }  # fmt: skip
         return list(chosen.values())
 
-    def mask(self, client: int, agreed: Terms, sealed: dict[int, dict[int, str]], zeal: float) -> None:
-        delivered = {by: texts[client] for by, texts in sealed.items() if by != client and client in texts}
+    def mask(
+        self, client: int, agreed: Terms, sealed: dict[int, dict[int, str]], zeal: float
+    ) -> None:
+        delivered = {
+            by: texts[client] for by, texts in sealed.items() if by != client and client in texts
+        }
         deviates = self.chance(zeal)
         if deviates:
             how = int(self.rng.integers(4))
             if how == 0:
-                delivered = {by: delivered[by] for by in self.some(delivered, int(self.rng.integers(self.count)))}
+                delivered = {
+                    by: delivered[by]
+                    for by in self.some(delivered, int(self.rng.integers(self.count)))
+                }
             elif how == 1 and delivered:
                 delivered[self.one(delivered)] = self.one(self.sealed)[2]
             elif how == 2:
-                delivered |= {by: text for by, to, text in self.some(self.sealed, 2) if by != client}
+                delivered |= {
+                    by: text for by, to, text in self.some(self.sealed, 2) if by != client
+                }
             elif delivered:
                 by = self.one(delivered)
                 delivered[by] = delivered[by][:-8]
@@ -181,7 +220,9 @@ class MaliciousServer:
             if self.chance(zeal):
                 deviates, graph = True, self.graph(client, agreed)
                 without = (
-                    set(self.some(sharing, 2)) if graph is None or self.chance(0.3) else self.arc(graph) - {client}
+                    set(self.some(sharing, 2))
+                    if graph is None or self.chance(0.3)
+                    else self.arc(graph) - {client}
                 )
                 delivered = {by: text for by, text in delivered.items() if by not in without}
                 sharing = [one for one in sharing if one not in without]
@@ -199,16 +240,25 @@ class MaliciousServer:
     def graph(self, client: int, agreed: Terms) -> Neighbours | None:
         """Who the client's neighbours are; None if it has not shared its secrets."""
         session = self.session(client, agreed)
-        return self.participant(client)._shared(agreed.digest)[1].neighbours if session and session.cohort else None
+        return (
+            self.participant(client)._shared(agreed.digest)[1].neighbours
+            if session and session.cohort
+            else None
+        )
 
     def arc(self, graph: Neighbours) -> set[int]:
         """Consecutive members, about as many as no mask reaches across."""
-        first, length = int(self.rng.integers(self.count)), graph.shape.reach + int(self.rng.integers(-1, 2))
+        first, length = (
+            int(self.rng.integers(self.count)),
+            graph.shape.reach + int(self.rng.integers(-1, 2)),
+        )
         return {graph._circle[(first + place) % len(graph._circle)] for place in range(length)}
 
     def sets(self, agreed: Terms, zeal: float) -> list[list[int]]:
         """Sets of survivors, which are dealt to overlapping halves, or each to everyone."""
-        everyone = sorted(c for c in range(self.count) if (s := self.session(c, agreed)) is not None and s.sharing)
+        everyone = sorted(
+            c for c in range(self.count) if (s := self.session(c, agreed)) is not None and s.sharing
+        )
         sets = [everyone]
         for _ in range(2):
             size = int(self.rng.integers(max(1, self.threshold - 1), self.count + 1))
@@ -225,7 +275,8 @@ class MaliciousServer:
         for which in plan:
             answered = sets[which]
             signature = self.call(
-                which != 0, lambda answered=answered: self.participant(client).agree(agreed.digest, answered)
+                which != 0,
+                lambda answered=answered: self.participant(client).agree(agreed.digest, answered),
             )
             if signature is None:
                 continue
@@ -260,12 +311,16 @@ class MaliciousServer:
                 same = self.one(list(signatures.values()))
                 signatures = dict.fromkeys(range(self.count), same)
         held = dict(session.held)
-        revealed = self.call(deviates, lambda: self.participant(client).unmask(agreed.digest, signatures))
+        revealed = self.call(
+            deviates, lambda: self.participant(client).unmask(agreed.digest, signatures)
+        )
         if not revealed or not held:
             return
         seeds = {peer for peer, share in revealed.items() if held[str(peer)][SEED] == share}
         found = self.participant(client)._store.signed(session.cohort)
-        far = set() if found is None else set(found[0].answered) - revealed.keys()  # it holds no shares of these
+        far = (
+            set() if found is None else set(found[0].answered) - revealed.keys()
+        )  # it holds no shares of these
         survivors = Survivors(session.cohort, tuple(session.sharing), tuple(sorted(seeds | far)))
         self.gains.signed[agreed.digest, session.cohort][survivors].add(client)
         for peer, share in revealed.items():
@@ -274,7 +329,8 @@ class MaliciousServer:
     # -- what it has ---------------------------------------------------------------------------------------------------
 
     def obtained(self, attempt: str, peer: int, kind: int) -> bool:
-        """Whether the server can compute that secret of an honest peer, with the shares that colluders hold."""
+        """Whether the server can compute that secret of an honest peer, with the shares that
+        colluders hold."""
         graph = self.graph(peer, self.terms[attempt])
         if graph is None:
             return False
@@ -282,12 +338,21 @@ class MaliciousServer:
         return len(self.gains.shares[attempt, peer, kind]) + len(colluders) >= graph.shape.needed
 
     def learnt(self, attempt: str, cohort: str) -> list[set[int]]:
-        """The honest nodes in each sum that the server can read: no mask of theirs is left that it does not know."""
-        seeds, keys = ({peer for peer in self.honest if self.obtained(attempt, peer, kind)} for kind in (SEED, MASKING))
+        """The honest nodes in each sum that the server can read: no mask of theirs is left that it
+        does not know."""
+        seeds, keys = (
+            {peer for peer in self.honest if self.obtained(attempt, peer, kind)}
+            for kind in (SEED, MASKING)
+        )
         masked = {}
         for client in self.gains.sent[attempt, cohort]:
-            graph, session = self.graph(client, self.terms[attempt]), self.session(client, self.terms[attempt])
-            masked[client] = graph.holders(client).intersection(session.sharing, self.honest) - {client} - keys
+            graph, session = (
+                self.graph(client, self.terms[attempt]),
+                self.session(client, self.terms[attempt]),
+            )
+            masked[client] = (
+                graph.holders(client).intersection(session.sharing, self.honest) - {client} - keys
+            )
         sums = []
         for start in seeds & masked.keys():
             within, ahead = {start}, [start]
@@ -295,7 +360,9 @@ class MaliciousServer:
                 one = ahead.pop()
                 ahead += masked[one] - within
                 within |= masked[one]
-            if within <= seeds & masked.keys() and all(one in masked[other] for one in within for other in masked[one]):
+            if within <= seeds & masked.keys() and all(
+                one in masked[other] for one in within for other in masked[one]
+            ):
                 sums.append(within)
         return sums
 
@@ -310,7 +377,9 @@ class MaliciousServer:
             for client in self.honest:
                 if sum(client in signers for signers in sets.values()) > 1:
                     found.append(f"two signatures of client {client}")
-            complete = [s for s, signers in sets.items() if len(signers) + self.colluders >= self.threshold]
+            complete = [
+                s for s, signers in sets.items() if len(signers) + self.colluders >= self.threshold
+            ]
             if len(complete) > 1:
                 found.append("two sets of survivors of one release")
             unmasked = {peer for peer in self.honest if self.obtained(attempt, peer, SEED)}
@@ -329,7 +398,8 @@ class MaliciousServer:
 
 
 def attacked(deviations: int, seed: int, *, ring: bool = False) -> tuple[Gains, list[str], int]:
-    """All gains of that many random deviations over many federations, the violations, and the sums that were read."""
+    """All gains of that many random deviations over many federations, the violations, and the sums
+    that were read."""
     rng, all_, violations, sums = np.random.default_rng(seed), Gains(), list[str](), 0
     while all_.deviations < deviations:
         nodes = int(rng.integers(10, 15) if ring else rng.integers(3, 7))
@@ -343,9 +413,13 @@ def attacked(deviations: int, seed: int, *, ring: bool = False) -> tuple[Gains, 
                 use_ring(patch, explicit(2 + colluders, colluders))
             server = MaliciousServer(rng, nodes, threshold, colluders, ring=ring)
             for number in range(3):
-                server.attempt(number, zeal=float(rng.choice([0.01, 0.04, 0.2] if ring else [0.05, 0.15, 0.4])))
+                server.attempt(
+                    number, zeal=float(rng.choice([0.01, 0.04, 0.2] if ring else [0.05, 0.15, 0.4]))
+                )
             violations += server.violations()
             all_.deviations += server.gains.deviations
             all_.accepted += server.gains.accepted
-            sums += sum(bool(server.learnt(attempt, cohort)) for attempt, cohort in server.gains.sent)
+            sums += sum(
+                bool(server.learnt(attempt, cohort)) for attempt, cohort in server.gains.sent
+            )
     return all_, violations, sums

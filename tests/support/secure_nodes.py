@@ -1,4 +1,5 @@
-"""Nodes that answer only in secure sums: their services in this process, and a server that asks them."""
+"""Nodes that answer only in secure sums: their services in this process, and a server that asks
+them."""
 
 from __future__ import annotations
 
@@ -60,9 +61,14 @@ def facts(
     noise: str = "discrete-gaussian",
 ) -> RunFacts:
     return RunFacts(
-        multiplier, Sampling("fixed", nodes, 1.0), "replace-one", "distributed", 10, accountant="rdp",
+        multiplier,
+        Sampling("fixed", nodes, 1.0),
+        "replace-one",
+        "distributed",
+        10,
+        accountant="rdp",
         shares=Shares(threshold, colluders, noise),
-    )  # fmt: skip
+    )
 
 
 def plan(**options: Any) -> ReleasePlan:
@@ -71,15 +77,26 @@ def plan(**options: Any) -> ReleasePlan:
     return method.plan(Transcript.start(MODEL))
 
 
-def make_nodes(path: Path, nodes: int = NODES, test_seed: int | None = None, **values: Any) -> list[NodeFolder]:
+def make_nodes(
+    path: Path, nodes: int = NODES, test_seed: int | None = None, **values: Any
+) -> list[NodeFolder]:
     """Folders of nodes that know each other's keys."""
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
     policy: dict[str, Any] = {
-        "trust": ["distributed"], "min_cohort": nodes, "max_colluders": COLLUDERS, "population": nodes,
+        "trust": ["distributed"],
+        "min_cohort": nodes,
+        "max_colluders": COLLUDERS,
+        "population": nodes,
         "peers": [public_text(signer) for signer in signers],
-    }  # fmt: skip
+    }
     return [
-        make_node(path / f"n{client}", client=client, signer=signer, test_seed=test_seed, **(policy | values))
+        make_node(
+            path / f"n{client}",
+            client=client,
+            signer=signer,
+            test_seed=test_seed,
+            **(policy | values),
+        )
         for client, signer in enumerate(signers)
     ]
 
@@ -88,7 +105,8 @@ _exchange = frames.exchange
 
 
 class Served:
-    """Services of some nodes in this process, by the paths of their sockets, behind `frames.exchange`."""
+    """Services of some nodes in this process, by the paths of their sockets, behind
+    `frames.exchange`."""
 
     def __init__(self, folders: list[NodeFolder]) -> None:
         self.folders = folders
@@ -108,7 +126,9 @@ class Served:
         for folder in self.folders:
             self.stop(folder)
 
-    def exchange(self, path: str, header: Any, body: Any, **_: Any) -> tuple[dict[str, Any], memoryview]:
+    def exchange(
+        self, path: str, header: Any, body: Any, **_: Any
+    ) -> tuple[dict[str, Any], memoryview]:
         """See `frames.exchange`."""
         if path not in self.services:  # in a process of its own, or nowhere
             return _exchange(path, header, body, timeout=LIMIT_S)
@@ -136,17 +156,22 @@ class SecureFederation:
 
     @property
     def services(self) -> dict[int, str]:
-        return {client: folder.public()["service_key"] for client, folder in enumerate(self.folders)}
+        return {
+            client: folder.public()["service_key"] for client, folder in enumerate(self.folders)
+        }
 
     def charges(self) -> list[int]:
         """Releases that each node has charged."""
         return [len(rows(folder)) for folder in self.folders]
 
     def asked(self) -> dict[int, list[tuple[int, str]]]:
-        """Round and step of each question that the server has sent since the last call, by client."""
+        """Round and step of each question that the server has sent since the last call, by
+        client."""
         asked: dict[int, list[tuple[int, str]]] = {client: [] for client in range(NODES)}
         for client, message in self.link.sent:
-            header = frames.parse_header(str(message.content.config_records[wire.CONFIG][HEADER]).encode())
+            header = frames.parse_header(
+                str(message.content.config_records[wire.CONFIG][HEADER]).encode()
+            )
             if header["ask"] in STEPS:
                 asked[client].append((header["round"], header["ask"]))
         self.link.sent.clear()
@@ -179,8 +204,12 @@ class SecureFederation:
     def run(
         self, rounds: int = 1, grid: SecureGrid | None = None, resume: bool = False, **options: Any
     ) -> torch.Tensor:
-        """The model after some rounds of a real strategy, which begin after the last recorded round on `resume`."""
-        method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts(**options)), KeyRing(1, secret=True)
+        """The model after some rounds of a real strategy, which begin after the last recorded round
+        on `resume`."""
+        method, keys = (
+            Method(mechanisms.get("snr-consistent"), LAYERS, facts(**options)),
+            KeyRing(1, secret=True),
+        )
         self.transcript = self.transcript if resume else Transcript.start(MODEL)
         grid = grid or self.grid()
         file = grid.file
@@ -192,20 +221,35 @@ class SecureFederation:
 
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
-                method, self.transcript, CohortSampler(method.facts.sampling, keys), ServerOptimizer("sgd", 1.0),
-                Releaser(keys, ledger, attempt=file.key), EnrolledSum(), on_round=recorded, continue_ledger=True,
-            )  # fmt: skip
-            strategy.start(grid, strategy.initial_arrays(), num_rounds=rounds - self.transcript.rounds)
+                method,
+                self.transcript,
+                CohortSampler(method.facts.sampling, keys),
+                ServerOptimizer("sgd", 1.0),
+                Releaser(keys, ledger, attempt=file.key),
+                EnrolledSum(),
+                on_round=recorded,
+                continue_ledger=True,
+            )
+            strategy.start(
+                grid, strategy.initial_arrays(), num_rounds=rounds - self.transcript.rounds
+            )
         return strategy.transcript.models[-1]
 
     # -- one round, step by step ---------------------------------------------------------------------------------------
 
     def question(self, client: int, **values: Any) -> Question:
-        usual: dict[str, Any] = {"run": "run", "round": 1, "plan": plan().to_json(), "model": protocol.sha256(BODY)}
+        usual: dict[str, Any] = {
+            "run": "run",
+            "round": 1,
+            "plan": plan().to_json(),
+            "model": protocol.sha256(BODY),
+        }
         usual |= {"work": WORK, "nonce": self.nonce, "service": self.services[client]}
         return Question(**(usual | values), client=client)
 
-    def ask(self, client: int, step: str, given: Any = None, signer: Any = None, **values: Any) -> dict[str, Any]:
+    def ask(
+        self, client: int, step: str, given: Any = None, signer: Any = None, **values: Any
+    ) -> dict[str, Any]:
         """A node's answer; a refusal is one, too."""
         question = self.question(client, **values)
         header = question.header(signer) | {"ask": step, "given": given or {}}
@@ -215,12 +259,15 @@ class SecureFederation:
         return answer | ({"words": frames.vector(bytes(numbers), WORDS)} if numbers else {})
 
     def steps(self, signer: Any = None, directly: bool = False, **values: Any) -> Any:
-        """The calls of one round as (step, client, call), a generator that is sent the answers; it returns the sum.
+        """The calls of one round as (step, client, call), a generator that is sent the answers; it
+        returns the sum.
 
-        Nodes are asked to agree, unless they shall unmask `directly` because all have sent their vectors.
-        """
+        Nodes are asked to agree, unless they shall unmask `directly` because all have sent their
+        vectors."""
         question = self.question(0, **values)
-        server = SecureSum(terms_of(question, ReleasePlan.from_json(LAYERS, question.plan)), self.services)
+        server = SecureSum(
+            terms_of(question, ReleasePlan.from_json(LAYERS, question.plan)), self.services
+        )
         here = range(len(self.folders))
 
         def call(step: str, client: int, given: Any = None) -> Any:
@@ -232,14 +279,19 @@ class SecureFederation:
         cohort, shared = server.advertised(adverts), {}
         for client in here:
             said = (yield call("share", client, {"adverts": cohort}))["said"]
-            shared[client] = {int(to): text for to, text in said["sealed"].items()}, said["commitment"]
+            shared[client] = (
+                {int(to): text for to, text in said["sealed"].items()},
+                said["commitment"],
+            )
         for client, sealed in server.shared(shared).items():
             given = {"sealed": {str(by): text for by, text in sealed.items()}, **server.named()}
             answer = yield call("mask", client, given)
             server.add(client, answer["words"].astype(np.uint32), answer["sent"])
         answered, signed, revealed = server.answered(), {}, {}
         for client in () if directly else answered:
-            signed[client] = (yield call("agree", client, {"answered": answered}))["said"]["signature"]
+            signed[client] = (yield call("agree", client, {"answered": answered}))["said"][
+                "signature"
+            ]
         evidence = server.sent() if directly else server.signed(signed)
         signatures = {str(client): text for client, text in evidence.items()}
         for client in answered:
@@ -248,7 +300,8 @@ class SecureFederation:
         return server.total(revealed)
 
     def given_to(self, step: str) -> tuple[list[Any], Any]:
-        """The contents that an honest server would send to every node at a step, and the answers until then."""
+        """The contents that an honest server would send to every node at a step, and the answers
+        until then."""
         answers = self.whole(until=step)
         return [self._given(answers, step, client) for client in range(NODES)], answers
 
@@ -258,14 +311,19 @@ class SecureFederation:
         if step == "share":
             return {"adverts": [answers["advertise", c]["said"] for c in everyone]}
         if step == "mask":
-            sealed = {str(c): answers["share", c]["said"]["sealed"][str(client)] for c in everyone if c != client}
+            sealed = {
+                str(c): answers["share", c]["said"]["sealed"][str(client)]
+                for c in everyone
+                if c != client
+            }
             return {"sealed": sealed}
         if step == "agree":
             return {"answered": list(everyone)}
         return {"signatures": {str(c): answers["agree", c]["said"]["signature"] for c in everyone}}
 
     def whole(self, until: str = "", **values: Any) -> Any:
-        """The sum of a round without incident; with `until`, its answers before that step, by step and client."""
+        """The sum of a round without incident; with `until`, its answers before that step, by step
+        and client."""
         run, answers = self.steps(**values), dict[tuple[str, int], Any]()
         step, client, call = next(run)
         while step != until:

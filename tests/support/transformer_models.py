@@ -30,8 +30,20 @@ def bert(dropout: float = 0.0, **options: Any) -> nn.Module:
 
     torch.manual_seed(0)
     drops = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-    config = BertConfig(**sizes, **drops, vocab_size=WORDS, max_position_embeddings=12, num_labels=CLASSES, **options)
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    config = BertConfig(
+        **sizes,
+        **drops,
+        vocab_size=WORDS,
+        max_position_embeddings=12,
+        num_labels=CLASSES,
+        **options,
+    )
     return BertForSequenceClassification(config)
 
 
@@ -43,7 +55,9 @@ def lora(model: nn.Module, **options: Any) -> nn.Module:
     causal = type(model).__name__.startswith("GPT2")
     where = {"target_modules": ["c_attn"]} if causal else {"target_modules": ["query", "value"]}
     kind = "CAUSAL_LM" if causal else "SEQ_CLS"
-    adapted = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, task_type=kind, **where, **options))
+    adapted = get_peft_model(
+        model, LoraConfig(r=2, lora_alpha=4, task_type=kind, **where, **options)
+    )
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:  # they begin at zero, where half of all gradients vanish
@@ -60,20 +74,30 @@ def tokens(examples: int) -> tuple[Tensor, Tensor]:
 
 
 CHANGES = {
-    "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01, "privacy.accountant": "rdp", "run.seed": 1,
+    "federation.rounds": 2,
+    "federation.rate": 0.5,
+    "privacy.delta": 0.01,
+    "privacy.accountant": "rdp",
+    "run.seed": 1,
     "run.workers": 1,  # a worker imports transformers, which takes longer than the run
-}  # fmt: skip
+}
 
 
 def sentences(labels: bool) -> datasets.DatasetDict:
     random = np.random.default_rng(0)
-    rows = [random.integers(1, WORDS, size=random.integers(3, LENGTH + 1)).tolist() for _ in range(60)]
+    rows = [
+        random.integers(1, WORDS, size=random.integers(3, LENGTH + 1)).tolist() for _ in range(60)
+    ]
     table = {"input_ids": rows, "user": [f"user {i % 10}" for i in range(60)]}
-    whole = datasets.Dataset.from_dict(table | ({"label": [sum(row) % CLASSES for row in rows]} if labels else {}))
+    whole = datasets.Dataset.from_dict(
+        table | ({"label": [sum(row) % CLASSES for row in rows]} if labels else {})
+    )
     return datasets.DatasetDict(train=whole.select(range(50)), test=whole.select(range(50, 60)))
 
 
 def run(model: Any, path: Path, **options: Any) -> simulations.RunResult:
     changes = CHANGES | options.pop("overrides", {})
     data = sentences(not task_of(model))
-    return simulations.simulate(model=model, data=data, users="user", overrides=changes, run_dir=path, **options)
+    return simulations.simulate(
+        model=model, data=data, users="user", overrides=changes, run_dir=path, **options
+    )

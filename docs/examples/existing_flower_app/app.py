@@ -29,4 +29,7 @@ def train(message, context):
 def main(grid, context):
     ledger = context.run_config["folder"] + "/ledger.sqlite"
     strategy = PrivateFedAvg(model, epsilon=8, delta=1e-2, clients=10, rounds=3, ledger=ledger)
-    torch.save(strategy.start(grid).arrays.to_torch_state_dict(), context.run_config["folder"] + "/model.pt")
+    torch.save(
+        strategy.start(grid).arrays.to_torch_state_dict(),
+        context.run_config["folder"] + "/model.pt",
+    )

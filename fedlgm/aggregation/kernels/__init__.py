@@ -1,4 +1,5 @@
-"""Kernels for blocks of updates (norms, clip factors, scaled sum) and for noise, in Triton on GPUs and torch elsewhere.
+"""Kernels for blocks of updates (norms, clip factors, scaled sum) and for noise, in Triton on GPUs
+and torch elsewhere.
 
 `backend_for(tensor)` picks the backend; importing this package needs neither Triton nor a GPU.
 """

@@ -1,7 +1,7 @@
 """Host-side tables that cut the flat vector into pieces, none of which crosses a layer's boundary.
 
-The tables depend only on the public layer boundaries, are built once and stay on the device. A private step then needs
-one launch for all layers and no synchronisation.
+The tables depend only on the public layer boundaries, are built once and stay on the device. A
+private step then needs one launch for all layers and no synchronisation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Tiles:
     """Tiles of at most `size` elements, each within one layer, in flat order.
 
     Attributes:
-        table: [T, 4] int64 on the device: layer, first element within the layer, number of elements, flat position.
+        table: [T, 4] int64 on the device: layer, first element within the layer, number of
+            elements, flat position.
         first: [K + 1] int64 on the device; layer k owns the tiles first[k] <= t < first[k + 1].
         count: T.
         alignment: power of two (at most 16) that divides every tile's flat position.
@@ -39,15 +40,18 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of the flat vector that the torch backend handles at once: part of one layer, or several small layers.
+    """A range of the flat vector that the torch backend handles at once: part of one layer, or
+    several small layers.
 
     Attributes:
         start: flat position of the first element.
         stop: flat position after the last one.
         layer: the layer, or each element's layer, [stop - start] int64.
-        group: first Philox counter word (element // 4) of the first group of four, or of all G groups, [G] int64.
+        group: first Philox counter word (element // 4) of the first group of four, or of all G
+            groups, [G] int64.
         group_layer: second counter word: the layer, or each group's layer, [G] int64.
-        pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means the first ones.
+        pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means
+            the first ones.
     """
 
     start: int
@@ -65,14 +69,16 @@ class Layout:
         offsets: [K + 1] int64; layer k covers the flat positions offsets[k] <= i < offsets[k + 1].
 
     Raises:
-        ConfigError: boundaries do not start at 0, or a layer is empty or has 2**31 elements or more.
+        ConfigError: boundaries do not start at 0, or a layer is empty or has 2**31 elements or
+            more.
     """
 
     def __init__(self, offsets: np.ndarray) -> None:
         sizes = np.diff(offsets)
         if len(sizes) < 1 or offsets[0] != 0 or (sizes < 1).any() or (sizes >= _LIMIT).any():
             raise ConfigError(
-                "offsets must be [0, end of layer 1, ..., end of layer K], strictly increasing by less than 2**31, "
+                "offsets must be [0, end of layer 1, ..., end of layer K], strictly increasing by "
+                "less than 2**31, "
                 f"got {offsets.tolist() if len(offsets) < 9 else [*offsets[:8].tolist(), '...']}"
             )
         self.offsets = offsets
@@ -89,7 +95,9 @@ class Layout:
         return bits & -bits
 
     def tiles(self, size: int, device: torch.device) -> Tiles:
-        """Tiles of `size` elements (a multiple of 16) on `device`; the first call for a size and device copies."""
+        """Tiles of `size` elements (a multiple of 16) on `device`; the first call for a size and
+        device copies.
+        """
         if (size, device) not in self._tiles:
             counts = -(-self.sizes // size)
             first = np.concatenate([[0], np.cumsum(counts)])
@@ -98,12 +106,17 @@ class Layout:
             length = np.minimum(size, self.sizes[layer] - start)
             table = np.stack([layer, start, length, self.offsets[layer] + start], axis=1)
             self._tiles[size, device] = Tiles(
-                torch.from_numpy(table).to(device), torch.from_numpy(first).to(device), int(first[-1]), self.alignment
+                torch.from_numpy(table).to(device),
+                torch.from_numpy(first).to(device),
+                int(first[-1]),
+                self.alignment,
             )
         return self._tiles[size, device]
 
     def segments(self, size: int, device: torch.device) -> list[Segment]:
-        """Segments of at most `size` elements (a multiple of 4, at least 2048) on `device`, in flat order."""
+        """Segments of at most `size` elements (a multiple of 4, at least 2048) on `device`, in flat
+        order.
+        """
         if (size, device) not in self._segments:
             segments: list[Segment] = []
             run: list[int] = []
@@ -124,7 +137,9 @@ class Layout:
     def _pieces(self, layer: int, size: int) -> list[Segment]:
         begin, end = int(self.offsets[layer]), int(self.offsets[layer + 1])
         starts = range(begin, end, size)
-        return [Segment(s, min(s + size, end), layer, (s - begin) // 4, layer, None) for s in starts]
+        return [
+            Segment(s, min(s + size, end), layer, (s - begin) // 4, layer, None) for s in starts
+        ]
 
     def _merged(self, run: list[int], device: torch.device) -> Segment:
         sizes = self.sizes[run]
@@ -150,14 +165,18 @@ class Layout:
 def empty_block(
     clients: int, size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Empty block of updates [clients, size], aligned for the kernels: every row begins at a multiple of 16."""
+    """Empty block of updates [clients, size], aligned for the kernels: every row begins at a
+    multiple of 16.
+    """
     pitch = -(-size // _MAX_ALIGNMENT) * _MAX_ALIGNMENT
     return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
 
 
 def aligned(updates: Tensor) -> Tensor:
     """`updates` [B, D], or a copy in an `empty_block` where a row begins elsewhere."""
-    bits = updates.data_ptr() // updates.element_size() | (updates.stride(0) if len(updates) > 1 else 0)
+    bits = updates.data_ptr() // updates.element_size() | (
+        updates.stride(0) if len(updates) > 1 else 0
+    )
     if bits % _MAX_ALIGNMENT == 0:
         return updates
     clients, size = updates.shape
@@ -180,7 +199,8 @@ def layout_of(offsets: Tensor) -> Layout:
     """
     if offsets.device.type != "cpu" or offsets.dtype != torch.int64 or offsets.ndim != 1:
         raise ConfigError(
-            "offsets must be a 1-d int64 tensor on the CPU (layer boundaries are public host data), "
+            "offsets must be a 1-d int64 tensor on the CPU (layer boundaries are public host "
+            "data), "
             f"got {offsets.dtype} {tuple(offsets.shape)} on {offsets.device}"
         )
     return _layout(offsets.numpy().tobytes())

@@ -1,7 +1,9 @@
-"""Public functions on blocks of updates and on sums. Each checks its arguments and runs on the backend that fits.
+"""Public functions on blocks of updates and on sums. Each checks its arguments and runs on the
+backend that fits.
 
-No function waits for the device. They check shapes, types and host-side boundaries, but not values on the device. Only
-the first call for given `offsets` and device copies a small table to the device.
+No function waits for the device. They check shapes, types and host-side boundaries, but not values
+on the device. Only the first call for given `offsets` and device copies a small table to the
+device.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class ClipFactors(NamedTuple):
     """Result of `clip_factors`.
 
     Attributes:
-        moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K] float32. PRIVATE.
-        factors: factor by which each layer must be multiplied, [B, K] float32; 0 for a client with NaN or Inf.
-            PRIVATE.
+        moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K]
+            float32. PRIVATE.
+        factors: factor by which each layer must be multiplied, [B, K] float32; 0 for a client with
+            NaN or Inf. PRIVATE.
         nonfinite: number of each client's elements that count as not finite, [B] int64. PRIVATE.
     """
 
@@ -59,18 +62,26 @@ class ClipFactors(NamedTuple):
 
 
 def backend_for(tensor: Tensor) -> Backend:
-    """Backend of a tensor: "triton" on a CUDA or ROCm device if Triton is installed, "torch" anywhere else."""
+    """Backend of a tensor: "triton" on a CUDA or ROCm device if Triton is installed, "torch"
+    anywhere else.
+    """
     return "triton" if tensor.is_cuda and has_triton() else "torch"
 
 
 def clip_factors(
-    updates: Tensor, offsets: Tensor, clip: Tensor, family: Family = "gaussian", *, backend: Backend | None = None
+    updates: Tensor,
+    offsets: Tensor,
+    clip: Tensor,
+    family: Family = "gaussian",
+    *,
+    backend: Backend | None = None,
 ) -> ClipFactors:
     """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
 
-    A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of 2^-16, so that float32
-    rounding cannot exceed them. One client added or removed then changes layer k of the sum by at most clip[k], up to
-    the rounding of the sum itself, which a float64 sum keeps below that share.
+    A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of
+    2^-16, so that float32 rounding cannot exceed them. One client added or removed then changes
+    layer k of the sum by at most clip[k], up to the rounding of the sum itself, which a float64 sum
+    keeps below that share.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -86,17 +97,25 @@ def clip_factors(
     _check("clip", clip, (layout.layers,), _FLOAT32, updates)
     check_known("noise family", family, Family)
     power = 2 if family == "gaussian" else 1
-    moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
+    moments, nonfinite, factors = _kernels(backend, updates).layer_moments(
+        updates, layout, power, clip
+    )
     return ClipFactors(moments, factors, nonfinite)
 
 
 def clip_scale_sum(
-    updates: Tensor, offsets: Tensor, factors: Tensor, out: Tensor, *, backend: Backend | None = None
+    updates: Tensor,
+    offsets: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    *,
+    backend: Backend | None = None,
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] to `out`, in client order.
 
-    Products are float32; the sum has the type of `out`. With float64 its rounding does not affect the sensitivity. The
-    result has the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
+    Products are float32; the sum has the type of `out`. With float64 its rounding does not affect
+    the sensitivity. The result has the same bits on every backend. A factor of 0 gives exactly 0,
+    even for NaN and Inf.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -130,19 +149,23 @@ def add_noise_(
     Args:
         vector: [D] float32 or float64.
         offsets: layer boundaries [K + 1] int64 on the CPU.
-        scale: std (Gaussian) or b (Laplace) of each layer's noise, [K] float32, 0 (adds nothing) or in [2^-100, 2^100].
+        scale: std (Gaussian) or b (Laplace) of each layer's noise, [K] float32, 0 (adds nothing) or
+            in [2^-100, 2^100].
         family: "gaussian" or "laplace".
-        key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this call would replay
-            the same noise.
-        stream: number of the noising party, in [0, 2**32). Two calls with equal key and stream add equal noise.
-        grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its low bits.
+        key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this
+            call would replay the same noise.
+        stream: number of the noising party, in [0, 2**32). Two calls with equal key and stream add
+            equal noise.
+        grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its
+            low bits.
         backend: overrides `backend_for(vector)`.
 
     Returns:
         `vector`.
 
     Raises:
-        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
+        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0,
+            2**32).
     """
     layout = layout_of(offsets)
     _check("vector", vector, (layout.size,), _TOTALS, vector)
@@ -150,7 +173,9 @@ def add_noise_(
     check_known("noise family", family, Family)
     if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
         raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
-    _kernels(backend, vector).accumulate(vector, layout, noise=Noise(scale, family, key, grid, stream))
+    _kernels(backend, vector).accumulate(
+        vector, layout, noise=Noise(scale, family, key, grid, stream)
+    )
     return vector
 
 
@@ -161,7 +186,9 @@ def has_triton() -> bool:
 
 
 def triton_interprets() -> bool:
-    """Whether Triton runs in its interpreter, on the CPU (for tests: it is some 10,000 times slower)."""
+    """Whether Triton runs in its interpreter, on the CPU (for tests: it is some 10,000 times
+    slower).
+    """
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -174,24 +201,41 @@ def _kernels(backend: Backend | None, tensor: Tensor) -> _Kernels:
     if not has_triton():
         raise ConfigError("backend 'triton' needs the package triton; use backend 'torch'")
     if tensor.device.type == "cpu" and not triton_interprets():
-        raise ConfigError("backend 'triton' needs tensors on a GPU (or TRITON_INTERPRET=1); use backend 'torch'")
+        raise ConfigError(
+            "backend 'triton' needs tensors on a GPU (or TRITON_INTERPRET=1); use backend 'torch'"
+        )
     return cast(_Kernels, importlib.import_module("fedlgm.aggregation.kernels.triton_kernels"))
 
 
 def _check_updates(updates: Tensor, offsets: Tensor) -> Layout:
     layout = layout_of(offsets)
-    if updates.ndim != 2 or updates.shape[1] != layout.size or updates.dtype not in (torch.float32, torch.bfloat16):
+    if (
+        updates.ndim != 2
+        or updates.shape[1] != layout.size
+        or updates.dtype not in (torch.float32, torch.bfloat16)
+    ):
         raise ConfigError(
-            f"updates must be float32 or bfloat16 [clients, {layout.size}], got {updates.dtype} {tuple(updates.shape)}"
+            f"updates must be float32 or bfloat16 [clients, {layout.size}], got {updates.dtype} "
+            f"{tuple(updates.shape)}"
         )
     if layout.size > 1 and updates.stride(1) != 1:
-        raise ConfigError("the elements of each row of updates must lie side by side: call .contiguous()")
+        raise ConfigError(
+            "the elements of each row of updates must lie side by side: call .contiguous()"
+        )
     return layout
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch.dtype, ...], like: Tensor) -> None:
-    if tensor.shape != shape or tensor.dtype not in types or tensor.device != like.device or not tensor.is_contiguous():
+def _check(
+    name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch.dtype, ...], like: Tensor
+) -> None:
+    if (
+        tensor.shape != shape
+        or tensor.dtype not in types
+        or tensor.device != like.device
+        or not tensor.is_contiguous()
+    ):
         raise ConfigError(
-            f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on {like.device}, "
+            f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on "
+            f"{like.device}, "
             f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )

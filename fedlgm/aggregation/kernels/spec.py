@@ -1,4 +1,6 @@
-"""The noise that a sum receives, as plain data for both backends, and the type in which sums are stored."""
+"""The noise that a sum receives, as plain data for both backends, and the type in which sums are
+stored.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Noise:
     """Noise for one sum.
 
     Attributes:
-        scale: std (Gaussian) or b (Laplace) for each layer, [K] float32 on the sum's device; 0 adds nothing.
+        scale: std (Gaussian) or b (Laplace) for each layer, [K] float32 on the sum's device; 0 adds
+            nothing.
         family: "gaussian" or "laplace".
         key: Philox key, two 32-bit words.
         grid: round value + noise to the layer's grid.

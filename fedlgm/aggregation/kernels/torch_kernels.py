@@ -1,7 +1,7 @@
 """The kernels in plain torch: for CPUs and for accelerators without Triton.
 
-The operations are those of the Triton kernels, in the same order: sums without noise and Philox words agree bit for
-bit, noise up to float32 rounding.
+The operations are those of the Triton kernels, in the same order: sums without noise and Philox
+words agree bit for bit, noise up to float32 rounding.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from fedlgm.noise.draws import GRID_BITS, Family
 from fedlgm.planning.layers import SAFETY
 
 _LEAST_FACTOR = torch.finfo(torch.float32).tiny
-"""Smallest factor above 0: smaller, subnormal numbers are rounded so coarsely that a layer may exceed its bound."""
+"""Smallest factor above 0: smaller, subnormal numbers are rounded so coarsely that a layer may
+exceed its bound."""
 
 
 def _chunk(device: torch.device) -> int:
-    """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator busy."""
+    """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator
+    busy.
+    """
     return 1 << (16 if device.type == "cpu" else 22)
 
 
-def layer_moments(updates: Tensor, layout: Layout, power: int, clip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def layer_moments(
+    updates: Tensor, layout: Layout, power: int, clip: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of |u|^power over each client's layers, and the resulting factors that bound the layers.
 
     Args:
@@ -38,8 +43,9 @@ def layer_moments(updates: Tensor, layout: Layout, power: int, clip: Tensor) -> 
         clip: bound of each layer's norm, [K] float32.
 
     Returns:
-        Moments [B, K] float32; number of each client's elements whose |u|^power is NaN or overflows, [B] int64; factors
-        min(1, bound / norm) [B, K] float32 (0 for a client with an overflow).
+        Moments [B, K] float32; number of each client's elements whose |u|^power is NaN or
+        overflows, [B] int64; factors min(1, bound / norm) [B, K] float32 (0 for a client with an
+        overflow).
     """
     clients, device = updates.shape[0], updates.device
     wide = widest(device)  # makes the sum's order immaterial
@@ -74,7 +80,8 @@ def accumulate(
     noise: Noise | None = None,
     chunk: int | None = None,
 ) -> None:
-    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order; the terms are float32.
+    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order; the terms are
+    float32.
 
     Args:
         out: [D] float32 or float64, changed in place.
@@ -82,8 +89,8 @@ def accumulate(
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
         noise: one party's noise, or None.
-        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the device. It affects
-            no bit of the result.
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the
+            device. It affects no bit of the result.
     """
     for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]
@@ -94,13 +101,19 @@ def accumulate(
                 target += torch.where(factor != 0, term, 0.0)
         if noise is not None:
             scale = noise.scale[segment.layer]
-            target += unit_noise(segment, noise.family, noise.key, noise.stream, target.device).mul_(scale)
+            target += unit_noise(
+                segment, noise.family, noise.key, noise.stream, target.device
+            ).mul_(scale)
             if noise.grid:
                 snap_(target, scale)
 
 
 def unit_noise(
-    segment: Segment, family: Family, key: tuple[int, int], stream: int | Tensor, device: torch.device
+    segment: Segment,
+    family: Family,
+    key: tuple[int, int],
+    stream: int | Tensor,
+    device: torch.device,
 ) -> Tensor:
     """Noise of scale 1 for the elements of a segment, [stop - start] float32 (see `philox`)."""
     length = segment.stop - segment.start
@@ -131,7 +144,10 @@ def _uniforms(
     if words[0].device.type != "cpu":
         # Selecting the few would make the host wait for the device to count them.
         more = philox4x32((*counter, 1), key)
-        return [torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i])) for i in picked]
+        return [
+            torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i]))
+            for i in picked
+        ]
     uniforms = []
     for i in picked:
         u = uniform(words[i])
@@ -139,7 +155,9 @@ def _uniforms(
         if len(tail):
             group, layer, stream = counter
             layer = layer if isinstance(layer, int) else layer[tail]
-            u[tail] = tail_uniform(words[i][tail], philox4x32((group[tail], layer, stream, 1), key)[i])
+            u[tail] = tail_uniform(
+                words[i][tail], philox4x32((group[tail], layer, stream, 1), key)[i]
+            )
         uniforms.append(u)
     return uniforms
 
@@ -173,10 +191,11 @@ def laplace(u: Tensor, x: Tensor) -> Tensor:
 
 
 def snap_(values: Tensor, scale: Tensor) -> None:
-    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale 0 leaves them.
+    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale
+    0 leaves them.
 
-    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step (float64: 2^52); larger values are
-    multiples already.
+    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step (float64: 2^52);
+    larger values are multiples already.
     """
     limit = ((scale.view(torch.int32) & 0x7F800000) + ((23 - GRID_BITS) << 23)).view(torch.float32)
     limit = torch.where(scale > 0, limit, 0.0).to(values.dtype)

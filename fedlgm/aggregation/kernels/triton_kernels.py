@@ -1,10 +1,12 @@
-"""Three Triton kernels: moments of each tile, clip factors of each layer, and the scaled sum with noise.
+"""Three Triton kernels: moments of each tile, clip factors of each layer, and the scaled sum with
+noise.
 
-Every program handles one tile of elements within one layer, which it reads from a table in device memory, so one
-launch covers all layers. Rows of a block begin at multiples of 16 elements (other blocks are copied first). The width
-of a program's reads, and so the order in which it adds up a norm, is then the same for one client and for many. Full
-tiles take an unmasked path with wide accesses. Contraction to fused multiply-adds is off, so the arithmetic, and with
-it every bit of the sum and the noise, does not depend on the launch configuration.
+Every program handles one tile of elements within one layer, which it reads from a table in device
+memory, so one launch covers all layers. Rows of a block begin at multiples of 16 elements (other
+blocks are copied first). The width of a program's reads, and so the order in which it adds up a
+norm, is then the same for one client and for many. Full tiles take an unmasked path with wide
+accesses. Contraction to fused multiply-adds is off, so the arithmetic, and with it every bit of the
+sum and the noise, does not depend on the launch configuration.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # Triton gives the parameters of a kernel their types at launch.
@@ -50,7 +52,15 @@ def _moment_tile(pointer, length, TILE: tl.constexpr, POWER: tl.constexpr, FULL:
 
 @triton.jit(do_not_specialize=["tiles", "row"])
 def _moment_kernel(
-    updates, table, partials, nonfinite, tiles, row, TILE: tl.constexpr, ALIGN: tl.constexpr, POWER: tl.constexpr
+    updates,
+    table,
+    partials,
+    nonfinite,
+    tiles,
+    row,
+    TILE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    POWER: tl.constexpr,
 ):
     program = tl.program_id(0)
     client = program // tiles
@@ -67,7 +77,16 @@ def _moment_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "layers"])
 def _factor_kernel(
-    partials, first, nonfinite, clip, moments, factors, tiles, layers, CHUNK: tl.constexpr, POWER: tl.constexpr
+    partials,
+    first,
+    nonfinite,
+    clip,
+    moments,
+    factors,
+    tiles,
+    layers,
+    CHUNK: tl.constexpr,
+    POWER: tl.constexpr,
 ):
     program = tl.program_id(0)
     client = program // layers
@@ -76,7 +95,9 @@ def _factor_kernel(
     sums = tl.zeros((CHUNK,), tl.float32)
     for low in range(tl.load(first + layer), stop, CHUNK):
         index = low + tl.arange(0, CHUNK)
-        sums += tl.load(partials + client.to(tl.int64) * tiles + index, mask=index < stop, other=0.0)
+        sums += tl.load(
+            partials + client.to(tl.int64) * tiles + index, mask=index < stop, other=0.0
+        )
     moment = tl.sum(sums)
     tl.store(moments + program, moment)
     norm = tl.sqrt_rn(moment) if POWER == 2 else moment
@@ -124,7 +145,9 @@ def _sum_tile(
             # A factor of 0 reads nothing, so NaN and Inf stay out.
             readable = tl.where(factor != 0, length, 0)
             if FULL:
-                values = tl.load(pointer + index, mask=tl.zeros((TILE,), tl.int64) < readable, other=0.0)
+                values = tl.load(
+                    pointer + index, mask=tl.zeros((TILE,), tl.int64) < readable, other=0.0
+                )
             else:
                 values = tl.load(pointer + index, mask=index < readable, other=0.0)
             total += values.to(tl.float32) * factor
@@ -170,14 +193,50 @@ def _sum_kernel(
         scale = tl.load(scales + layer)
     if length == TILE:
         _sum_tile(
-            updates, factors, out, clients, layers, row, stream, key0, key1, layer, start, length, position,
-            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, True,
-        )  # fmt: skip
+            updates,
+            factors,
+            out,
+            clients,
+            layers,
+            row,
+            stream,
+            key0,
+            key1,
+            layer,
+            start,
+            length,
+            position,
+            scale,
+            TILE,
+            ALIGN,
+            NOISE,
+            LAPLACE,
+            GRID,
+            True,
+        )
     else:
         _sum_tile(
-            updates, factors, out, clients, layers, row, stream, key0, key1, layer, start, length, position,
-            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, False,
-        )  # fmt: skip
+            updates,
+            factors,
+            out,
+            clients,
+            layers,
+            row,
+            stream,
+            key0,
+            key1,
+            layer,
+            start,
+            length,
+            position,
+            scale,
+            TILE,
+            ALIGN,
+            NOISE,
+            LAPLACE,
+            GRID,
+            False,
+        )
 
 
 def layer_moments(
@@ -256,7 +315,9 @@ def accumulate(
     if updates is not None:
         updates = aligned(updates)
         clients, row = updates.shape[0], updates.stride(0)
-    scale, stream, key = (None, 0, (0, 0)) if noise is None else (noise.scale, noise.stream, noise.key)
+    scale, stream, key = (
+        (None, 0, (0, 0)) if noise is None else (noise.scale, noise.stream, noise.key)
+    )
     with _on(out.device):
         _sum_kernel[(tiles.count,)](
             updates,
@@ -271,7 +332,8 @@ def accumulate(
             _signed(key[0]),
             _signed(key[1]),
             TILE=tile,
-            # Four elements are what one Philox call serves; wider accesses would part them from their noise.
+            # Four elements are what one Philox call serves; wider accesses would part them from
+            # their noise.
             ALIGN=min(4, tiles.alignment),
             NOISE=noise is not None,
             LAPLACE=noise is not None and noise.family == "laplace",
@@ -282,7 +344,9 @@ def accumulate(
 
 
 def _signed(word: int) -> int:
-    """The 32-bit word as a signed number: Triton's type of an integer argument then never depends on its value."""
+    """The 32-bit word as a signed number: Triton's type of an integer argument then never depends
+    on its value.
+    """
     return word - (1 << 32) if word >> 31 else word
 
 

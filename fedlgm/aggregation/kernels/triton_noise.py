@@ -1,8 +1,9 @@
-"""Noise in registers: Philox words to Gaussian or Laplace values (defined in `fedlgm.aggregation.kernels.philox`).
+"""Noise in registers: Philox words to Gaussian or Laplace values (defined in
+`fedlgm.aggregation.kernels.philox`).
 
-Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each takes about fifteen
-instructions, whereas the device library's functions take thirty and branch, and they are the same on every GPU.
-Relative errors stay below 4e-7.
+Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each takes
+about fifteen instructions, whereas the device library's functions take thirty and branch, and they
+are the same on every GPU. Relative errors stay below 4e-7.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -22,7 +23,9 @@ _STEPS = tl.constexpr((23 - GRID_BITS) << 23)  # added to an exponent: 2^23 step
 
 @triton.jit
 def _philox(group, layer, stream, depth: tl.constexpr, key0, key1):
-    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars for as long as possible."""
+    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars for as
+    long as possible.
+    """
     c0, c1, c2 = group, layer, stream
     c3 = layer * 0 + depth
     for _ in tl.static_range(10):
@@ -45,19 +48,25 @@ def _horner(acc, x, coefficient: tl.constexpr):
 
 @triton.jit
 def _uniform(word):
-    return tl.minimum((word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
+    return tl.minimum(
+        (word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994
+    )  # 2^-32, 1 - 2^-24
 
 
 @triton.jit
 def _extended(u, word, more):
     """u(word), extended by the bits of `more` if `word` lies in the tail."""
-    fine = (word & 0xFFFFFFFE).to(tl.float32) + (more.to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
+    fine = (word & 0xFFFFFFFE).to(tl.float32) + (
+        more.to(tl.float32) + 0.5
+    ) * 4.656612873077393e-10  # 2^-31
     return tl.where(word < _TAIL, fine * 2.3283064365386963e-10, u)
 
 
 @triton.jit
 def _minus_two_log(u):
-    """-2 ln u: u = m 2^e with m in [sqrt(1/2), sqrt(2)), so -2 ln u = -2 ln 2 e + t P(t) with t = m - 1."""
+    """-2 ln u: u = m 2^e with m in [sqrt(1/2), sqrt(2)), so -2 ln u = -2 ln 2 e + t P(t) with t = m
+    - 1.
+    """
     bits = u.to(tl.int32, bitcast=True)
     shifted = bits - 0x3F3504F3  # bits of sqrt(1/2)
     exponent = (shifted >> 23).to(tl.float32)
@@ -116,7 +125,8 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
         TILE: number of elements.
 
     Returns:
-        [TILE] float32; the four values of a group lie side by side, so they stay in the thread that drew them.
+        [TILE] float32; the four values of a group lie side by side, so they stay in the thread that
+        drew them.
     """
     w0, w1, w2, w3 = _philox(group, layer, stream, 0, key0, key1)
     u0, u2 = _uniform(w0), _uniform(w2)
@@ -140,12 +150,15 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
 
 @triton.jit
 def snap(values, scale):
-    """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; scale 0 leaves them."""
+    """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; scale 0 leaves
+    them.
+    """
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
     limit = tl.where(scale > 0, (exponent + _STEPS).to(tl.float32, bitcast=True), 0.0)
     if values.dtype == tl.float64:
         limit = limit.to(tl.float64) * 536870912.0  # 2^29
     magnitude = tl.abs(values)
-    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are multiples already.
+    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are
+    # multiples already.
     rounded = (magnitude + limit) - limit
     return tl.where(magnitude < limit, tl.where(values < 0, -rounded, rounded), values)

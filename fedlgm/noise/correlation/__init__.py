@@ -1,8 +1,10 @@
-"""Noise correlated over rounds (matrix factorisation, DP-FTRL): strategies, sensitivities, errors and the noise stream.
+"""Noise correlated over rounds (matrix factorisation, DP-FTRL): strategies, sensitivities, errors
+and the noise stream.
 
-    c = correlation.get("banded", rounds=300, bands=10)    # least mean error of the models after each round
-    multiplier = s / (clip * c.sensitivity(min_separation=10))
-    w = CorrelatedStream(c, size).next(z)                   # noise of the next round, from independent z
+    c = correlation.get("banded", rounds=300, bands=10)    # least mean error of the models after
+    each round multiplier = s / (clip * c.sensitivity(min_separation=10))
+    w = CorrelatedStream(c, size).next(z)                   # noise of the next round, from
+    independent z
 
 The package needs only NumPy and SciPy, except for the stream, which works on torch vectors.
 """

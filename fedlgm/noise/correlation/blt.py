@@ -1,7 +1,10 @@
-"""Buffered linear Toeplitz strategies: c_0 = 1, c_j = sum_i scale_i decay_i^(j-1), with a few buffers as state.
+"""Buffered linear Toeplitz strategies: c_0 = 1, c_j = sum_i scale_i decay_i^(j-1), with a few
+buffers as state.
 
-Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868). With scales that sum
-    to at most 1 and decays of at most 1 the coefficients decrease, so the sensitivity is that of the earliest pattern.
+Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868).
+With scales that sum
+    to at most 1 and decays of at most 1 the coefficients decrease, so the sensitivity is that of
+    the earliest pattern.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from fedlgm.noise.correlation.sensitivities import earliest_pattern
 from fedlgm.noise.correlation.toeplitz import Reduce, output_weights
 from fedlgm.noise.correlation.workloads import Workload
 
-_STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))  # (largest decay, sum of scales) to start the optimiser from
+_STARTS = (
+    (0.5, 0.6),
+    (0.9, 0.6),
+    (0.98, 0.35),
+)  # (largest decay, sum of scales) to start the optimiser from
 _LEAST = 2.0**-1000
 
 
@@ -29,12 +36,14 @@ def coefficients(decays: np.ndarray, scales: np.ndarray, rounds: int) -> np.ndar
 def optimal(
     workload: Workload, rounds: int, buffers: int, separation: int, most: int, reduce: Reduce
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decays and scales that minimise sensitivity times error, each [buffers], the largest decay first.
+    """Decays and scales that minimise sensitivity times error, each [buffers], the largest decay
+    first.
 
     Args:
         workload: workload of the error.
         rounds: T.
-        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, a third nothing.
+        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, a third
+            nothing.
         separation: fewest rounds between a client's participations.
         most: most participations of a client.
         reduce: "mean" or "max" of the outputs' errors.
@@ -48,7 +57,9 @@ def optimal(
         numerator, denominator = _filter(decays, scales)
         output = lfilter(denominator, numerator, column)
         error = float(weights @ output**2)
-        back = lfilter(denominator, numerator, (2 * weights * output)[::-1])[::-1]  # C^-T of the gradient
+        back = lfilter(denominator, numerator, (2 * weights * output)[::-1])[
+            ::-1
+        ]  # C^-T of the gradient
         powers = decays ** lags[:, None]
         c = np.concatenate([[1.0], powers @ scales])
         pattern = earliest_pattern(c, rounds, separation, most)
@@ -73,7 +84,9 @@ def optimal(
     for decay, total in _STARTS:
         slow = np.log(decay / (1 - decay)) - 2.5 * np.arange(buffers)
         split = np.full(buffers, np.log(total / (1 - total) / buffers))
-        one = minimize(loss, np.concatenate([slow, split]), jac=True, method="L-BFGS-B", options=options)
+        one = minimize(
+            loss, np.concatenate([slow, split]), jac=True, method="L-BFGS-B", options=options
+        )
         if found is None or one.fun < found.fun - 1e-12:
             found = one
     assert found is not None
@@ -85,7 +98,9 @@ def optimal(
 
 
 def _scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positive scales with a sum below 1: a softmax beside a constant; and its Jacobian (symmetric)."""
+    """Positive scales with a sum below 1: a softmax beside a constant; and its Jacobian
+    (symmetric).
+    """
     largest = max(0.0, float(x.max()))
     raw = np.exp(x - largest)
     scales = raw / (np.exp(-largest) + raw.sum())

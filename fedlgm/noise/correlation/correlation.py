@@ -1,10 +1,11 @@
-"""Correlation of noise over a run's rounds: a lower-triangular Toeplitz matrix C, its sensitivity and its error.
+"""Correlation of noise over a run's rounds: a lower-triangular Toeplitz matrix C, its sensitivity
+and its error.
 
-A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of bounded
-contributions. C is public and invertible, so publishing y is equivalent to publishing C x + s z. This is a Gaussian
-mechanism, also for contributions and participation that react to earlier releases (Denisov et al. 2022). One client
-moves C x by at most kappa sens(C), with kappa its bound over s, so the run is one Gaussian mechanism of noise
-multiplier 1 / (kappa sens(C)).
+A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of
+bounded contributions. C is public and invertible, so publishing y is equivalent to publishing C x +
+s z. This is a Gaussian mechanism, also for contributions and participation that react to earlier
+releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), with kappa its bound
+over s, so the run is one Gaussian mechanism of noise multiplier 1 / (kappa sens(C)).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
-_LARGEST = 1e6  # of coefficients: far from where their squares, or noise in float32, would overflow or vanish
+# of coefficients: far from where their squares, or noise in float32, would overflow or vanish
+_LARGEST = 1e6
 _LOUDEST = 1e12  # noise of a round, in standard deviations of z: what is kept of it is float32
 
 
@@ -63,15 +65,17 @@ class Correlation:
         (1.414214, 1.3993)
 
     Attributes:
-        name: "identity", "square-root", "banded", "blt", or your own name for your own coefficients.
+        name: "identity", "square-root", "banded", "blt", or your own name for your own
+            coefficients.
         rounds: T, planned number of releases. The guarantee covers fewer rounds, but not more.
-        coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for "blt").
+        coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for
+            "blt").
         decays: decays of the buffers of "blt", in (0, 1); empty for other strategies.
         scales: scales of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or
-            buffers are outside their ranges.
+        ConfigError: coefficients are not finite, extreme or too many (more than T, or than 1e9 /
+            T), c_0 <= 0, or buffers are outside their ranges.
     """
 
     name: str
@@ -84,18 +88,25 @@ class Correlation:
         _check_rounds(self.rounds)
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or not 1 <= c.size <= self.rounds:
-            raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
+            raise ConfigError(
+                f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}"
+            )
         check_size(c.size, self.rounds)
         if not np.isfinite(c).all() or c[0] <= 0:
             raise ConfigError("coefficients must be finite and the first one positive")
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
             raise ConfigError(
-                f"coefficients must lie within {_LARGEST:g} and the first one be at least {1 / _LARGEST:g}, got "
+                f"coefficients must lie within {_LARGEST:g} and the first one be at least "
+                f"{1 / _LARGEST:g}, got "
                 f"{c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is calibrated to them, so "
                 "scale them all by the same factor"
             )
         decays, scales = np.array(self.decays), np.array(self.scales)
-        if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
+        if (
+            decays.shape != scales.shape
+            or not ((decays > 0) & (decays < 1)).all()
+            or not (scales > 0).all()
+        ):
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
         if decays.size and not np.array_equal(c, blt.coefficients(decays, scales, self.rounds)):
             raise ConfigError("these coefficients are not those of the buffers that make the noise")
@@ -104,17 +115,26 @@ class Correlation:
         object.__setattr__(self, "coefficients", c)
 
     @classmethod
-    def from_buffers(cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]) -> Correlation:
+    def from_buffers(
+        cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]
+    ) -> Correlation:
         """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
         _check_rounds(rounds)
         if not len(decays) == len(scales) <= MOST_BUFFERS or not sum(scales) <= 1 + _ROUNDING:
-            raise ConfigError(f"a buffered strategy has at most {MOST_BUFFERS} buffers, whose scales sum to at most 1")
-        c = blt.coefficients(np.array(decays, dtype=np.float64), np.array(scales, dtype=np.float64), rounds)
+            raise ConfigError(
+                f"a buffered strategy has at most {MOST_BUFFERS} buffers, whose scales sum to at "
+                "most 1"
+            )
+        c = blt.coefficients(
+            np.array(decays, dtype=np.float64), np.array(scales, dtype=np.float64), rounds
+        )
         return cls("blt", rounds, c, tuple(decays), tuple(scales))
 
     @property
     def bands(self) -> int | None:
-        """Number of diagonals of C that are not zero; None for "blt", whose state is its buffers."""
+        """Number of diagonals of C that are not zero; None for "blt", whose state is its
+        buffers.
+        """
         return None if self.decays else self.coefficients.size
 
     @property
@@ -157,33 +177,40 @@ class Correlation:
     def sensitivity(self, min_separation: int, max_participations: int | None = None) -> float:
         """sens(C) of clients that take part at least `min_separation` rounds apart.
 
-        With noise std s of z and a client's bound c on each contribution, the whole run is one Gaussian mechanism of
-        noise multiplier s / (c sens(C)) under zero-out (same schedule, the client's contributions become zero). The
-        same holds under add-or-remove-one if no other client's participation depends on whether this client is
-        present. Under replace-one the multiplier is half as large.
+        With noise std s of z and a client's bound c on each contribution, the whole run is one
+        Gaussian mechanism of noise multiplier s / (c sens(C)) under zero-out (same schedule, the
+        client's contributions become zero). The same holds under add-or-remove-one if no other
+        client's participation depends on whether this client is present. Under replace-one the
+        multiplier is half as large.
 
         Args:
-            min_separation: b >= 1; a client that took part in round t takes part again in round t + b at the earliest.
+            min_separation: b >= 1; a client that took part in round t takes part again in round t +
+                b at the earliest.
             max_participations: most participations of one client; None: ceil(T / b).
 
         Returns:
-            The exact value, rounded up, if the coefficients decrease, if there are at most `min_separation` of them or
-            if every client takes part once. Otherwise an upper bound: in 3,000 random strategies of 4 to 10 rounds it
-            was on average 1 % and at most 17 % above the largest sum of abs(C^T C) over a pattern. If no coefficient
-            is negative, this sum is the exact value; otherwise it is itself a bound.
+            The exact value, rounded up, if the coefficients decrease, if there are at most
+            `min_separation` of them or if every client takes part once. Otherwise an upper bound:
+            in 3,000 random strategies of 4 to 10 rounds it was on average 1 % and at most 17 %
+            above the largest sum of abs(C^T C) over a pattern. If no coefficient is negative, this
+            sum is the exact value; otherwise it is itself a bound.
 
         Raises:
             ConfigError: a number is below 1.
 
-        Source: Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4); Kalinin and Lampert 2024 (arXiv
+        Source: Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4); Kalinin and Lampert 2024
+            (arXiv
         2405.13763, Theorem 2).
         """
         return self.prefix_sensitivity(self.rounds, min_separation, max_participations)
 
-    def prefix_sensitivity(self, rounds: int, min_separation: int, max_participations: int | None = None) -> float:
+    def prefix_sensitivity(
+        self, rounds: int, min_separation: int, max_participations: int | None = None
+    ) -> float:
         """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
 
-        It never falls with the number of rounds. Arguments, errors and source are those of `sensitivity`.
+        It never falls with the number of rounds. Arguments, errors and source are those of
+        `sensitivity`.
         """
         if not 0 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
@@ -191,16 +218,21 @@ class Correlation:
         squared = self._squared(rounds, min_separation, most)
         return self._rounded_up(squared)
 
-    def round_sensitivities(self, min_separation: int, max_participations: int | None = None) -> np.ndarray:
+    def round_sensitivities(
+        self, min_separation: int, max_participations: int | None = None
+    ) -> np.ndarray:
         """Sensitivity that each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
 
-        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure), the charges
-        compose to the cost of the rounds released so far. The figure is 0 where a round adds nothing. Arguments and
-        errors are those of `sensitivity`.
+        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
+        the charges compose to the cost of the rounds released so far. The figure is 0 where a round
+        adds nothing. Arguments and errors are those of `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):
-            steps = sensitivities.earliest_pattern(self.coefficients, self.rounds, min_separation, most) ** 2
+            steps = (
+                sensitivities.earliest_pattern(self.coefficients, self.rounds, min_separation, most)
+                ** 2
+            )
         else:
             prefixes = [self._squared(t, min_separation, most) for t in range(self.rounds + 1)]
             steps = np.diff(np.maximum.accumulate(prefixes))
@@ -212,16 +244,23 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up: the largest shift by one participation under sampling.
+        """Largest column norm of C, rounded up: the largest shift by one participation under
+        sampling.
 
-        Suppose that every client belongs to one of at least `bands` groups and takes part in its group's rounds by a
-        secret coin of probability p. The run then costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise
-        multiplier s / (c times this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        Suppose that every client belongs to one of at least `bands` groups and takes part in its
+        group's rounds by a secret coin of probability p. The run then costs ceil(T / groups)
+        Poisson-sampled Gaussians of rate p and noise multiplier s / (c times this norm)
+        (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
         """
-        return self._rounded_up(float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max()))
+        return self._rounded_up(
+            float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max())
+        )
 
-    def row_bound(self, t: int, min_separation: int, max_participations: int | None = None) -> float:
-        """Largest shift of row t of C x by one client: the largest sum of |C[t, r]| over its rounds r <= t.
+    def row_bound(
+        self, t: int, min_separation: int, max_participations: int | None = None
+    ) -> float:
+        """Largest shift of row t of C x by one client: the largest sum of |C[t, r]| over its rounds
+        r <= t.
 
         This is the shift of one repeated row, counted from 0, rounded up.
 
@@ -239,8 +278,8 @@ class Correlation:
     def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
         """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
 
-        Multiplied by the sensitivity and by the ratio of bound and target multiplier, it is the error at a given
-        privacy.
+        Multiplied by the sensitivity and by the ratio of bound and target multiplier, it is the
+        error at a given privacy.
 
         Args:
             workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
@@ -259,13 +298,15 @@ class Correlation:
     def noise_std(self) -> np.ndarray:
         """Standard deviation of each round's noise w_t for z of standard deviation 1, float64 [T].
 
-        A single round is noisier than with independent noise; only sums over rounds are less noisy. Figures that
-        square the noise of one round (signal-to-noise ratios, norms after subtracting noise) must use this deviation.
+        A single round is noisier than with independent noise; only sums over rounds are less noisy.
+        Figures that square the noise of one round (signal-to-noise ratios, norms after subtracting
+        noise) must use this deviation.
         """
         return np.sqrt(np.cumsum(self._noising**2))
 
     def check_noise(self) -> None:
-        """Refuse a C so close to singular that noise grows from round to round until it cannot be represented.
+        """Refuse a C so close to singular that noise grows from round to round until it cannot be
+        represented.
 
         Raises:
             ConfigError: the message names the round in which it is too large.
@@ -276,7 +317,8 @@ class Correlation:
             quiet = self.noise_std() <= _LOUDEST
         if not quiet.all():
             raise ConfigError(
-                f"correlation {self.name!r} makes more than {_LOUDEST:g} times the noise that it is made of in round "
+                f"correlation {self.name!r} makes more than {_LOUDEST:g} times the noise that it "
+                "is made of in round "
                 f"{int(quiet.argmin()) + 1}: later coefficients are too large relative to the first"
             )
 
@@ -300,8 +342,12 @@ class Correlation:
             if "decays" in record:
                 if record["name"] != "blt":
                     raise ConfigError("not a correlation: only 'blt' has buffers")
-                return cls.from_buffers(record["rounds"], tuple(record["decays"]), tuple(record["scales"]))
-            return cls(record["name"], record["rounds"], np.array(record["coefficients"], dtype=np.float64))
+                return cls.from_buffers(
+                    record["rounds"], tuple(record["decays"]), tuple(record["scales"])
+                )
+            return cls(
+                record["name"], record["rounds"], np.array(record["coefficients"], dtype=np.float64)
+            )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -315,7 +361,9 @@ class Correlation:
     def _squared(self, rounds: int, separation: int, most: int) -> float:
         if rounds == 0:
             return 0.0
-        return sensitivities.squared_sensitivity(self.coefficients[:rounds], rounds, separation, most)
+        return sensitivities.squared_sensitivity(
+            self.coefficients[:rounds], rounds, separation, most
+        )
 
     def _rounded_up(self, squared: float) -> float:
         root = math.sqrt(squared)
@@ -328,14 +376,16 @@ class Correlation:
 
 
 def check_size(coefficients: int, rounds: int) -> None:
-    """Refuse more coefficients than can be accounted for, before they are optimised, which takes longest.
+    """Refuse more coefficients than can be accounted for, before they are optimised, which takes
+    longest.
 
     Raises:
         ConfigError: there are too many.
     """
     if coefficients * rounds > _MOST_PRODUCTS:
         raise ConfigError(
-            f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: their "
+            f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: "
+            "their "
             f"product may be at most {_MOST_PRODUCTS:,}; use fewer bands"
         )
 
@@ -349,7 +399,8 @@ def _check_rounds(rounds: int) -> None:
 def _participations(rounds: int, separation: int, limit: int | None) -> int:
     if not (isinstance(separation, int | np.integer) and separation >= 1):
         raise ConfigError(
-            f"the minimum number of rounds between participations must be a whole number >= 1, got {separation}"
+            "the minimum number of rounds between participations must be a whole number >= 1, got "
+            f"{separation}"
         )
     if limit is not None:
         check_count("max_participations", limit)

@@ -1,10 +1,12 @@
-"""The largest shift of C x by one client's contributions, over every participation pattern that a schema allows.
+"""The largest shift of C x by one client's contributions, over every participation pattern that a
+schema allows.
 
-A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction). One participation
-contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum over i, j in pi of |X_ij|, X = C^T
-C. The sum is attained if X >= 0 and is an upper bound otherwise (Choquette-Choo et al. 2023, arXiv 2211.06530). C is
-lower triangular and Toeplitz with the coefficients c, and its last columns are cut short. Throughout, `coefficients`
-is c, `rounds` T, `separation` b and `most` k.
+A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction).
+One participation contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum
+over i, j in pi of |X_ij|, X = C^T C. The sum is attained if X >= 0 and is an upper bound otherwise
+(Choquette-Choo et al. 2023, arXiv 2211.06530). C is lower triangular and Toeplitz with the
+coefficients c, and its last columns are cut short. Throughout, `coefficients` is c, `rounds` T,
+`separation` b and `most` k.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def participations(rounds: int, separation: int, limit: int | None = None) -> in
 
 
 def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Largest sum of at most `most` entries, any two at least `separation` apart, along the last axis.
+    """Largest sum of at most `most` entries, any two at least `separation` apart, along the last
+    axis.
 
     Args:
         values: non-negative numbers [..., T].
@@ -45,7 +48,9 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
     if most >= participations(rounds, separation):
         for stop in range(rounds, 0, -separation):
             start = max(0, stop - separation)
-            rest[..., start:stop] = values[..., start:stop] + rest[..., start + separation : stop + separation]
+            rest[..., start:stop] = (
+                values[..., start:stop] + rest[..., start + separation : stop + separation]
+            )
             rest[..., start : stop + 1] = _best_from_here(rest[..., start : stop + 1])
         return rest[..., 0]
     for _ in range(most):
@@ -80,11 +85,13 @@ def is_decreasing(coefficients: np.ndarray) -> bool:
     return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
 
 
-def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> np.ndarray:
+def earliest_pattern(
+    coefficients: np.ndarray, rounds: int, separation: int, most: int
+) -> np.ndarray:
     """Sum of the columns 0, b, 2b, ... of C, at most k of them, [T].
 
-    For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 2), in
-    every leading block of C too.
+    For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv
+    2405.13763, Theorem 2), in every leading block of C too.
 
     Example:
         >>> earliest_pattern(np.array([1.0, 0.5]), rounds=5, separation=3, most=2).tolist()
@@ -100,9 +107,9 @@ def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, mos
 def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
     """sens(C)^2 by an exact formula if one applies, otherwise an upper bound; not rounded.
 
-    The formula is exact for decreasing coefficients, for at most `separation` coefficients (columns of different
-    participations are then orthogonal for any signs), and for one participation. The upper bound is the row-wise bound
-    of Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4).
+    The formula is exact for decreasing coefficients, for at most `separation` coefficients (columns
+    of different participations are then orthogonal for any signs), and for one participation. The
+    upper bound is the row-wise bound of Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4).
 
     Example:
         >>> squared_sensitivity(np.array([1.0, 0.5]), rounds=5, separation=3, most=2)  # two columns that do not overlap
@@ -136,7 +143,8 @@ def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
 
 
 def rounded_up(squared: float, rounds: int) -> float:
-    """Square root of a computed sum of non-negative terms, never below the square root of the exact sum.
+    """Square root of a computed sum of non-negative terms, never below the square root of the exact
+    sum.
 
     No entry is the sum of more than 4 T rounded products of T-fold rounded factors.
 

@@ -33,12 +33,13 @@ def names() -> tuple[str, ...]:
 def register(name: str, make: Strategy) -> None:
     """Register a strategy under a name, for `get` and for a recipe's `privacy.noise`.
 
-    The library computes sensitivity and error from the strategy's coefficients and does not rely on its derivation.
+    The library computes sensitivity and error from the strategy's coefficients and does not rely on
+    its derivation.
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of the options `workload`, `bands`,
-            `buffers` and `min_separation` that the function takes.
+        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
+            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -73,21 +74,24 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     """Correlated noise for a run of `rounds` rounds.
 
     Args:
-        name: "identity" (independent noise); "square-root" (closed form, least largest error if every client takes
-            part once); "banded" (optimal banded Toeplitz, the usual choice: take as many bands as rounds between a
-            client's participations, or as groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
-            amplification); a registered name, or your own strategy as "package.module:name" (see `register`).
+        name: "identity" (independent noise); "square-root" (closed form, least largest error if
+            every client takes part once); "banded" (optimal banded Toeplitz, the usual choice: take
+            as many bands as rounds between a client's participations, or as groups); "blt" (a few
+            buffers instead of `bands` - 1 vectors as state; no amplification); a registered name,
+            or your own strategy as "package.module:name" (see `register`).
         rounds: T >= 1, planned number of releases.
-        options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a `Workload`) and
-            reduce ("mean" or "max" over the outputs), which define the optimised error; buffers (1 to 8; default 2),
-            min_separation and max_participations (default: every client once), for which "blt" is optimised.
+        options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a
+            `Workload`) and reduce ("mean" or "max" over the outputs), which define the optimised
+            error; buffers (1 to 8; default 2),
+            min_separation and max_participations (default: every client once), for which "blt" is
+                optimised.
 
     Returns:
         The correlation; coefficients have norm 1, except those of "blt", which begin with 1.
 
     Raises:
-        ConfigError: a name or option is unknown, a value is outside its range, or a strategy of your own does not
-            return a correlation for `rounds` rounds.
+        ConfigError: a name or option is unknown, a value is outside its range, or a strategy of
+            your own does not return a correlation for `rounds` rounds.
 
     Example:
         >>> get("banded", 16, bands=4).coefficients.round(6)
@@ -95,28 +99,37 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
         >>> round(get("identity", 300).error(), 5)
         12.26784
 
-    Source: McKenna 2024 (arXiv 2405.15913) for "banded"; Fichtenberger et al. 2022 (arXiv 2202.11205) and Kalinin and
-    Lampert 2024 (arXiv 2405.13763) for "square-root"; Dvijotham et al. 2024 (arXiv 2404.16706) for "blt".
+    Source: McKenna 2024 (arXiv 2405.15913) for "banded"; Fichtenberger et al. 2022 (arXiv
+    2202.11205) and Kalinin and Lampert 2024 (arXiv 2405.13763) for "square-root"; Dvijotham et al.
+    2024 (arXiv 2404.16706) for "blt".
     """
     make = _find(name)
     unknown = sorted(set(options) - set(options_of(name)))
     if unknown:
         known = ", ".join(options_of(name)) or "none"
-        raise ConfigError(f"correlation {name!r} has no option {', '.join(unknown)}; its options: {known}")
+        raise ConfigError(
+            f"correlation {name!r} has no option {', '.join(unknown)}; its options: {known}"
+        )
     rounds = _whole("rounds", rounds, 1_000_000)
     if "workload" in options_of(name):
         options["workload"] = as_workload(options.get("workload", "prefix"))
     if options.get("reduce", "mean") not in get_args(Reduce):
-        raise ConfigError(f"unknown reduce {options['reduce']!r}; known: {', '.join(get_args(Reduce))}")
+        raise ConfigError(
+            f"unknown reduce {options['reduce']!r}; known: {', '.join(get_args(Reduce))}"
+        )
     with users_code(f"correlation {name!r}", make):
         made = make(rounds, **options)
     if not isinstance(made, Correlation) or made.rounds != rounds:
-        raise ConfigError(f"correlation {name!r} must return a Correlation for {rounds} rounds, got {made!r}")
+        raise ConfigError(
+            f"correlation {name!r} must return a Correlation for {rounds} rounds, got {made!r}"
+        )
     return made
 
 
 def _find(name: str) -> Strategy:
-    found: Strategy = named_function(_STRATEGIES, name, "correlation", "(rounds, **options) -> Correlation", 1)
+    found: Strategy = named_function(
+        _STRATEGIES, name, "correlation", "(rounds, **options) -> Correlation", 1
+    )
     return found
 
 
@@ -124,7 +137,11 @@ def _identity(rounds: int) -> Correlation:
     return Correlation("identity", rounds, np.ones(1))
 
 
-def _square_root(rounds: int, bands: int | None = None, workload: Workload = Workload()) -> Correlation:  # noqa: B008
+def _square_root(
+    rounds: int,
+    bands: int | None = None,
+    workload: Workload = Workload(),  # noqa: B008
+) -> Correlation:
     return Correlation("square-root", rounds, toeplitz.square_root(workload, _bands(bands, rounds)))
 
 
@@ -134,7 +151,9 @@ def _banded(
     workload: Workload = Workload(),  # noqa: B008
     reduce: Reduce = "mean",
 ) -> Correlation:
-    return Correlation("banded", rounds, toeplitz.optimal(workload, rounds, _bands(bands, rounds), reduce))
+    return Correlation(
+        "banded", rounds, toeplitz.optimal(workload, rounds, _bands(bands, rounds), reduce)
+    )
 
 
 def _blt(
@@ -151,7 +170,9 @@ def _blt(
     most = sensitivities.participations(
         rounds, separation, None if limit is None else _whole("max_participations", limit)
     )
-    decays, scales = blt.optimal(workload, rounds, _whole("buffers", buffers, 8), separation, most, reduce)
+    decays, scales = blt.optimal(
+        workload, rounds, _whole("buffers", buffers, 8), separation, most, reduce
+    )
     return Correlation.from_buffers(rounds, tuple(decays.tolist()), tuple(scales.tolist()))
 
 

@@ -1,4 +1,5 @@
-"""The noise of one round after another: w_t with C w = z, from independent z_t and the state of earlier rounds.
+"""The noise of one round after another: w_t with C w = z, from independent z_t and the state of
+earlier rounds.
 
 The kept state is as secret as the noise: together with the releases it reveals the exact sums.
 """
@@ -14,18 +15,21 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.correlation.correlation import Correlation
 
-_PIECE = 1 << 15  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
+_PIECE = (
+    1 << 15
+)  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
 
 
 @named_arguments
 class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 
-    Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n bytes. A round's
-    noise is rounded to float32 before it is used, so the kept values are the added ones, and rounding does not
-    accumulate over rounds. "blt" keeps its buffers, [m, n], in float64, because they are not added themselves and
-    their rounding errors would accumulate. Arithmetic is in double precision and the same for every coordinate. The
-    bits depend neither on the number of threads nor on how a vector is cut into pieces.
+    Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n
+    bytes. A round's noise is rounded to float32 before it is used, so the kept values are the added
+    ones, and rounding does not accumulate over rounds. "blt" keeps its buffers, [m, n], in float64,
+    because they are not added themselves and their rounding errors would accumulate. Arithmetic is
+    in double precision and the same for every coordinate. The bits depend neither on the number of
+    threads nor on how a vector is cut into pieces.
 
     Example:
         >>> import fedlgm.noise.correlation as correlation
@@ -42,7 +46,9 @@ class CorrelatedStream:
         round: number of rounds whose noise has been made.
     """
 
-    def __init__(self, correlation: Correlation, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, correlation: Correlation, size: int, device: torch.device | str = "cpu"
+    ) -> None:
         self.correlation = correlation
         self.size = int(size)
         self.round = 0
@@ -58,7 +64,8 @@ class CorrelatedStream:
         """Noise of the next round.
 
         Args:
-            z: independent N(0, 1) values that were used for no other round, [n] float64 (or float32); overwritten.
+            z: independent N(0, 1) values that were used for no other round, [n] float64 (or
+                float32); overwritten.
 
         Returns:
             `z`, now w_t. Its standard deviation is `correlation.noise_std()[t]`, not 1.
@@ -68,16 +75,24 @@ class CorrelatedStream:
             PrivacyError: there would be more rounds than were planned, which no sensitivity covers.
         """
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
-            raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
+            raise ConfigError(
+                f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} "
+                f"{list(z.shape)}"
+            )
         if z.device != self._kept.device:
-            raise ConfigError(f"z is on {z.device}, but the noise of earlier rounds is on {self._kept.device}")
+            raise ConfigError(
+                f"z is on {z.device}, but the noise of earlier rounds is on {self._kept.device}"
+            )
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
-                f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover no more"
+                f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover "
+                "no more"
             )
         if not self.correlation.is_independent:
             step = self._buffered if self.correlation.decays else self._banded
-            piece = _PIECE * torch.get_num_threads() if z.device.type == "cpu" else max(1, self.size)
+            piece = (
+                _PIECE * torch.get_num_threads() if z.device.type == "cpu" else max(1, self.size)
+            )
             for start in range(0, self.size, piece):
                 step(z[start : start + piece], self._kept[:, start : start + piece])
         self.round += 1
@@ -86,7 +101,8 @@ class CorrelatedStream:
     def replay(self, draw: Callable[[int], Tensor], rounds: int) -> None:
         """Advance to round `rounds` by drawing the noise of the rounds before it again.
 
-        A key and a round number are therefore a complete state; the state kept between rounds only saves time.
+        A key and a round number are therefore a complete state; the state kept between rounds only
+        saves time.
 
         Args:
             draw: z of round t, counted from 0, with the same bits as when the round was made.
@@ -97,7 +113,9 @@ class CorrelatedStream:
             PrivacyError: there would be more rounds than were planned.
         """
         if rounds < self.round:
-            raise ConfigError(f"the stream is already at round {self.round} and cannot go back to round {rounds}")
+            raise ConfigError(
+                f"the stream is already at round {self.round} and cannot go back to round {rounds}"
+            )
         for t in range(self.round, rounds):
             self.next(draw(t))
 

@@ -1,7 +1,9 @@
-"""Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by L-BFGS.
+"""Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by
+L-BFGS.
 
-If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm. The optimum
-then does not depend on the schema, and one C serves minimum separation, fixed cycles and amplification.
+If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients'
+norm. The optimum then does not depend on the schema, and one C serves minimum separation, fixed
+cycles and amplification.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _EXPLODED = 1e3  # logarithm of an error beyond the doubles' range
 def square_root(workload: Workload, bands: int) -> np.ndarray:
     """First coefficients of the square root of A, normalised, [bands].
 
-    1, 1/2, 3/8, 5/16, ... for prefix sums (Fichtenberger et al. 2022, arXiv 2202.11205); with momentum beta and decay
-    alpha sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 1).
+    1, 1/2, 3/8, 5/16, ... for prefix sums (Fichtenberger et al. 2022, arXiv 2202.11205); with
+    momentum beta and decay alpha sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024,
+    arXiv 2405.13763, Theorem 1).
     """
     j = np.arange(bands)
     root = np.cumprod(np.concatenate([[1.0], (2 * j[1:] - 1) / (2 * j[1:])]))
@@ -49,12 +52,15 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
         with np.errstate(over="ignore", invalid="ignore"):
             error, gradient = error_of(c)
         norm = c @ c
-        if not (np.isfinite(error) and np.isfinite(gradient).all()):  # C^-1 explodes: the line search turns back
+        if not (
+            np.isfinite(error) and np.isfinite(gradient).all()
+        ):  # C^-1 explodes: the line search turns back
             return _EXPLODED, np.zeros_like(c)
         return np.log(error * norm), gradient / error + 2 * c / norm
 
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
-    # The loss does not depend on the scale of c. The first step has length 1: a small part of a long vector.
+    # The loss does not depend on the scale of c. The first step has length 1: a small part of a
+    # long vector.
     return _unit(minimize(loss, 100 * start, jac=True, method="L-BFGS-B", options=options).x)
 
 
@@ -63,17 +69,23 @@ def _unit(c: np.ndarray) -> np.ndarray:
 
 
 def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Gradient with respect to c of a function of output = C^-1 a, given that with respect to the output."""
+    """Gradient with respect to c of a function of output = C^-1 a, given that with respect to the
+    output.
+    """
     solved = lfilter([1.0], c, gradient[::-1])[::-1]  # C^-T
     return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
 
 
 def output_weights(rounds: int, reduce: Reduce) -> np.ndarray:
-    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean, or the largest, squared norm of its rows."""
+    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean, or the largest, squared
+    norm of its rows.
+    """
     return np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
 
 
-def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+def _toeplitz_loss(
+    column: np.ndarray, reduce: Reduce
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """Mean (or last, which is the largest) squared error of a Toeplitz workload, in O(T b)."""
     weights = output_weights(column.size, reduce)
 

@@ -1,4 +1,5 @@
-"""A run's use of its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
+"""A run's use of its releases: the linear map A from released vectors to models, output t = sum_r
+A[t, r] y_r.
 
 Only the error depends on A, never the privacy claim: everything after a release is post-processing.
 """
@@ -18,8 +19,8 @@ from fedlgm.errors import ConfigError, check_below_one, check_rate
 class Workload:
     """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + m_t.
 
-    The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and other non-linear
-    servers have no such map; prefix sums or momentum then replace it.
+    The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and
+    other non-linear servers have no such map; prefix sums or momentum then replace it.
 
     Example:
         >>> Workload(momentum=0.5).matrix(3)
@@ -58,7 +59,9 @@ class Workload:
         return lfilter([1.0], [1.0, -self.decay], moved, axis=0)
 
     def variances(self, coefficients: np.ndarray, rounds: int) -> np.ndarray:
-        """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output, [T]."""
+        """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output,
+        [T].
+        """
         return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
 
 
@@ -75,4 +78,6 @@ def as_workload(workload: str | Workload) -> Workload:
         return workload
     if workload == "prefix":
         return PREFIX
-    raise ConfigError(f"unknown workload {workload!r}; known: 'prefix', or a fedlgm.correlation.Workload")
+    raise ConfigError(
+        f"unknown workload {workload!r}; known: 'prefix', or a fedlgm.correlation.Workload"
+    )

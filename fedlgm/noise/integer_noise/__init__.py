@@ -1,4 +1,6 @@
-"""Laws of integer noise that nodes add in shares. Each is one class, and no other code distinguishes them."""
+"""Laws of integer noise that nodes add in shares. Each is one class, and no other code
+distinguishes them.
+"""
 
 from __future__ import annotations
 

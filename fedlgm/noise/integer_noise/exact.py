@@ -1,7 +1,9 @@
-"""Exact rejection sampling over whole vectors, which decides acceptances in as many digits as they need.
+"""Exact rejection sampling over whole vectors, which decides acceptances in as many digits as they
+need.
 
-An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If the two are closer than the error
-of float64, the number gets more random bits and exp(-g) more digits. Rounding therefore adds no delta.
+An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If the two are
+closer than the error of float64, the number gets more random bits and exp(-g) more digits. Rounding
+therefore adds no delta.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from functools import partial
 import numpy as np
 
 MARGIN = 2.0**-44
-"""A hundred times the float64 error of an acceptance probability; one acceptance in 10^13 needs more digits."""
+"""A hundred times the float64 error of an acceptance probability; one acceptance in 10^13 needs
+more digits."""
 _BITS = 53
 _CHUNK = 1 << 18
 
@@ -46,7 +49,9 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
         wholes[going] += 1
     size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
-    return np.where(negative, -size, size)[~(negative & (size == 0))]  # else zero would come up twice
+    return np.where(negative, -size, size)[
+        ~(negative & (size == 0))
+    ]  # else zero would come up twice
 
 
 def happens(
@@ -58,7 +63,8 @@ def happens(
     """Exact independent events of probabilities exp(-g).
 
     Args:
-        exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin, [n].
+        exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin,
+            [n].
         exactly: (place, digits) -> g of this place, with an error of at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.

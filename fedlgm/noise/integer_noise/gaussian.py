@@ -19,10 +19,12 @@ _LARGEST = 2**80
 
 
 def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Independent draws with probabilities proportional to exp(-x^2 / (2 variance)) on the integers.
+    """Independent draws with probabilities proportional to exp(-x^2 / (2 variance)) on the
+    integers.
 
     Args:
-        variance: parameter sigma^2, a whole number in [1, 2^80]. It is the variance up to exp(-2 pi^2 sigma^2).
+        variance: parameter sigma^2, a whole number in [1, 2^80]. It is the variance up to exp(-2
+            pi^2 sigma^2).
         size: number of draws.
         rng: stream to draw from.
 
@@ -38,7 +40,9 @@ def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.
         (dtype('int64'), True)
     """
     if not 1 <= variance <= _LARGEST:
-        raise ConfigError(f"the variance of discrete Gaussian noise must lie in [1, 2^80], got {variance}")
+        raise ConfigError(
+            f"the variance of discrete Gaussian noise must lie in [1, 2^80], got {variance}"
+        )
     return accepted(size, lambda count: _candidates(variance, count, rng))
 
 
@@ -62,7 +66,8 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
 
 
 class DiscreteGaussian(IntegerNoise):
-    """The law of least cost. From 4 grid units on, sums of several draws are discrete Gaussian to within 1e-60.
+    """The law of least cost. From 4 grid units on, sums of several draws are discrete Gaussian to
+    within 1e-60.
 
     Example:
         >>> DiscreteGaussian().variance(100.0, 7)
@@ -83,15 +88,23 @@ class DiscreteGaussian(IntegerNoise):
     def event(self, multiplier: float) -> dp_event.DpEvent:
         """Event of concentrated differential privacy 1 / (2 multiplier^2).
 
-        By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2. With a party's noise
-        of at least 4 grid units tau is below 1e-60, which is less than the rounding of the figures.
+        By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2.
+        With a party's noise of at least 4 grid units tau is below 1e-60, which is less than the
+        rounding of the figures.
         """
         from dp_accounting import dp_event
 
         return dp_event.ZCDpEvent(0.5 / multiplier**2)
 
     def divergences(
-        self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
+        self,
+        orders: np.ndarray,
+        *,
+        deviation: float,
+        parties: int,
+        l2: float,
+        l1: float,
+        dimension: int,
     ) -> np.ndarray:
         """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is each party's."""
         total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)

@@ -18,8 +18,10 @@ class IntegerNoise(ABC):
 
     Attributes:
         name: name of the law in recipes and in `distributed_epsilon`.
-        words: name of the law in a guarantee's sentence. Empty for the default, since plans' texts key their noise.
-        least_deviation: least standard deviation of a node's noise, in grid units, for which the bounds are stated.
+        words: name of the law in a guarantee's sentence. Empty for the default, since plans' texts
+            key their noise.
+        least_deviation: least standard deviation of a node's noise, in grid units, for which the
+            bounds are stated.
     """
 
     name: str
@@ -44,14 +46,23 @@ class IntegerNoise(ABC):
         """Cost of one sum whose noise has the parties' variances of `variance`.
 
         Args:
-            multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a neighbour.
+            multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a
+                neighbour.
         """
 
     @abstractmethod
     def divergences(
-        self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
+        self,
+        orders: np.ndarray,
+        *,
+        deviation: float,
+        parties: int,
+        l2: float,
+        l1: float,
+        dimension: int,
     ) -> np.ndarray:
-        """Bounds on the Renyi divergences of one sum from a neighbour's (see `privacy.distributed_epsilon`).
+        """Bounds on the Renyi divergences of one sum from a neighbour's (see
+        `privacy.distributed_epsilon`).
 
         Args:
             orders: above 1, [n].

@@ -1,4 +1,6 @@
-"""Skellam noise, the difference of two Poisson variables, sampled exactly. Sums of Skellam variables are Skellam."""
+"""Skellam noise, the difference of two Poisson variables, sampled exactly. Sums of Skellam
+variables are Skellam.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ _SLACK = 4
 _NEAR = 0.1
 _SMALL = 16
 _SMALL_ERRORS = np.array(
-    [0.0] + [math.lgamma(j + 1) - (j + 0.5) * math.log(j) + j - 0.5 * math.log(2 * math.pi) for j in range(1, _SMALL)]
+    [0.0]
+    + [
+        math.lgamma(j + 1) - (j + 0.5) * math.log(j) + j - 0.5 * math.log(2 * math.pi)
+        for j in range(1, _SMALL)
+    ]
 )
 _TERMS = 9
 
@@ -48,25 +54,36 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
         (dtype('int64'), True)
     """
     if not (2 <= variance <= _LARGEST and variance % 2 == 0):
-        raise ConfigError(f"the variance of Skellam noise must be an even number in [2, 2^64], got {variance}")
-    one, other = (accepted(size, lambda count: _candidates(variance // 2, count, rng)) for _ in range(2))
+        raise ConfigError(
+            f"the variance of Skellam noise must be an even number in [2, 2^64], got {variance}"
+        )
+    one, other = (
+        accepted(size, lambda count: _candidates(variance // 2, count, rng)) for _ in range(2)
+    )
     return one - other
 
 
 def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """Accepted of `count` proposals: a Poisson variable less its mean.
 
-    Proposals x are discrete Laplace of scale s = floor(sqrt(mean)) + 1. With h(x) = ln p(mean) - ln p(mean + x) the
-    acceptance is exp(-g), g = h(x) - |x| / s + C, which needs C >= |x| / s - h(x) everywhere:
+    Proposals x are discrete Laplace of scale s = floor(sqrt(mean)) + 1. With h(x) = ln p(mean) - ln
+    p(mean + x) the acceptance is exp(-g), g = h(x) - |x| / s + C, which needs C >= |x| / s - h(x)
+    everywhere:
 
-    * x > 0: h(x) = sum_{i <= x} ln(1 + i / mean) >= mean phi(x / mean), phi(u) = (1 + u) ln(1 + u) - u, whose conjugate
-      gives mean (exp(1 / s) - 1 - 1 / s) <= mean / (2 s^2) + mean / (4 s^3);
-    * x = -y < 0: h(x) >= y (y - 1) / (2 mean), which gives mean / (2 s^2) + 1 / (2 s) + 1 / (8 mean).
+    * x > 0: h(x) = sum_{i <= x} ln(1 + i / mean) >= mean phi(x / mean), phi(u) = (1 + u) ln(1 + u)
+      - u, whose conjugate gives mean (exp(1 / s) - 1 - 1 / s) <= mean / (2 s^2) + mean / (4 s^3);
+    * x = -y < 0: h(x) >= y (y - 1) / (2 mean), which gives mean / (2 s^2) + 1 / (2 s) + 1 / (8
+      mean).
     """
     scale = math.isqrt(mean) + 1
     proposed = discrete_laplace(scale, count, rng)
     proposed = proposed[proposed >= -mean]
-    above = Fraction(mean, 2 * scale**2) + Fraction(1, 2 * scale) + Fraction(mean, 4 * scale**3) + Fraction(1, 8 * mean)
+    above = (
+        Fraction(mean, 2 * scale**2)
+        + Fraction(1, 2 * scale)
+        + Fraction(mean, 4 * scale**3)
+        + Fraction(1, 8 * mean)
+    )
 
     def exactly(lane: int, digits: int) -> Fraction:
         x = int(proposed[lane])
@@ -77,7 +94,9 @@ def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
-    """h(x) = ln(p(mean) / p(mean + x)) of the Poisson law in float64, without cancellation (Loader 2000)."""
+    """h(x) = ln(p(mean) / p(mean + x)) of the Poisson law in float64, without cancellation (Loader
+    2000).
+    """
     middle, k = float(mean), mean + x.astype(np.float64)
     v = x / (middle + k)
     square, series = v * v, np.zeros(len(v))
@@ -114,9 +133,9 @@ def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
 class Skellam(IntegerNoise):
     """The law that sums keep: the sum of any number of parties' noise is exactly Skellam noise.
 
-    For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every whole order a >= 2
-    by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu). As d1 <= d2^2 for integers, noise of variance mu = v + 4 costs
-    at most as much as Gaussian noise of variance v.
+    For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every
+    whole order a >= 2 by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu). As d1 <= d2^2 for
+    integers, noise of variance mu = v + 4 costs at most as much as Gaussian noise of variance v.
 
     Example:
         >>> Skellam().variance(100.0, 7)
@@ -125,7 +144,9 @@ class Skellam(IntegerNoise):
 
     name = "skellam"
     words = ", by Skellam noise"
-    least_deviation = 32  # from here on nine deviations are as rare as under a normal law, to a third
+    least_deviation = (
+        32  # from here on nine deviations are as rare as under a normal law, to a third
+    )
 
     def variance(self, wanted: float, parties: int) -> int:
         """An equal share of the variance and of the slack, an even number."""
@@ -136,19 +157,32 @@ class Skellam(IntegerNoise):
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> dp_event.DpEvent:
-        """The Gaussian curve at whole orders. An order in between costs as much as the next whole one."""
+        """The Gaussian curve at whole orders. An order in between costs as much as the next whole
+        one.
+        """
         from fedlgm.privacy.events import WholeOrdersDpEvent
 
         return WholeOrdersDpEvent(0.5 / multiplier**2)
 
     def divergences(
-        self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
+        self,
+        orders: np.ndarray,
+        *,
+        deviation: float,
+        parties: int,
+        l2: float,
+        l1: float,
+        dimension: int,
     ) -> np.ndarray:
-        """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is that of the whole sum.
+        """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is that of the whole
+        sum.
 
-        The corollary is proven for whole orders. The same expression is used between them; there, too, the exact
-        divergences of small cases lie below it (`tests/fedlgm/privacy/test_distributed.py`).
+        The corollary is proven for whole orders. The same expression is used between them; there,
+        too, the exact divergences of small cases lie below it
+        (`tests/fedlgm/privacy/test_distributed.py`).
         """
         variance = deviation**2
-        rest = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+        rest = np.minimum(
+            ((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance)
+        )
         return orders * l2**2 / (2 * variance) + rest

@@ -1,1 +1,3 @@
-"""The i.n.i.d. noise paper: coordinate descent and principal components. `fedlgm.mechanisms.inid` has its noise."""
+"""The i.n.i.d. noise paper: coordinate descent and principal components. `fedlgm.mechanisms.inid`
+has its noise.
+"""

@@ -1,8 +1,10 @@
-"""SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's Table IV.
+"""SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's
+Table IV.
 
-Every layer of an example's gradient, or the whole of it, is clipped in l1 norm. Laplace noise of one scale per layer is
-added to the sum of a Poisson batch. The norms need every example's gradient, so a step takes longer than one of DP-SGD.
-Recipes and studies name it as `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
+Every layer of an example's gradient, or the whole of it, is clipped in l1 norm. Laplace noise of
+one scale per layer is added to the sum of a Poisson batch. The norms need every example's gradient,
+so a step takes longer than one of DP-SGD. Recipes and studies name it as
+`mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
 
 Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.
 """
@@ -27,7 +29,8 @@ from fedlgm.training.example_level.norms import L1
 from fedlgm.training.example_level.scaling import PerLayerClip
 
 _PROVEN = (
-    "every example's gradient is bounded in l1 norm before Laplace noise of a public scale is added to the sum of a "
+    "every example's gradient is bounded in l1 norm before Laplace noise of a public scale is "
+    "added to the sum of a "
     "Poisson batch"
 )
 
@@ -52,8 +55,8 @@ class LaplaceSGD(Bounded, BoundsExamples):
 
     Attributes:
         bound: l1 bound C of one example's contribution, spread evenly over the layers.
-        rule: "global" (the whole gradient is clipped, with one scale), or the rule that spreads the noise over the
-            layers: "inid", "spr" or "iid" (see `GroupNoise`).
+        rule: "global" (the whole gradient is clipped, with one scale), or the rule that spreads the
+            noise over the layers: "inid", "spr" or "iid" (see `GroupNoise`).
 
     Raises:
         ConfigError: an option is out of range.
@@ -74,7 +77,9 @@ class LaplaceSGD(Bounded, BoundsExamples):
 
     @property
     def _noise(self) -> GroupNoise:
-        return GroupNoise(f"laplace-{'iid' if self.rule == 'global' else self.rule}", bound=self.bound)
+        return GroupNoise(
+            f"laplace-{'iid' if self.rule == 'global' else self.rule}", bound=self.bound
+        )
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers, merged into one if the gradient is bounded as a whole."""
@@ -83,7 +88,9 @@ class LaplaceSGD(Bounded, BoundsExamples):
     def calibrate(self, facts: RunFacts) -> float:
         """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`."""
         if facts.steps is not None:
-            raise ConfigError(f"{self.name}: clients' own steps have Gaussian noise: use trust = 'central'")
+            raise ConfigError(
+                f"{self.name}: clients' own steps have Gaussian noise: use trust = 'central'"
+            )
         return self._noise.calibrate(facts)
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
@@ -94,7 +101,12 @@ class LaplaceSGD(Bounded, BoundsExamples):
         """The same plan in every step."""
         of_clients = self._noise.plan(layers, facts, transcript)
         return example_plan(
-            layers, facts, _PROVEN, clip=of_clients.clip, sigma=of_clients.sigma, family=of_clients.family
+            layers,
+            facts,
+            _PROVEN,
+            clip=of_clients.clip,
+            sigma=of_clients.sigma,
+            family=of_clients.family,
         )
 
     def scaling(self, plan: ReleasePlan) -> Scaling:

@@ -1,7 +1,9 @@
 """Full DP: the same Gaussian noise on the whole update in every round (NbAFL).
 
-Source: Wei, Li, Ding, Ma, Yang, Farokhi, Jin, Quek and Poor, "Federated Learning with Differential Privacy: Algorithms
-    and Performance Analysis" (IEEE TIFS 2020), according to several independent descriptions of its formulas.
+Source: Wei, Li, Ding, Ma, Yang, Farokhi, Jin, Quek and Poor, "Federated Learning with Differential
+Privacy: Algorithms
+    and Performance Analysis" (IEEE TIFS 2020), according to several independent descriptions of its
+    formulas.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 class FullDP(ScheduledGaussian):
     """NbAFL: a client's upload is clipped to C and noised. The clipped vector here is the update.
 
-    The sensitivity is 2 C. The published one, 2 C / m (m: examples of the smallest client), treats the minimiser of an
-    average as an average of minimisers, which is false for networks. The broadcast's noise is omitted: it adds nothing
-    to the guarantee of the uploads.
+    The sensitivity is 2 C. The published one, 2 C / m (m: examples of the smallest client), treats
+    the minimiser of an average as an average of minimisers, which is false for networks. The
+    broadcast's noise is omitted: it adds nothing to the guarantee of the uploads.
     """
 
-    reason = "NbAFL as published but for cutting the update: the whole update is bounded, then noised"
+    reason = (
+        "NbAFL as published but for cutting the update: the whole update is bounded, then noised"
+    )

@@ -1,4 +1,5 @@
-"""LaDP-FL as published, the paper's Algorithms 2 to 4: every client decides from its private weights. NOT PRIVATE.
+"""LaDP-FL as published, the paper's Algorithms 2 to 4: every client decides from its private
+weights. NOT PRIVATE.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from fedlgm.errors import check_positive
 from fedlgm.mechanisms.ladp import check_threshold
-from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
+from fedlgm.mechanisms.ladp_frame import (
+    bound_by_training,
+    require,
+    theorem3_constant,
+    theorem3_delta,
+)
 from fedlgm.mechanisms.ladp_scores import layer_divergences
 from fedlgm.mechanisms.mechanism import Mechanism, UsesPrivateUpdates, Variant
 from fedlgm.planning.facts import RunFacts
@@ -23,7 +29,8 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
 
 _PUBLISHED = (
-    "unselected layers are uploaded as they are, and selection and noise scales follow the client's private weights "
+    "unselected layers are uploaded as they are, and selection and noise scales follow the "
+    "client's private weights "
     "(docs/guarantees.md, section LaDP-FL)"
 )
 _LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, but still a number
@@ -31,19 +38,20 @@ _LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, b
 
 @dataclass(frozen=True)
 class PublishedLaDP(Mechanism, UsesPrivateUpdates):
-    """sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c / B of Theorem 3.
+    """sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c / B of
+    Theorem 3.
 
-    Every client computes these quantities from its own weights (local trust). The recipe's epsilon and delta are those
-    of one release, of which the paper charges q epsilon. This class deviates from the paper in two points: clients
-    have equal weight, over the public cohort size, and a client makes E epochs (the paper's loop, taken literally,
-    makes E + 1).
+    Every client computes these quantities from its own weights (local trust). The recipe's epsilon
+    and delta are those of one release, of which the paper charges q epsilon. This class deviates
+    from the paper in two points: clients have equal weight, over the public cohort size, and a
+    client makes E epochs (the paper's loop, taken literally, makes E + 1).
 
     Attributes:
         threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.
         score_cap: B > 0.
         estimate: False is the paper's ablation: every selected layer's score is B.
-        batch_share: q in the paper's claim q T epsilon, which is batch size over number of local examples; the paper
-            has 50 / 500.
+        batch_share: q in the paper's claim q T epsilon, which is batch size over number of local
+            examples; the paper has 50 / 500.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -77,14 +85,19 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         reached = theorem3_delta(epsilon, delta)
         reason = _PUBLISHED
         if reached > delta:
-            reason += f"; besides, the noise constant reaches delta = {reached:.3g} only, not {delta:g}"
+            reason += (
+                f"; besides, the noise constant reaches delta = {reached:.3g} only, not {delta:g}"
+            )
         return UnprotectedPlan(
             layers,
             np.full(len(layers), np.inf),
-            np.full(len(layers), self._half_sensitivity(facts) * facts.noise_multiplier),  # the noise at P = B
+            np.full(
+                len(layers), self._half_sensitivity(facts) * facts.noise_multiplier
+            ),  # the noise at P = B
             facts,
             Guarantee("none", reason),
-            # A participation costs q epsilon: added up over T participations it is the paper's q T epsilon.
+            # A participation costs q epsilon: added up over T participations it is the paper's q T
+            # epsilon.
             claim={"epsilon": self.batch_share * epsilon},
         )
 
@@ -94,8 +107,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         """Algorithms 2 to 4 for one client: selection, scores and noise from its own weights.
 
         Returns:
-            The client's plan, and "score" (P_j), "sigma", "selected" (0 or 1) and "noise_norm" (sigma_j sqrt(d_j)),
-            each [K].
+            The client's plan, and "score" (P_j), "sigma", "selected" (0 or 1) and "noise_norm"
+            (sigma_j sqrt(d_j)), each [K].
         """
         layers, local = plan.layers, model + update
         selected = layers.norms(local).numpy() >= self.threshold
@@ -104,13 +117,26 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             # A contribution with NaN or Inf is discarded later; its layers get the least noise.
             divergences = np.nan_to_num(layer_divergences(layers, local, model), nan=self.score_cap)
             scores = np.clip(divergences, min(_LEAST_SCORE, self.score_cap), self.score_cap)
-        least = self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier  # (c/B) Delta_f / epsilon
+        least = (
+            self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier
+        )  # (c/B) Delta_f / epsilon
         sigma = np.where(selected, least * self.score_cap / scores, 0.0)
         own = UnprotectedPlan(
-            layers, plan.clip, sigma, plan.facts, plan.guarantee, released=plan.released, claim=plan.claim
+            layers,
+            plan.clip,
+            sigma,
+            plan.facts,
+            plan.guarantee,
+            released=plan.released,
+            claim=plan.claim,
         )
         noise_norm = sigma * np.sqrt(layers.sizes)
-        notes = {"score": scores, "sigma": sigma, "selected": selected.astype(np.float64), "noise_norm": noise_norm}
+        notes = {
+            "score": scores,
+            "sigma": sigma,
+            "selected": selected.astype(np.float64),
+            "noise_norm": noise_norm,
+        }
         return own, notes
 
     def _half_sensitivity(self, facts: RunFacts) -> float:

@@ -1,12 +1,14 @@
-"""Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and DPA.
+"""Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and
+DPA.
 
-A schedule gives each round's noise relative to the least one. `calibration = "equal-total"` scales the whole schedule
-so that all rounds together meet the run's (epsilon, delta) by the run's accountant, which makes the comparison fair.
-`calibration = "matched"` is the LaDP-FL paper's frame: every schedule starts at the noise of Full DP, the recipe's
-epsilon is that of one release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
+A schedule gives each round's noise relative to the least one. `calibration = "equal-total"` scales
+the whole schedule so that all rounds together meet the run's (epsilon, delta) by the run's
+accountant, which makes the comparison fair. `calibration = "matched"` is the LaDP-FL paper's frame:
+every schedule starts at the noise of Full DP, the recipe's epsilon is that of one release, and the
+paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
 
-Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a staircase of a few levels:
-the noise that is added has exactly the levels that are accounted for.
+Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a
+staircase of a few levels: the noise that is added has exactly the levels that are accounted for.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ class PaperBaseline(Bounded):
     """Base of the mechanisms that the LaDP-FL paper compares with.
 
     Attributes:
-        bound: l2 bound C of one client's update; under calibration = "matched" it follows from the local training
-            (half of the paper's Delta_f = 2 eta E G_c) and this option is not used.
-        calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the paper's frame;
-            local trust; the recipe's epsilon and delta are those of one release).
-        constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or "classical".
-        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; 50 / 500 in the paper.
+        bound: l2 bound C of one client's update; under calibration = "matched" it follows from the
+            local training (half of the paper's Delta_f = 2 eta E G_c) and this option is not used.
+        calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the
+            paper's frame; local trust; the recipe's epsilon and delta are those of one release).
+        constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or
+            "classical".
+        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; 50 /
+            500 in the paper.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -67,7 +71,11 @@ class PaperBaseline(Bounded):
 
     def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""
-        return self.matched_multiplier(facts) if self.calibration == "matched" else super().calibrate(facts)
+        return (
+            self.matched_multiplier(facts)
+            if self.calibration == "matched"
+            else super().calibrate(facts)
+        )
 
     def matched_multiplier(self, facts: RunFacts) -> float:
         """Noise of the first round over C: 2 c / epsilon, since the paper's sensitivity is 2 C.
@@ -80,7 +88,9 @@ class PaperBaseline(Bounded):
         return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
 
     def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
-        """The paper's charge q epsilon_t for a participation whose noise is `noise` times that of the first round."""
+        """The paper's charge q epsilon_t for a participation whose noise is `noise` times that of
+        the first round.
+        """
         if self.calibration == "equal-total":
             return None
         epsilon, _ = require(facts, self.name).budget()
@@ -88,7 +98,9 @@ class PaperBaseline(Bounded):
 
     @staticmethod
     def guarantee(reason: str) -> Guarantee:
-        """A proven guarantee: every contribution is clipped to C before noise of a public scale is added."""
+        """A proven guarantee: every contribution is clipped to C before noise of a public scale is
+        added.
+        """
         return Guarantee("proven", reason)
 
 
@@ -110,11 +122,15 @@ class ScheduledGaussian(PaperBaseline):
     """Why the release is private, and how closely the mechanism follows its source."""
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """All layers merged into one, because the whole update has one bound and one noise scale."""
+        """All layers merged into one, because the whole update has one bound and one noise
+        scale.
+        """
         return layers.merged()
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round up to a common factor, before the staircase, float64 [rounds]; constant by default."""
+        """Noise of each round up to a common factor, before the staircase, float64 [rounds];
+        constant by default.
+        """
         return np.ones(rounds)
 
     def shape(self, rounds: int) -> np.ndarray:
@@ -124,12 +140,16 @@ class ScheduledGaussian(PaperBaseline):
     def calibrate(self, facts: RunFacts) -> float:
         """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").
 
-        Under local trust a client may be drawn in any rounds, so its releases are assumed to be the least noisy ones.
+        Under local trust a client may be drawn in any rounds, so its releases are assumed to be the
+        least noisy ones.
         """
         if self.calibration == "matched":
             return self.matched_multiplier(facts)
         least = np.sort(self.shape(facts.rounds))[: facts.releases]
-        levels = {float(level): int(count) for level, count in zip(*np.unique(least, return_counts=True), strict=True)}
+        levels = {
+            float(level): int(count)
+            for level, count in zip(*np.unique(least, return_counts=True), strict=True)
+        }
         return facts.process.calibrate(levels)
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
@@ -152,7 +172,8 @@ class ScheduledGaussian(PaperBaseline):
 
 
 def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
-    """A schedule of at most `levels` equally long steps that spends as much zCDP in each step, least noise 1.
+    """A schedule of at most `levels` equally long steps that spends as much zCDP in each step,
+    least noise 1.
 
     Args:
         schedule: positive noise levels, [rounds].

@@ -1,9 +1,10 @@
 """Sensitive DP: bounds and noise that follow each layer's estimated sensitivity. A RECONSTRUCTION.
 
-Source: Xue et al., "Differentially Private Federated Learning with an Adaptive Noise Mechanism" (IEEE TIFS 2023). Its
-    abstract states a sensitivity estimated from local and global history; its estimator was not available. Here the
-    estimate uses only released history, so the noise scale reveals nothing new. A client's own history would be private
-    state; the released mean replaces it.
+Source: Xue et al., "Differentially Private Federated Learning with an Adaptive Noise Mechanism"
+(IEEE TIFS 2023). Its
+    abstract states a sensitivity estimated from local and global history; its estimator was not
+    available. Here the estimate uses only released history, so the noise scale reveals nothing new.
+    A client's own history would be private state; the released mean replaces it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class SensitiveDP(PaperBaseline):
-    """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_* sqrt(K) S_j.
+    """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_*
+    sqrt(K) S_j.
 
-    h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa = 1.5 is the ratio by
-    which a client's update may exceed the mean update, S_max = C / sqrt(K) and S_min = S_max / 10. Both bound and
-    noise follow S_j, so every round costs the same: one Gaussian release over all layers.
+    h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa =
+    1.5 is the ratio by which a client's update may exceed the mean update, S_max = C / sqrt(K) and
+    S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the same: one Gaussian
+    release over all layers.
     """
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
@@ -39,15 +42,20 @@ class SensitiveDP(PaperBaseline):
         clip = self._sensitivities(layers, facts, transcript)
         joint = math.sqrt(len(layers))
         if self.calibration == "matched":
-            # The paper's frame noises every layer as if it were released alone; the event counts all K of them.
+            # The paper's frame noises every layer as if it were released alone; the event counts
+            # all K of them.
             joint = 1.0
         reason = "a reconstruction of Sensitive DP: layers are bounded and noised by norms of released updates"
         sigma = facts.noise_multiplier * joint * clip
         guarantee = self.guarantee(reason)
         notes = {"score": clip}
-        return ReleasePlan(layers, clip, sigma, facts, guarantee, claim=self.matched_claim(facts), notes=notes)
+        return ReleasePlan(
+            layers, clip, sigma, facts, guarantee, claim=self.matched_claim(facts), notes=notes
+        )
 
-    def _sensitivities(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> np.ndarray:
+    def _sensitivities(
+        self, layers: LayerTable, facts: RunFacts, transcript: Transcript
+    ) -> np.ndarray:
         largest = clipping.eq_clip(self.client_bound(facts), len(layers))
         if transcript.mean is None or transcript.plan is None:
             return largest

@@ -1,8 +1,10 @@
 """Time-Varying DP: noise that falls geometrically over the rounds. A RECONSTRUCTION.
 
-Source: Yuan, Ni, Ding, Wei, Li and Poor, "Amplitude-Varying Perturbation for Balancing Privacy and Utility in Federated
-    Learning" (IEEE TIFS 2023). Its abstract states a geometric series over the rounds; its formulas were not available.
-    The paper's online refinement of the horizon is omitted, because it needs a loss that is not released.
+Source: Yuan, Ni, Ding, Wei, Li and Poor, "Amplitude-Varying Perturbation for Balancing Privacy and
+Utility in Federated
+    Learning" (IEEE TIFS 2023). Its abstract states a geometric series over the rounds; its formulas
+    were not available. The paper's online refinement of the horizon is omitted, because it needs a
+    loss that is not released.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 class TimeVaryingDP(ScheduledGaussian):
     """sigma_t = sigma_1 theta^(t - 1) on the whole update.
 
-    sigma_T / sigma_1 = exp(-0.847) = 0.43 matches the LaDP-FL paper's statement that this mechanism's naive epsilon
-    exceeds that of Full DP by 57.3 %; the noise totals it prints imply other ratios.
+    sigma_T / sigma_1 = exp(-0.847) = 0.43 matches the LaDP-FL paper's statement that this
+    mechanism's naive epsilon exceeds that of Full DP by 57.3 %; the noise totals it prints imply
+    other ratios.
     """
 
     reason = "a reconstruction of Time-Varying DP: the whole update is bounded, then noised by a public schedule"

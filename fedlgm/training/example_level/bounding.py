@@ -1,4 +1,6 @@
-"""A step's contribution to the sum: bounded per-example gradients, and the examples' answers to the plan's queries."""
+"""A step's contribution to the sum: bounded per-example gradients, and the examples' answers to the
+plan's queries.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,27 @@ if TYPE_CHECKING:
     from fedlgm.planning.queries import NoisyQuery
 
 
-def bounded_updates(batches: Sequence[ClippedSum], scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """One row for each batch, opposite to the gradient, within the bounds of the scaling and the queries.
+def bounded_updates(
+    batches: Sequence[ClippedSum], scaling: Scaling, plan: ReleasePlan
+) -> BoundedUpdates:
+    """One row for each batch, opposite to the gradient, within the bounds of the scaling and the
+    queries.
 
     Args:
-        batches: scaled sums, of which a single one's sign is changed in place, and the norms used for scaling.
+        batches: scaled sums, of which a single one's sign is changed in place, and the norms used
+            for scaling.
         scaling: the scaling, from `one_by_one` if it is a user's.
-        plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
+        plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the
+            query's bound.
     """
-    totals = torch.stack([batch.total for batch in batches]) if len(batches) > 1 else batches[0].total[None]
-    return BoundedUpdates(totals.neg_(), _bounds(scaling, plan), _answers([batch.norms for batch in batches], plan))
+    totals = (
+        torch.stack([batch.total for batch in batches])
+        if len(batches) > 1
+        else batches[0].total[None]
+    )
+    return BoundedUpdates(
+        totals.neg_(), _bounds(scaling, plan), _answers([batch.norms for batch in batches], plan)
+    )
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
@@ -44,12 +57,16 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
 
 
 def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
-    """Scaled sum [D] of given per-example gradients [B, D], and their norms [B, K], both in float64.
+    """Scaled sum [D] of given per-example gradients [B, D], and their norms [B, K], both in
+    float64.
 
     An example with NaN or Inf counts as zero.
     """
     order = norm_of(scaling).order
-    measured = [torch.linalg.vector_norm(part.double(), ord=order, dim=1) for part in layers.split(gradients)]
+    measured = [
+        torch.linalg.vector_norm(part.double(), ord=order, dim=1)
+        for part in layers.split(gradients)
+    ]
     norms = torch.stack(measured, dim=1)
     counted = norms.isfinite().all(dim=1)
     factors = one_by_one(scaling).factors(torch.where(counted[:, None], norms, 0.0))
@@ -62,7 +79,8 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
     order = norm_of(scaling).order
     if order != (2 if plan.family == "gaussian" else 1):
         raise PrivacyError(
-            f"the scaling bounds examples in l{order} norm, which {plan.family} noise does not protect: bound them in "
+            f"the scaling bounds examples in l{order} norm, which {plan.family} noise does not "
+            "protect: bound them in "
             "l2 norm for gaussian noise, in l1 norm for laplace noise (its attribute `norm`)"
         )
     return tuple(scaling.bounds(len(plan.layers)).tolist())

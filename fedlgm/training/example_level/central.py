@@ -30,7 +30,12 @@ from fedlgm.noise.release import Noising, fingerprint, release
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
+from fedlgm.training.example_level.trainer import (
+    ExampleTrainer,
+    batch_keys,
+    digest_of,
+    poisson_rows,
+)
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.task import ExampleLosses
 
@@ -44,7 +49,8 @@ class Trained:
         epsilon: the ledger's proven epsilon at the facts' delta, including earlier charges.
         guarantee: meaning of that epsilon.
         steps: number of releases.
-        noise_reproducible: whether the noise came from a public seed, with which it can be drawn again.
+        noise_reproducible: whether the noise came from a public seed, with which it can be drawn
+            again.
     """
 
     model: Tensor
@@ -74,12 +80,14 @@ def train(
     progress: Callable[[int], None] | None = None,
     continue_ledger: bool = False,
 ) -> Trained:
-    """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are changed in place.
+    """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are
+    changed in place.
 
-    Each step draws a Poisson batch at the sampling rate q of the facts, sums the bounded gradients of its examples,
-    charges the ledger, adds the plan's noise, divides by the public q N and moves the weights against the result. An
-    empty batch also makes a step, which releases pure noise. The neighbouring relation is that of the facts, usually
-    adding or removing one example. The returned epsilon covers all charges on the ledger.
+    Each step draws a Poisson batch at the sampling rate q of the facts, sums the bounded gradients
+    of its examples, charges the ledger, adds the plan's noise, divides by the public q N and moves
+    the weights against the result. An empty batch also makes a step, which releases pure noise. The
+    neighbouring relation is that of the facts, usually adding or removing one example. The returned
+    epsilon covers all charges on the ledger.
 
     The example of `fedlgm.training.example_level.central` runs three steps.
 
@@ -87,21 +95,24 @@ def train(
         module: float32 model without state between batches.
         x: inputs [N, ...].
         y: targets [N, ...].
-        method: the mechanism on the module's layers, with facts whose population is N and whose rounds are the steps.
-        keys: source of batches and noise; with a seeded ring the noise is reproducible, and the run is only a
-            simulation.
+        method: the mechanism on the module's layers, with facts whose population is N and whose
+            rounds are the steps.
+        keys: source of batches and noise; with a seeded ring the noise is reproducible, and the run
+            is only a simulation.
         ledger: charged before every release.
         lr: learning rate.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
-        continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then adds up.
+        continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then
+            adds up.
 
     Raises:
-        LedgerError: another training is charging the ledger; or it holds steps of an earlier one, and `continue_ledger`
-            is not set.
-        ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and central trust; the
-            population is not the number of examples; or the module has no per-example gradients.
+        LedgerError: another training is charging the ledger; or it holds steps of an earlier one,
+            and `continue_ledger` is not set.
+        ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and
+            central trust; the population is not the number of examples; or the module has no
+            per-example gradients.
     """
     mechanism = method.mechanism
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
@@ -110,15 +121,21 @@ def train(
     noised_by, drawn_by = facts.noised_by, facts.sampling.scheme
     if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
         raise ConfigError(
-            "train draws each step's examples by Poisson sampling and adds the noise itself: it needs facts with "
+            "train draws each step's examples by Poisson sampling and adds the noise itself: it "
+            "needs facts with "
             "sampling 'poisson' and trust = 'central', and without local steps"
         )
     if facts.sampling.population != len(y):
-        raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")
-    # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those on another.
+        raise ConfigError(
+            f"the facts count {facts.sampling.population} examples, but the data have {len(y)}"
+        )
+    # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those
+    # on another.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
     if facts.delta is None:
-        raise ConfigError("the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5")
+        raise ConfigError(
+            "the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5"
+        )
     transcript = Transcript.start(trainer.weights.clone())
     with ledger.held():
         if not continue_ledger:
@@ -127,23 +144,28 @@ def train(
             plan = method.plan(transcript)
             drawn = batches
             if keys.secret:
-                # A step at other weights or by another plan is another release, which sampling amplifies by its own
-                # draws.
+                # A step at other weights or by another plan is another release, which sampling
+                # amplifies by its own draws.
                 weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
                 drawn = batches.derive(weights, plan.to_json().encode())
             rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
-            if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
+            if isinstance(
+                mechanism, UsesPrivateNorms
+            ):  # a published variant, whose plan is charged as not private
                 plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
             total = BoundedSum.empty(plan)
             total.add(trainer.sum(x, y, rows, plan))
-            # Named by what it releases, also where a public seed gives every training the same noise: another training
-            # on the same ledger is charged, the same one made again is not.
+            # Named by what it releases, also where a public seed gives every training the same
+            # noise: another training on the same ledger is charged, the same one made again is not.
             key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
             event = plan.event
             if keys.secret:
-                # A training with another loss draws the same first batch, which amplifies one release alone.
+                # A training with another loss draws the same first batch, which amplifies one
+                # release alone.
                 key += (batch := f" of batch {fingerprint(drawn, step)}")
-                if key != next((made for made in ledger.keys_of(step) if made.endswith(batch)), key):
+                if key != next(
+                    (made for made in ledger.keys_of(step) if made.endswith(batch)), key
+                ):
                     event = plan.repeated_event
             ledger.charge(event, round=step, key=key, protects=plan.protects)
             mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
@@ -152,5 +174,9 @@ def train(
             if progress is not None:
                 progress(step)
     return Trained(
-        trainer.weights, ledger.epsilon(facts.delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
+        trainer.weights,
+        ledger.epsilon(facts.delta, facts.accountant),
+        plan.guarantee,
+        facts.rounds,
+        not keys.secret,
     )

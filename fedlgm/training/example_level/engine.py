@@ -40,7 +40,8 @@ from fedlgm.training.tasks.task import ExampleLosses
 ACTIVATION_BYTES = 8 << 20
 """Largest activation of a micro-batch, as a target: larger tensors are mapped anew every time."""
 PASS_BYTES = 320 << 20
-"""Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums must also be kept."""
+"""Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums
+must also be kept."""
 STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
 _KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
@@ -53,10 +54,13 @@ class ClippedSum:
     """Result of one step.
 
     Attributes:
-        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
-        norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every layer before
-            scaling, float64 [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
-        discarded: examples that counted as zero because one of their gradients was not finite. PRIVATE.
+        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64
+            with `exact_sums`.
+        norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every
+            layer before scaling, float64 [B, K]; NaN or Inf where it is not finite. PRIVATE: for
+            diagnostics that stay private.
+        discarded: examples that counted as zero because one of their gradients was not finite.
+            PRIVATE.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -74,7 +78,8 @@ class ClippedSum:
 
 
 class SumsExamples(Protocol):
-    """An object that sums clipped per-example gradients: `ExampleGradients` or `NativeExampleGradients`.
+    """An object that sums clipped per-example gradients: `ExampleGradients` or
+    `NativeExampleGradients`.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -93,7 +98,9 @@ class SumsExamples(Protocol):
         ...
 
     def condition(self, x: Any) -> str:
-        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if there is none."""
+        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if there
+        is none.
+        """
         ...
 
 
@@ -101,23 +108,26 @@ class SumsExamples(Protocol):
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, and parameters shared
-    between layers are summed per example. Every other module with parameters gets per-example gradients from
-    `torch.func`, which is slower; a notice reports this once.
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, and
+    parameters shared between layers are summed per example. Every other module with parameters gets
+    per-example gradients from `torch.func`, which is slower; a notice reports this once.
 
     Args:
-        module: any module whose first dimension is the example and whose examples do not influence each other.
+        module: any module whose first dimension is the example and whose examples do not influence
+            each other.
         layers: its layer table, of any grouping.
         task: losses per example; None is classification.
-        micro_batch: maximum number of examples per pass; None chooses by the size of the activations. It affects only
-            rounding.
-        exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples differ in one example,
-            their difference then exceeds this example's contribution by at most n^2 2^-52 bounds; in float32 by up to
-            n^2 2^-23. Gradients themselves stay in the precision of the parameters.
+        micro_batch: maximum number of examples per pass; None chooses by the size of the
+            activations. It affects only rounding.
+        exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples
+            differ in one example, their difference then exceeds this example's contribution by at
+            most n^2 2^-52 bounds; in float32 by up to n^2 2^-23. Gradients themselves stay in the
+            precision of the parameters.
 
     Raises:
-        ConfigError: the module's examples influence each other, as in BatchNorm in training mode; it lacks parameters
-            of the table, or has several dtypes or one of lower precision than float32; or `micro_batch` is below 1.
+        ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
+            it lacks parameters of the table, or has several dtypes or one of lower precision than
+            float32; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -145,7 +155,9 @@ class ExampleGradients:
         parameters = dict(module.named_parameters())
         missing = [slot.name for slot in layers.slots() if slot.name not in parameters]
         if missing:
-            raise ConfigError(f"the layer table names {missing[0]!r}, which the module does not have")
+            raise ConfigError(
+                f"the layer table names {missing[0]!r}, which the module does not have"
+            )
         trained = {id(parameters[slot.name]): slot for slot in layers.slots()}
         dtypes = {parameters[slot.name].dtype for slot in layers.slots()}
         if len(dtypes) > 1:
@@ -154,11 +166,14 @@ class ExampleGradients:
         self._dtype = dtypes.pop()
         if self._dtype not in _PRECISE:
             raise ConfigError(
-                f"the parameters must be float32 or float64, got {self._dtype}: norms and sums of lower precision "
+                f"the parameters must be float32 or float64, got {self._dtype}: norms and sums of "
+                "lower precision "
                 "exceed the bounds of the gradients"
             )
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
-        self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
+        self._places = {
+            key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()
+        }
         _refuse_batch_norm(module)
         refuse_gradient_hooks(module)
         self._built, self._restored = Built(module), Restored.of(module, None)
@@ -176,7 +191,8 @@ class ExampleGradients:
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """Assumptions of a guarantee about module and task; empty if both keep rows and steps apart by construction.
+        """Assumptions of a guarantee about module and task; empty if both keep rows and steps apart
+        by construction.
 
         Args:
             x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
@@ -192,7 +208,8 @@ class ExampleGradients:
         """Scale and sum the gradients of a batch.
 
         Args:
-            x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B may be 0.
+            x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B
+                may be 0.
             y: targets, the example first.
             scaling: factors of the layers' gradients.
 
@@ -200,15 +217,20 @@ class ExampleGradients:
             The sum, the norms and the number of examples that counted as zero.
 
         Raises:
-            ConfigError: examples influence each other, a parameter is used outside the module that owns it, there are
-                not as many targets as inputs, or the module was changed after this object was made.
+            ConfigError: examples influence each other, a parameter is used outside the module that
+                owns it, there are not as many targets as inputs, or the module was changed after
+                this object was made.
         """
         self._built.check()
         scaling = one_by_one(scaling)
         inputs = parts(x)
         _require_pairs(inputs, y)
         batch, dtype = inputs[0].shape[0], torch.float64 if self._exact_sums else self._dtype
-        if self._stack is not None and self._stack.takes(inputs, scaling) and 0 < batch <= self._most(inputs, scaling):
+        if (
+            self._stack is not None
+            and self._stack.takes(inputs, scaling)
+            and 0 < batch <= self._most(inputs, scaling)
+        ):
             self._probe(inputs, y)
             found = self._stack.sum(inputs[0], y, scaling, dtype)
             if found is not None:
@@ -223,7 +245,13 @@ class ExampleGradients:
                 self._probe(inputs, y)
                 for low in range(0, batch, step):
                     rows = slice(low, min(low + step, batch))
-                    self._pass(tuple(value[rows] for value in inputs), y[rows], scaling, total, squares[rows])
+                    self._pass(
+                        tuple(value[rows] for value in inputs),
+                        y[rows],
+                        scaling,
+                        total,
+                        squares[rows],
+                    )
             for site in self._sites:
                 if isinstance(site, Site):
                     site.rule.finish([total.part(place) for place in site.places])
@@ -232,7 +260,9 @@ class ExampleGradients:
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """`sum` of one batch after another, each with the weights that the module has when the batch is taken."""
+        """`sum` of one batch after another, each with the weights that the module has when the
+        batch is taken.
+        """
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
@@ -251,18 +281,26 @@ class ExampleGradients:
 
     def _announce(self) -> None:
         sites = [
-            f"{s.name or 'the module'} ({type(s.module).__name__})" for s in self._sites if isinstance(s, GenericSite)
+            f"{s.name or 'the module'} ({type(s.module).__name__})"
+            for s in self._sites
+            if isinstance(s, GenericSite)
         ]
         if sites:
             shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
-            warnings.warn(Notice(f"slower, generic per-example gradients are used for {shown}"), stacklevel=3)
+            warnings.warn(
+                Notice(f"slower, generic per-example gradients are used for {shown}"), stacklevel=3
+            )
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
         """Largest number of examples of a pass."""
         return self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
 
-    def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
-        """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
+    def _pass(
+        self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor
+    ) -> None:
+        """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares`
+        [n, K].
+        """
         for site in self._sites:
             if isinstance(site, GenericSite):
                 site.clear()  # a pass before this one may have failed halfway
@@ -270,13 +308,19 @@ class ExampleGradients:
         losses = self._row_losses(self._separate(x).outputs(x, work.call), y)
         work.start()
         parameters = list(self._parameters.values())
-        leaves = [leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()]
-        found = torch.autograd.grad(losses.sum(), [work.anchor, *leaves, *parameters], allow_unused=True)
+        leaves = [
+            leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()
+        ]
+        found = torch.autograd.grad(
+            losses.sum(), [work.anchor, *leaves, *parameters], allow_unused=True
+        )
         for gradient, slot in zip(found[1 + len(leaves) :], self._layers.slots(), strict=True):
             if gradient is not None:
                 raise ConfigError(
-                    f"the parameter {slot.name!r} is used outside the module that owns it, where its per-example "
-                    "gradient cannot be computed: call the module instead, or keep such terms out of the loss"
+                    f"the parameter {slot.name!r} is used outside the module that owns it, where "
+                    "its per-example "
+                    "gradient cannot be computed: call the module instead, or keep such terms out "
+                    "of the loss"
                 )
         generic = iter(found[1 : 1 + len(leaves)])
         for site in self._sites:
@@ -297,7 +341,9 @@ class ExampleGradients:
 
     @contextmanager
     def _patched(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
-        """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its own attributes."""
+        """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its
+        own attributes.
+        """
         replaced = {site.module: _bound(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
         before = {module: vars(module).get("forward") for module in replaced}
@@ -325,7 +371,10 @@ class ExampleGradients:
             stored = sum(place.size for site in whole for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
             limit = PASS_BYTES if per_layer else PASS_BYTES // 2
-            step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), limit // (size * max(sum(seen), 1)))
+            step = min(
+                ACTIVATION_BYTES // (size * max(seen, default=1)),
+                limit // (size * max(sum(seen), 1)),
+            )
             step = max(1, step)
             if stored:
                 step = min(step, max(1, STORED_BYTES // (size * stored)))
@@ -333,7 +382,9 @@ class ExampleGradients:
         return self._chosen[1]
 
     def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse modules whose first dimension is not the example, or whose examples influence each other."""
+        """Refuse modules whose first dimension is not the example, or whose examples influence each
+        other.
+        """
         if self._probed or len(inputs[0]) < 2 or isinstance(self._separate(inputs), MappedRows):
             return
         before = [site.module.training for site in self._sites]
@@ -342,27 +393,34 @@ class ExampleGradients:
         for (name, one), (_, other) in zip(*both, strict=True):
             if len(one) != 2 and name not in self._shared:
                 raise ConfigError(
-                    f"{name} got {len(one)} rows for a batch of 2: the first dimension must be the example throughout"
+                    f"{name} got {len(one)} rows for a batch of 2: the first dimension must be the "
+                    "example throughout"
                 )
             if not torch.allclose(one[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ConfigError(
-                    f"examples influence each other before or in {name}, so no example has a separate gradient"
+                    f"examples influence each other before or in {name}, so no example has a "
+                    "separate gradient"
                 )
         if self._shared:
             self._require_own_gradients(tuple(value[:2] for value in inputs), y[:2])
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of a shared input differently, such as one that uses only the first.
+        """Refuse a model that treats the rows of a shared input differently, such as one that uses
+        only the first.
 
-        The rows hold the same numbers in the forward pass, but each carries the gradient of its own example.
+        The rows hold the same numbers in the forward pass, but each carries the gradient of its own
+        example.
         """
-        together, *alone = (self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH))
+        together, *alone = (
+            self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH)
+        )
         apart = torch.cat(alone)
         tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
         if bool(((together - apart).abs() > tolerance).any()):
             raise ConfigError(
-                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does not reach every "
+                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does "
+                "not reach every "
                 "example alike: pass one row per example, as in positions.expand(len(x), -1)"
             )
 
@@ -382,9 +440,15 @@ class ExampleGradients:
             if isinstance(site, GenericSite):
                 site.observe(2, arguments, named)
             first = (*arguments, *named.values())[:1]
-            if isinstance(site, Site) and isinstance(first[0], Tensor) and site.rule.shares(first[0]):
+            if (
+                isinstance(site, Site)
+                and isinstance(first[0], Tensor)
+                and site.rule.shares(first[0])
+            ):
                 self._shared.add(site.name or "the module")
-            seen.extend((site.name or "the module", value) for value in first if isinstance(value, Tensor))
+            seen.extend(
+                (site.name or "the module", value) for value in first if isinstance(value, Tensor)
+            )
 
         with torch.no_grad(), seeded(0, inputs[0].device), self._patched(_observer([], look)):
             outputs = self._module(*inputs)
@@ -396,14 +460,18 @@ def _bound(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
     return lambda *arguments, **named: call(site, *arguments, **named)
 
 
-def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., Any]:
+def _observer(
+    sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+) -> Callable[..., Any]:
     """A forward pass that records the largest tensors per example and passes on the arguments."""
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:
         out = type(site.module).forward(site.module, *arguments, **named)
         values = (*arguments, *named.values())
         look(site, arguments, named)
-        sizes.extend(v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v))
+        sizes.extend(
+            v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v)
+        )
         if isinstance(site, Site):
             sizes.append(site.rule.kept(values[0], out))
         return out
@@ -415,7 +483,9 @@ def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
     lengths = [values.shape[0] for values in (*inputs, y)]
     if len(set(lengths)) > 1:
         *first, last = map(str, lengths)
-        raise ConfigError(f"a batch must have as many inputs as targets, got {', '.join(first)} and {last}")
+        raise ConfigError(
+            f"a batch must have as many inputs as targets, got {', '.join(first)} and {last}"
+        )
 
 
 def _refuse_batch_norm(module: nn.Module) -> None:
@@ -423,8 +493,11 @@ def _refuse_batch_norm(module: nn.Module) -> None:
         batch = isinstance(child, nn.modules.batchnorm._BatchNorm)
         running = getattr(child, "running_mean", None) is not None
         # Without running statistics BatchNorm takes those of the batch in every mode.
-        if (running and child.training and not isinstance(child, Frozen)) or (batch and not running):
+        if (running and child.training and not isinstance(child, Frozen)) or (
+            batch and not running
+        ):
             raise ConfigError(
-                f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
+                f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, "
+                "so that none has a "
                 "separate gradient: replace it with fedlgm.models.to_groupnorm(model)"
             )

@@ -1,4 +1,6 @@
-"""Per-example gradients of any module: every example has a copy of the parameters, under `torch.func.vmap`."""
+"""Per-example gradients of any module: every example has a copy of the parameters, under
+`torch.func.vmap`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ from fedlgm.training.example_level.on_batch import call_on_batch
 class GenericSite:
     """A module without a rule, with all modules inside it.
 
-    The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a gradient per example. A
-    module that `torch.func.vmap` does not support, such as a recurrent one, is called example by example.
+    The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a
+    gradient per example. A module that `torch.func.vmap` does not support, such as a recurrent one,
+    is called example by example.
 
     Args:
-        module: maps tensors whose first dimension is the example to tensors with such a dimension anywhere.
+        module: maps tensors whose first dimension is the example to tensors with such a dimension
+            anywhere.
         name: its name.
         places: places of the trained parameters, by their identity.
 
@@ -54,18 +58,23 @@ class GenericSite:
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Find which arguments have an example dimension, from a call with a distinctive number of examples."""
+        """Find which arguments have an example dimension, from a call with a distinctive number of
+        examples.
+        """
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def expand(self, examples: int) -> dict[str, Tensor]:
         """New leaves of the graph [n, ...], one row of parameters for each example."""
         self._leaves = {
-            key: value.detach().expand(examples, *value.shape).requires_grad_() for key, value in self._own.items()
+            key: value.detach().expand(examples, *value.shape).requires_grad_()
+            for key, value in self._own.items()
         }
         return self._leaves
 
     def call_row(self, row: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Forward pass for one row under vmap, with the parameters `of_row`; `row` is any tensor of the row."""
+        """Forward pass for one row under vmap, with the parameters `of_row`; `row` is any tensor of
+        the row.
+        """
         if not self._looped:
             try:
                 return self._original(self.of_row, arguments, named)
@@ -83,7 +92,9 @@ class GenericSite:
                     own[i] = value.clone()
                 own_arguments, own_named = pytree.tree_unflatten(own, spec)
                 parameters = dict(zip(keys, of_example, strict=False))
-                outputs, shape = pytree.tree_flatten(self._original(parameters, own_arguments, own_named))
+                outputs, shape = pytree.tree_flatten(
+                    self._original(parameters, own_arguments, own_named)
+                )
                 structure[:] = [shape]
                 rows.append(outputs)
             return tuple(torch.stack(column) for column in zip(*rows, strict=True))
@@ -93,13 +104,17 @@ class GenericSite:
         return pytree.tree_unflatten(list(found), structure[0])
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Forward pass that autograd records, for arguments whose first dimension is the example."""
+        """Forward pass that autograd records, for arguments whose first dimension is the
+        example.
+        """
         if not self._leaves:
             self.expand(examples)
         if any(isinstance(value, PackedSequence) for value in (*arguments, *named.values())):
             raise ConfigError(
-                f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed sequence, which joins the "
-                "rows of a batch, so that no example has a separate gradient: pass padded sequences, and read each "
+                f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed "
+                "sequence, which joins the "
+                "rows of a batch, so that no example has a separate gradient: pass padded "
+                "sequences, and read each "
                 "output at its example's length"
             )
         values, spec = pytree.tree_flatten((arguments, named))
@@ -108,7 +123,9 @@ class GenericSite:
 
         def run(parameters: Mapping[str, Tensor], values: Sequence[Any]) -> list[Any]:
             own_arguments, own_named = pytree.tree_unflatten(list(values), spec)
-            outputs, structure = pytree.tree_flatten(self._original(parameters, own_arguments, own_named))
+            outputs, structure = pytree.tree_flatten(
+                self._original(parameters, own_arguments, own_named)
+            )
             shape[:] = [structure, outputs]
             return [value for value in outputs if isinstance(value, Tensor)]
 
@@ -128,31 +145,55 @@ class GenericSite:
         )
 
     def _vectorised(
-        self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool], axes: Sequence[int]
+        self,
+        run: Callable[..., list[Any]],
+        values: Sequence[Any],
+        batched: Sequence[bool],
+        axes: Sequence[int],
     ) -> list[Tensor]:
         def one(parameters: dict[str, Tensor], *own: Any) -> tuple[Tensor, ...]:
-            whole = [value[None] if is_batched else value for value, is_batched in zip(own, batched, strict=True)]
-            return tuple(value.squeeze(axis) for value, axis in zip(run(parameters, whole), axes, strict=True))
+            whole = [
+                value[None] if is_batched else value
+                for value, is_batched in zip(own, batched, strict=True)
+            ]
+            return tuple(
+                value.squeeze(axis)
+                for value, axis in zip(run(parameters, whole), axes, strict=True)
+            )
 
         dims = tuple(0 if is_batched else None for is_batched in batched)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
-            mapped = torch.func.vmap(one, in_dims=(0, *dims), out_dims=tuple(axes), randomness="different")
+            mapped = torch.func.vmap(
+                one, in_dims=(0, *dims), out_dims=tuple(axes), randomness="different"
+            )
             return list(mapped(self._leaves, *values))
 
     def _one_by_one(
-        self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool], axes: Sequence[int]
+        self,
+        run: Callable[..., list[Any]],
+        values: Sequence[Any],
+        batched: Sequence[bool],
+        axes: Sequence[int],
     ) -> list[Tensor]:
         copies = {key: value.unbind() for key, value in self._leaves.items()}
         rows = []
         for i in range(len(next(iter(copies.values())))):
-            own = [v[i : i + 1] if is_batched else v for v, is_batched in zip(values, batched, strict=True)]
+            own = [
+                v[i : i + 1] if is_batched else v
+                for v, is_batched in zip(values, batched, strict=True)
+            ]
             rows.append(run({key: value[i] for key, value in copies.items()}, own))
-        return [torch.cat(parts, dim=axis) for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)]
+        return [
+            torch.cat(parts, dim=axis)
+            for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)
+        ]
 
     def _find_axes(
         self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
     ) -> Sequence[int]:
-        """The example's dimension in each output: the one that grows with the number of examples."""
+        """The example's dimension in each output: the one that grows with the number of
+        examples.
+        """
         if self._axes is None:
             shapes = []
             with torch.no_grad(), seeded(None):
@@ -164,10 +205,13 @@ class GenericSite:
                     shapes.append([value.shape for value in run(self._own, few)])
             axes = []
             for one, two in zip(*shapes, strict=True):
-                grown = [i for i, (a, b) in enumerate(zip(one, two, strict=True)) if (a, b) == (1, 2)]
+                grown = [
+                    i for i, (a, b) in enumerate(zip(one, two, strict=True)) if (a, b) == (1, 2)
+                ]
                 if len(grown) != 1 or len(one) != len(two):
                     raise ConfigError(
-                        f"{self.name or 'the module'} ({type(self.module).__name__}) returns {tuple(one)} for one "
+                        f"{self.name or 'the module'} ({type(self.module).__name__}) returns "
+                        f"{tuple(one)} for one "
                         f"example and {tuple(two)} for two: it needs one dimension for the example"
                     )
                 axes.append(grown[0])
@@ -175,14 +219,21 @@ class GenericSite:
         return self._axes
 
     def _of_examples(self, examples: int, values: Sequence[Any]) -> list[bool]:
-        return [isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples for value in values]
+        return [
+            isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples
+            for value in values
+        ]
 
-    def _original(self, parameters: Mapping[str, Tensor], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _original(
+        self, parameters: Mapping[str, Tensor], arguments: Sequence[Any], named: dict[str, Any]
+    ) -> Any:
         named_parameters = {f"module.{key}": value for key, value in parameters.items()}
         patched = vars(self.module).pop("forward", None)
         try:
             with restored_around(self._restored):  # a loop calls it for one row after another
-                return torch.func.functional_call(self._direct, named_parameters, tuple(arguments), named)
+                return torch.func.functional_call(
+                    self._direct, named_parameters, tuple(arguments), named
+                )
         finally:
             if patched is not None:
                 self.module.forward = patched  # type: ignore[method-assign]
@@ -201,5 +252,7 @@ class _Direct(nn.Module):
         self._forward = module.forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The module's outputs; unlike `nn.Module.__call__` it runs no hooks of all modules either."""
+        """The module's outputs; unlike `nn.Module.__call__` it runs no hooks of all modules
+        either.
+        """
         return self._forward(*arguments, **named)

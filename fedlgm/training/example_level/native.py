@@ -1,4 +1,6 @@
-"""Sums of clipped per-example gradients by the compiled kernel, for plain stacks of layers on the CPU."""
+"""Sums of clipped per-example gradients by the compiled kernel, for plain stacks of layers on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ BLOCK = 64
 class NativeExampleGradients:
     """Does what `ExampleGradients` does, with the compiled kernel; results agree up to rounding.
 
-    The kernel measures, scales and adds the gradients of a block of examples at a time. Norms and sums are in float64.
-    The sum has the same bits for every block size.
+    The kernel measures, scales and adds the gradients of a block of examples at a time. Norms and
+    sums are in float64. The sum has the same bits for every block size.
 
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.
@@ -40,8 +42,8 @@ class NativeExampleGradients:
         weights: the module's parameters in the order of the table, [D]; read at every sum.
 
     Raises:
-        ConfigError: another device, or a machine without the kernel; at the first sum, a model or task that the kernel
-            does not know.
+        ConfigError: another device, or a machine without the kernel; at the first sum, a model or
+            task that the kernel does not know.
 
     Example:
         >>> from fedlgm import tasks
@@ -75,7 +77,9 @@ class NativeExampleGradients:
         return [self._sum(x, y, scaling, order) for x, y in batches]
 
     def condition(self, x: Any) -> str:
-        """Empty, because the kernel's layers treat rows independently (see `ExampleGradients.condition`)."""
+        """Empty, because the kernel's layers treat rows independently (see
+        `ExampleGradients.condition`).
+        """
         return ""
 
     def _sum(self, x: Any, y: Any, scaling: Scaling, order: int) -> ClippedSum:
@@ -88,7 +92,8 @@ class NativeExampleGradients:
         sums, found, discarded = examples.sums(), [], 0
         for block in [(x, y)] if rows <= most else zip(x.split(most), y.split(most), strict=True):
             amounts = examples.measure(*block, program.loss, self._weights, order)
-            # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the processor.
+            # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the
+            # processor.
             norms = torch.from_numpy(np.sqrt(amounts.numpy())) if order == 2 else amounts
             if all_finite(norms):
                 factors = scaling.factors(norms)
@@ -106,14 +111,24 @@ class NativeExampleGradients:
             program = Program.of(self._module, self._layers, shape, self._task)
             _, kept = call.sizes(self._library, program.ops)
             most = max(1, min(BLOCK, BLOCK_BYTES // (4 * max(kept, 1))))
-            columns = {slot.offset: j for j, layer in enumerate(self._layers.layers) for slot in layer.slots}
-            pairs = torch.tensor([[columns.get(int(at), 0) for at in op[-2:]] for op in program.ops])
+            columns = {
+                slot.offset: j
+                for j, layer in enumerate(self._layers.layers)
+                for slot in layer.slots
+            }
+            pairs = torch.tensor(
+                [[columns.get(int(at), 0) for at in op[-2:]] for op in program.ops]
+            )
             examples = call.Examples(self._library, program.ops, pairs, len(self._layers), most)
             self._known = shape, program, examples, most
         return self._known[1:]
 
 
 def _factors(scaling: Scaling, norms: Tensor) -> tuple[Tensor, int]:
-    """Factors of the norms [n, K], zero for an example with one that is not finite, and the number of such examples."""
+    """Factors of the norms [n, K], zero for an example with one that is not finite, and the number
+    of such examples.
+    """
     counted = norms.isfinite().all(dim=1, keepdim=True)
-    return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0), int((~counted).sum())
+    return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0), int(
+        (~counted).sum()
+    )

@@ -1,6 +1,7 @@
 """Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
 
-A norm adds up an amount per parameter of a layer (squares for l2) and computes the layer's norm from the sum.
+A norm adds up an amount per parameter of a layer (squares for l2) and computes the layer's norm
+from the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class L2:
 
     Attributes:
         order: 1 or 2.
-        fused: whether the layers' rules compute its amounts without forming every example's gradient.
+        fused: whether the layers' rules compute its amounts without forming every example's
+            gradient.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
@@ -62,7 +64,9 @@ _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 
 
 def norm_of(scaling: Any) -> Norm:
-    """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order counts), or l2."""
+    """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order
+    counts), or l2.
+    """
     found: Norm | None = getattr(scaling, "norm", None)
     if found is None:
         return _OF_ORDER[2]

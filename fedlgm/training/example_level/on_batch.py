@@ -1,4 +1,6 @@
-"""Library code that works on the whole batch, called from user code that `torch.func.vmap` runs for one row."""
+"""Library code that works on the whole batch, called from user code that `torch.func.vmap` runs for
+one row.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) ->
     """One row's part of a function of the whole batch, differentiable.
 
     Args:
-        function: called once for the batch with each of the values as [n, ...]; returns a tensor [n, ...], or a tuple
-            of them.
+        function: called once for the batch with each of the values as [n, ...]; returns a tensor
+            [n, ...], or a tuple of them.
         row: a tensor of this row, by which the call finds the batch.
         values: tensors of this row, or the same for all rows.
 
@@ -28,7 +30,9 @@ def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) ->
 
 
 class _OnBatch(torch.autograd.Function):
-    """A function with a rule for vmap only. Autograd records the operations that the rule makes, not the function."""
+    """A function with a rule for vmap only. Autograd records the operations that the rule makes,
+    not the function.
+    """
 
     @staticmethod
     def forward(function: Any, row: Tensor, *values: Tensor) -> Any:  # type: ignore[override]

@@ -29,13 +29,15 @@ def clipped_sum(
 ) -> tuple[Tensor, Tensor]:
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that rounding carries no contribution
-    above its bound. One example's contribution has an l2 norm of at most sqrt(sum_j c_j^2), or C, which is the
-    sensitivity of the sum under add-or-remove-one example.
+    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with
+    "flat" the whole gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that
+    rounding carries no contribution above its bound. One example's contribution has an l2 norm of
+    at most sqrt(sum_j c_j^2), or C, which is the sensitivity of the sum under add-or-remove-one
+    example.
 
     Args:
-        module: any module whose first dimension is the example and whose examples do not influence each other.
+        module: any module whose first dimension is the example and whose examples do not influence
+            each other.
         x: inputs [B, ...], or a tuple of such tensors; B may be 0.
         y: targets [B, ...].
         clip: one bound, or one per layer of `layers` [K] (style "per-layer").
@@ -44,14 +46,15 @@ def clipped_sum(
         style: "per-layer" or "flat".
 
     Returns:
-        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, float64. An example whose gradient is
-        not finite counts as zero.
+        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, float64. An
+        example whose gradient is not finite counts as zero.
 
     Raises:
-        ConfigError: bounds are out of range, the numbers of inputs and targets differ, the module has no gradients per
-            example (BatchNorm in training mode), or it fails on the batch.
+        ConfigError: bounds are out of range, the numbers of inputs and targets differ, the module
+            has no gradients per example (BatchNorm in training mode), or it fails on the batch.
 
-    Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
+    Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR
+        2022) for ghost norms.
 
     >>> import torch
     >>> from fedlgm.planning.layers import LayerTable

@@ -1,4 +1,6 @@
-"""One forward and backward pass of a micro-batch, whose layers hand their gradients to their rules."""
+"""One forward and backward pass of a micro-batch, whose layers hand their gradients to their
+rules.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,12 @@ class Pass:
     ) -> None:
         self._dtype = dtype
         self.anchor = torch.zeros((), dtype=dtype, device=total.device, requires_grad=True)
-        self._scaling, self._total, self._squares, self._norm = scaling, total, squares, norm_of(scaling)
+        self._scaling, self._total, self._squares, self._norm = (
+            scaling,
+            total,
+            squares,
+            norm_of(scaling),
+        )
         self._uses: dict[int, int] = {}
         self._members: dict[int, int] = {}
         for place in places.values():
@@ -103,7 +110,8 @@ class Pass:
             return type(site.module).forward(site.module, *arguments, **named)
         if self._started:
             raise ConfigError(
-                f"{site.name} is called during the backward pass: activation checkpointing is not supported"
+                f"{site.name} is called during the backward pass: activation checkpointing is not "
+                "supported"
             )
         for place in site.places:
             self._uses[place.offset] = self._uses.get(place.offset, 0) + 1
@@ -114,7 +122,8 @@ class Pass:
             x = x.expand(len(self._squares), *x.shape[1:])
         if len(x) != len(self._squares):
             raise ConfigError(
-                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
+                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first "
+                "dimension must be the "
                 "example"
             )
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
@@ -133,7 +142,9 @@ class Pass:
             return
         alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
         if self._scaling.per_layer and alone:
-            site.rule.immediately(use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype))
+            site.rule.immediately(
+                use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype)
+            )
             return
         kept = site.rule.keep(use)
         for place, squares in zip(site.places, kept.squares, strict=True):
@@ -164,10 +175,14 @@ class Pass:
             counted = finite.all(dim=1, keepdim=True)
         factors = cast(torch.where(counted, factors, 0.0), self._dtype)
         for site, kept in self._waiting:
-            kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
+            kept.add(
+                self._sums(site), [factors[:, place.column].contiguous() for place in site.places]
+            )
         for place, gradients in self._whole.values():
             column = self._squares[:, place.column]
-            KeptGradients([gradients], [column]).add([self._total.part(place)], [factors[:, place.column].contiguous()])
+            KeptGradients([gradients], [column]).add(
+                [self._total.part(place)], [factors[:, place.column].contiguous()]
+            )
 
     def _own(self, site: Site, place: Place) -> int:
         return sum(other.column == place.column for other in site.places)
@@ -185,7 +200,11 @@ class _PerLayer:
     """Factors of one site's gradients, layer by layer; records the norms."""
 
     def __init__(self, site: Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
-        self._columns, self._scaling, self._squares = [p.column for p in site.places], scaling, squares
+        self._columns, self._scaling, self._squares = (
+            [p.column for p in site.places],
+            scaling,
+            squares,
+        )
         self._dtype = dtype
 
     def __call__(self, rows: slice, squares: Sequence[Tensor]) -> list[Tensor]:
@@ -200,13 +219,17 @@ class _PerLayer:
                 found = self._scaling.factors_of(column, norms)
             else:
                 finite = torch.isfinite(norms)
-                found = torch.where(finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0)
+                found = torch.where(
+                    finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0
+                )
             factors[column] = cast(found, self._dtype)
         return [factors[column] for column in self._columns]
 
 
 def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double them."""
+    """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double
+    them.
+    """
     return torch.threshold(factors, math.nextafter(torch.finfo(dtype).tiny, 0.0), 0.0).to(dtype)
 
 
@@ -225,4 +248,9 @@ class _Fused(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         use = Use(x.detach(), gradients[0], tuple(saved))
         ctx.work.backward(ctx.site, use)
-        return (ctx.site.rule.input_gradient(use) if ctx.needs_input_grad[0] else None, None, None, None)
+        return (
+            ctx.site.rule.input_gradient(use) if ctx.needs_input_grad[0] else None,
+            None,
+            None,
+            None,
+        )

@@ -18,12 +18,14 @@ from fedlgm.training.tasks.task import ExampleLosses
 class RowLosses:
     """A task's losses, called as `losses(outputs, y)`.
 
-    A bundled task gets the whole batch. A user's gets one row, under `torch.func.vmap` or, if its losses do not run
-    there, in a loop. Each call has a fresh copy of the task, so nothing that one call keeps reaches the next.
+    A bundled task gets the whole batch. A user's gets one row, under `torch.func.vmap` or, if its
+    losses do not run there, in a loop. Each call has a fresh copy of the task, so nothing that one
+    call keeps reaches the next.
 
     Args:
         task: the task.
-        parameters: the model's parameters, which a copy shares: a loss that depends on them is refused by the engine.
+        parameters: the model's parameters, which a copy shares: a loss that depends on them is
+            refused by the engine.
 
     Raises:
         ConfigError: the task cannot be copied, or does not give one loss per example.
@@ -42,7 +44,9 @@ class RowLosses:
     def __init__(self, task: ExampleLosses, parameters: Iterable[Tensor] = ()) -> None:
         self._bundled, self._mapped = is_bundled(task), True
         self._shared = {id(parameter): parameter for parameter in parameters}
-        self._task = task if self._bundled else self._copy(task)  # what the user does with the original has no effect
+        self._task = (
+            task if self._bundled else self._copy(task)
+        )  # what the user does with the original has no effect
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
         """Losses [n] for outputs [n, ...], or a tree of them, and targets [n, ...]."""
@@ -51,14 +55,19 @@ class RowLosses:
         if self._mapped:
             task = self._copy(self._task)
             try:
-                return torch.func.vmap(lambda row, of_row: _of_row(task, row, of_row), randomness="different")(
-                    outputs, y
-                )
+                return torch.func.vmap(
+                    lambda row, of_row: _of_row(task, row, of_row), randomness="different"
+                )(outputs, y)
             except ConfigError:
                 raise
-            except Exception:  # an operation without a rule for vmap, or code that depends on values
+            except (
+                Exception
+            ):  # an operation without a rule for vmap, or code that depends on values
                 self._mapped = False
-        rows = ((pytree.tree_map(lambda value, i=i: value[i].clone(), outputs), y[i].clone()) for i in range(len(y)))
+        rows = (
+            (pytree.tree_map(lambda value, i=i: value[i].clone(), outputs), y[i].clone())
+            for i in range(len(y))
+        )
         return torch.stack([_of_row(self._copy(self._task), row, of_row) for row, of_row in rows])
 
     def _copy(self, task: ExampleLosses) -> ExampleLosses:
@@ -73,5 +82,7 @@ def _of_row(task: ExampleLosses, output: Any, y: Tensor) -> Tensor:
 
 def _require_losses(losses: Tensor, y: Tensor) -> Tensor:
     if losses.shape != y.shape[:1]:
-        raise ConfigError(f"a task must give one loss per example, [{len(y)}], got {tuple(losses.shape)}")
+        raise ConfigError(
+            f"a task must give one loss per example, [{len(y)}], got {tuple(losses.shape)}"
+        )
     return losses

@@ -1,7 +1,8 @@
 """Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
 
-An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` computes the factors f_ij from
-the norms ||g_ij|| and states a bound of the contribution that holds for all norms.
+An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` computes the
+factors f_ij from the norms ||g_ij|| and states a bound of the contribution that holds for all
+norms.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ from fedlgm.extension.per_row import rows_apart
 from fedlgm.planning.clipping import Scaling
 
 SAFETY = 1 - 2.0**-19
-"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none above its bound,
-and float64 sums of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no more than the bound."""
+"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none
+above its bound, and float64 sums of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no
+more than the bound."""
 LEAST_BOUND = 2.0**-36
-"""Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only above 5e-15."""
+"""Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only
+above 5e-15."""
 LEAST_STABILISER = 1e-6
 """Smallest stabiliser, which keeps short gradients from being scaled up without limit."""
 LEAST_NORM = 2.0**-46
-"""Norms below this value count as 0 in a normalisation, because float32 does not determine the direction."""
+"""Norms below this value count as 0 in a normalisation, because float32 does not determine the
+direction."""
 
 
 class _OneByOne:
-    """A user's scaling, called with one example at a time; factors that exceed its own bounds are cut to them.
+    """A user's scaling, called with one example at a time; factors that exceed its own bounds are
+    cut to them.
 
-    Its bounds are read once: otherwise they could be others where factors are cut than where the plan checks them.
+    Its bounds are read once: otherwise they could be others where factors are cut than where the
+    plan checks them.
     """
 
     per_layer = False  # its bounds are those of all layers
@@ -46,8 +52,16 @@ class _OneByOne:
         raise TypeError("a user's scaling gets the norms of all layers at once")
 
     def factors(self, norms: Tensor) -> Tensor:
-        made = rows_apart(self.scaling, _alone, norms, "scaling") if len(norms) else torch.zeros_like(norms)
-        limit = SAFETY * torch.from_numpy(self.bounds(norms.shape[1])).to(norms) / norms.clamp(min=LEAST_NORM)
+        made = (
+            rows_apart(self.scaling, _alone, norms, "scaling")
+            if len(norms)
+            else torch.zeros_like(norms)
+        )
+        limit = (
+            SAFETY
+            * torch.from_numpy(self.bounds(norms.shape[1])).to(norms)
+            / norms.clamp(min=LEAST_NORM)
+        )
         return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
 
     def bounds(self, layers: int) -> np.ndarray:
@@ -69,10 +83,11 @@ def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
 
 
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling to apply. A user's scaling gets one example at a time, and its factors are capped at its bounds.
+    """The scaling to apply. A user's scaling gets one example at a time, and its factors are capped
+    at its bounds.
 
-    A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound, because
-    one added example would also move the other examples' factors.
+    A factor that depends on other examples' norms (clipping to the batch's median) has no
+    per-example bound, because one added example would also move the other examples' factors.
 
     Args:
         scaling: a mechanism's scaling.
@@ -104,8 +119,14 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         >>> clip_factors(torch.tensor([0.5, 4.0]), 1.0).round(decimals=4).tolist()
         [1.0, 0.25]
     """
-    if isinstance(bound, float | int) and norms.dtype == torch.float64 and 0 < SAFETY * bound < math.inf:
-        limit = SAFETY * bound  # the same in two operations, which NumPy makes of a few numbers in a third of the time
+    if (
+        isinstance(bound, float | int)
+        and norms.dtype == torch.float64
+        and 0 < SAFETY * bound < math.inf
+    ):
+        limit = (
+            SAFETY * bound
+        )  # the same in two operations, which NumPy makes of a few numbers in a third of the time
         if norms.device.type == "cpu":
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
         return torch.tensor(limit, dtype=norms.dtype, device=norms.device) / norms.clamp(min=limit)
@@ -123,7 +144,8 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
         layers: K, if known.
 
     Raises:
-        ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one bound per layer.
+        ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one
+            bound per layer.
 
     Example:
         >>> check_bounds([0.0, 1], layers=2).tolist()
@@ -131,9 +153,15 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
     """
     values = np.asarray(bounds, dtype=np.float64)
     if values.ndim != 1 or (layers is not None and len(values) != layers):
-        wanted = "one bound per layer" if layers is None else f"one bound for each of {layers} layers"
+        wanted = (
+            "one bound per layer" if layers is None else f"one bound for each of {layers} layers"
+        )
         raise ConfigError(f"clip must be a number or {wanted}, got {values.tolist()}")
-    if np.isnan(values).any() or (values < 0).any() or ((values > 0) & (values < LEAST_BOUND)).any():
+    if (
+        np.isnan(values).any()
+        or (values < 0).any()
+        or ((values > 0) & (values < LEAST_BOUND)).any()
+    ):
         raise ConfigError(f"clip bounds must be 0 or at least 2^-36, got {values.tolist()}")
     return values
 
@@ -240,10 +268,12 @@ class FlatClip(_Whole):
 
 @dataclass(frozen=True)
 class AutoS(_Whole):
-    """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al., 2022).
+    """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al.,
+    2022).
 
     Attributes:
-        clip: C, a strict bound of the contribution's norm; the papers absorb it into the learning rate.
+        clip: C, a strict bound of the contribution's norm; the papers absorb it into the learning
+            rate.
         gamma: stabiliser, 0.01 in the paper.
 
     Raises:
@@ -259,8 +289,15 @@ class AutoS(_Whole):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.gamma) and self.gamma >= LEAST_STABILISER and math.isfinite(self.clip)):
-            raise ConfigError(f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and {self.gamma}")
+        if not (
+            math.isfinite(self.gamma)
+            and self.gamma >= LEAST_STABILISER
+            and math.isfinite(self.clip)
+        ):
+            raise ConfigError(
+                f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and "
+                f"{self.gamma}"
+            )
 
     def of_whole(self, norms: Tensor) -> Tensor:
         """See `_Whole`."""
@@ -271,8 +308,9 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the formula. The norm
-    of the result stays below C. Small gradients keep the weight C instead of the 1 / gamma of Auto-S.
+    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the
+    formula. The norm of the result stays below C. Small gradients keep the weight C instead of the
+    1 / gamma of Auto-S.
 
     Attributes:
         clip: C.
@@ -292,7 +330,9 @@ class PSAC(_Whole):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.r) and self.r >= LEAST_STABILISER and math.isfinite(self.clip)):
-            raise ConfigError(f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}")
+            raise ConfigError(
+                f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}"
+            )
 
     def of_whole(self, norms: Tensor) -> Tensor:
         """See `_Whole`."""
@@ -302,9 +342,11 @@ class PSAC(_Whole):
 @named_arguments
 @dataclass(frozen=True)
 class Reweighted:
-    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed weights.
+    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed
+    weights.
 
-    Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at most C ||w||_2 = C.
+    Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at
+    most C ||w||_2 = C.
 
     Attributes:
         clip: C.
@@ -325,8 +367,15 @@ class Reweighted:
     def __post_init__(self) -> None:
         check_bounds([self.clip])
         w = np.asarray(self.weights, dtype=np.float64)
-        if not math.isfinite(self.clip) or not np.isfinite(w).all() or (w < 0).any() or float(w @ w) > 1 + 1e-9:
-            raise ConfigError(f"layer weights must be non-negative with squares adding up to 1, got {w.tolist()}")
+        if (
+            not math.isfinite(self.clip)
+            or not np.isfinite(w).all()
+            or (w < 0).any()
+            or float(w @ w) > 1 + 1e-9
+        ):
+            raise ConfigError(
+                f"layer weights must be non-negative with squares adding up to 1, got {w.tolist()}"
+            )
 
     def factors(self, norms: Tensor) -> Tensor:
         """See `Scaling`."""
@@ -355,7 +404,8 @@ def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int
     """The scaling of `style` "per-layer" (a number stands for that bound in every layer) or "flat".
 
     Raises:
-        ConfigError: the style is unknown, bounds are out of range, or there are several bounds for one gradient.
+        ConfigError: the style is unknown, bounds are out of range, or there are several bounds for
+            one gradient.
 
     Example:
         >>> of_style("per-layer", 0.5, layers=2)
@@ -366,6 +416,8 @@ def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int
         return PerLayerClip(tuple(check_bounds(bounds, layers).tolist()))
     if style == "flat":
         if np.ndim(clip) != 0:
-            raise ConfigError("style 'flat' has one bound for the whole gradient: give clip as a number")
+            raise ConfigError(
+                "style 'flat' has one bound for the whole gradient: give clip as a number"
+            )
         return FlatClip(float(clip))  # type: ignore[arg-type]
     raise ConfigError(f"unknown clipping style {style!r}; known: per-layer, flat")

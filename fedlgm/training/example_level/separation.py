@@ -1,12 +1,14 @@
 """How the rows of a batch are kept apart in a model's forward pass.
 
-A clipped gradient bounds an example's effect only if the gradient is a function of that example alone. Three ways of
-computing the outputs of a batch differ in what they prove:
+A clipped gradient bounds an example's effect only if the gradient is a function of that example
+alone. Three ways of computing the outputs of a batch differ in what they prove:
 
 * `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call.
-* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot reach the others. The
-  layers inside still get the whole batch, so their gradients are clipped and summed at the usual cost.
-* `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only evidence.
+* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
+  reach the others. The layers inside still get the whole batch, so their gradients are clipped and
+  summed at the usual cost.
+* `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only
+  evidence.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from fedlgm.training.models.built import hooked
 Call = Callable[..., Any]
 """Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`."""
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
-"""Context in which layers are computed by a `Call`, and pools by this package's functions if the flag is set."""
+"""Context in which layers are computed by a `Call`, and pools by this package's functions if the
+flag is set."""
 
 TRIED_ROWS = (
-    "conditional on the model treating the rows of a batch independently, which a trial on a few examples supports: "
+    "conditional on the model treating the rows of a batch independently, which a trial on a few "
+    "examples supports: "
     "the model does not run under torch.func.vmap"
 )
 """Condition of guarantees whose rows only a trial has found to be apart."""
@@ -46,9 +50,12 @@ _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
 })  # fmt: skip
-"""Types of PyTorch whose output for a row, an index of the first dimension, depends on that row alone."""
+"""Types of PyTorch whose output for a row, an index of the first dimension, depends on that row
+alone."""
 
-_ROW_WISE_NAMES = frozenset(("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck"))
+_ROW_WISE_NAMES = frozenset(
+    ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
+)
 """The same of a package that is not imported here, by module and name."""
 
 
@@ -56,7 +63,8 @@ class Separation(Protocol):
     """A way of computing a model's outputs for a batch.
 
     Attributes:
-        condition: assumption of a guarantee about the model; empty if the rows are apart by construction.
+        condition: assumption of a guarantee about the model; empty if the rows are apart by
+            construction.
     """
 
     condition: str
@@ -66,13 +74,16 @@ class Separation(Protocol):
         ...
 
 
-def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], patch: Patch) -> Separation:
+def separate(
+    module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], patch: Patch
+) -> Separation:
     """The first of the three ways that a model supports.
 
     Args:
         module: the model.
         sites: its layers.
-        x: inputs of at least one example [n, ...], on the model's device; their values make no difference.
+        x: inputs of at least one example [n, ...], on the model's device; their values make no
+            difference.
         patch: replaces the layers' forward passes.
 
     Raises:
@@ -105,7 +116,8 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
 
 
 def has_known_layers(module: nn.Module) -> bool:
-    """Whether a model consists only of layers, by exact type and without hooks, that treat rows independently.
+    """Whether a model consists only of layers, by exact type and without hooks, that treat rows
+    independently.
 
     Example:
         >>> has_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU())), has_known_layers(nn.GRU(2, 3))
@@ -118,7 +130,9 @@ def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
     """Refuse inputs that a known layer, also a frozen one, would read as one example."""
 
     def checking(rule: type[Rule], name: str) -> Callable[..., None]:
-        return lambda part, given, named: require_rows(rule, part, name, (*given, *named.values())[0])
+        return lambda part, given, named: require_rows(
+            rule, part, name, (*given, *named.values())[0]
+        )
 
     handles = [
         part.register_forward_pre_hook(checking(RULES[type(part)], name), with_kwargs=True)
@@ -191,7 +205,9 @@ class MappedRows(KnownLayers):
 
         leaves = [site.expand(len(x[0])) for site in self._generic]
         fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it and the fused kernels have no rule for vmap
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # it and the fused kernels have no rule for vmap
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 return torch.func.vmap(of_row, randomness="different")(leaves, x)
@@ -216,7 +232,9 @@ def _call_layer(call: Call, row: Tensor, site: Any, *arguments: Any, **named: An
     (x,) = (*arguments, *named.values())
     require_rows(type(site.rule), site.module, site.name, x)
     _require_one_row(site.name, x)
-    return call_on_batch(lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x)
+    return call_on_batch(
+        lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x
+    )
 
 
 def _forward(site: Any, x: Tensor) -> Tensor:
@@ -235,5 +253,6 @@ def _only_row(output: Any) -> Any:
 def _require_one_row(name: str, value: Tensor) -> None:
     if value.dim() == 0 or len(value) != 1:
         raise ConfigError(
-            f"{name} has shape {tuple(value.shape)} for one example: the first dimension must be the example throughout"
+            f"{name} has shape {tuple(value.shape)} for one example: the first dimension must be "
+            "the example throughout"
         )

@@ -1,8 +1,8 @@
 """Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
 
-For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much as the arithmetic.
-The operations are those of `passes.Pass`, in its order, so the bits are the same. The few float64 numbers of every
-example are NumPy's, whose calls cost a third of PyTorch's.
+For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much
+as the arithmetic. The operations are those of `passes.Pass`, in its order, so the bits are the
+same. The few float64 numbers of every example are NumPy's, whose calls cost a third of PyTorch's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from fedlgm.training.stack.model import is_plain_stack
 from fedlgm.training.tasks import Task
 
 aten = torch.ops.aten
-_ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_ACTIVATIONS: dict[
+    type[nn.Module], tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]
+] = {
     nn.Tanh: (torch.tanh, aten.tanh_backward),
     nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward),
     nn.ReLU: (torch.relu, lambda gradient, y: aten.threshold_backward(gradient, y, 0)),
@@ -38,15 +40,17 @@ class StackPass:
     """Forward and backward pass of a stack. Use `StackPass.of`.
 
     Args:
-        layers: the fully connected layers, the input's first, each with its activation and the activation's
-            derivative.
+        layers: the fully connected layers, the input's first, each with its activation and the
+            activation's derivative.
         flattens: whether the stack flattens its inputs.
         task: owns the losses.
     """
 
     def __init__(self, layers: list[tuple[Site, Any, Any]], flattens: bool, task: Task) -> None:
         self._layers, self._flattens, self._task = layers, flattens, task
-        found: list[tuple[Place, tuple[int, bool, int]]] = []  # (layer from the last one, whether its weight, column)
+        found: list[
+            tuple[Place, tuple[int, bool, int]]
+        ] = []  # (layer from the last one, whether its weight, column)
         for i, (site, *_) in enumerate(reversed(layers)):
             named = zip(site.rule.parameters, site.places, strict=True)
             found += [(place, (i, name == "weight", place.column)) for name, place in named]
@@ -57,7 +61,8 @@ class StackPass:
 
     @classmethod
     def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
-        """The pass of a module; None unless it is such a stack on the CPU with a task of this package.
+        """The pass of a module; None unless it is such a stack on the CPU with a task of this
+        package.
 
         Args:
             module: its parameters are read in place.
@@ -73,7 +78,11 @@ class StackPass:
         flattens = bool(children) and type(children[0]) is nn.Flatten and _whole(children[0])
         for child in children[flattens:]:
             site = own.get(child)
-            if isinstance(site, Site) and type(site.rule) is LinearRule and type(child) is nn.Linear:
+            if (
+                isinstance(site, Site)
+                and type(site.rule) is LinearRule
+                and type(child) is nn.Linear
+            ):
                 layers.append((site, None, None))
             elif type(child) in _ACTIVATIONS and layers and layers[-1][1] is None:
                 layers[-1] = (layers[-1][0], *_ACTIVATIONS[type(child)])
@@ -82,12 +91,16 @@ class StackPass:
         return cls(layers, flattens, task) if layers else None
 
     def takes(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> bool:
-        """Whether the inputs have one row per example, and the layers' gradients wait for the norm of all."""
+        """Whether the inputs have one row per example, and the layers' gradients wait for the norm
+        of all.
+        """
         rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
         return rows and not scaling.per_layer and norm_of(scaling).fused
 
     @torch.no_grad()
-    def sum(self, x: Tensor, y: Tensor, scaling: Scaling, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def sum(
+        self, x: Tensor, y: Tensor, scaling: Scaling, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
         """Sum [D] of a batch's scaled gradients in a dtype, and their norms [n, K].
 
         Returns:
@@ -105,7 +118,9 @@ class StackPass:
         norms = torch.from_numpy(squares).sqrt()  # as `Pass` computes them: NumPy rounds otherwise
         factors = cast(scaling.factors(norms), x.dtype).t().contiguous().unbind()
         total = torch.zeros(sum(self._sizes), dtype=dtype)
-        for part, (layer, weight, column) in zip(total.split_with_sizes(self._sizes), self._parts, strict=True):
+        for part, (layer, weight, column) in zip(
+            total.split_with_sizes(self._sizes), self._parts, strict=True
+        ):
             dy, rows = gradients[layer], inputs[layer]
             if weight:
                 scaled = dy * factors[column].unsqueeze(1)
@@ -115,12 +130,16 @@ class StackPass:
         return total, norms
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs of the layers and their outputs' gradients, for the sum of the losses; the last layer first."""
+        """Inputs of the layers and their outputs' gradients, for the sum of the losses; the last
+        layer first.
+        """
         inputs: list[Tensor] = []
         gradients: list[Tensor] = []
         for site, activation, _ in self._layers:
             inputs.insert(0, x)
-            own = site.module._parameters  # PyTorch's way to an attribute takes as long as some of the arithmetic
+            own = (
+                site.module._parameters
+            )  # PyTorch's way to an attribute takes as long as some of the arithmetic
             x = functional.linear(x, own["weight"], own["bias"])
             x = x if activation is None else activation(x)
         gradient = self._task.summed_gradient(x, y)

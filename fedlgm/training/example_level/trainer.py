@@ -1,4 +1,6 @@
-"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with clients' noise."""
+"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with
+clients' noise.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,13 @@ Batch = tuple[Inputs, Tensor, Tensor]
 
 
 class ExampleTrainer:
-    """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident model.
+    """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident
+    model.
 
-    Clipping bounds an example's effect only if examples do not influence each other. If the model's rows are not apart
-    by construction (`fedlgm.training.example_level.separation`), plans must say so in `facts.assumes`. Before its first sum, and
-    for such models at some later steps, the trainer tests model and task on a few of the examples
-    (`fedlgm.training.example_level.trial`).
+    Clipping bounds an example's effect only if examples do not influence each other. If the model's
+    rows are not apart by construction (`fedlgm.training.example_level.separation`), plans must say
+    so in `facts.assumes`. Before its first sum, and for such models at some later steps, the
+    trainer tests model and task on a few of the examples (`fedlgm.training.example_level.trial`).
 
     Args:
         module: float32 model without state between batches; the trainer takes it over.
@@ -51,10 +54,12 @@ class ExampleTrainer:
         device: device of the training.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
-        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain stacks of layers.
+        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain
+            stacks of layers.
 
     Raises:
-        ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or there is no kernel.
+        ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or
+            there is no kernel.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
@@ -79,7 +84,8 @@ class ExampleTrainer:
     ) -> None:
         if not isinstance(mechanism, BoundsExamples):
             raise ConfigError(
-                f"{mechanism.name} bounds whole clients: example-level training needs one that bounds examples"
+                f"{mechanism.name} bounds whole clients: example-level training needs one that "
+                "bounds examples"
             )
         require_stateless(module)
         require_drawing_nothing(module)
@@ -91,15 +97,21 @@ class ExampleTrainer:
         if native:
             self._gradients = NativeExampleGradients(self._module, layers, self._task, self.weights)
         else:
-            self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
+            self._gradients = ExampleGradients(
+                self._module, layers, self._task, exact_sums=exact_sums
+            )
         self._tried = self._sums = 0
         self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
-        self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
+        self._random = (
+            random.Random()
+        )  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """A batch's contribution to the step's sum at the current `weights`, which is the negative gradient, [1, D].
+        """A batch's contribution to the step's sum at the current `weights`, which is the negative
+        gradient, [1, D].
 
-        One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries' answers by theirs.
+        One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries'
+        answers by theirs.
 
         Args:
             x: inputs [n, ...].
@@ -123,16 +135,20 @@ class ExampleTrainer:
         Args:
             batches: the batches.
             plan: the step's plan.
-            models: weights [D] of each batch's sum; by default the current `weights` are those of all.
+            models: weights [D] of each batch's sum; by default the current `weights` are those of
+                all.
         """
         if self._scaled is None or self._scaled[0] is not plan:
             self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
             self._require_stated(plan, batches)
         scaling = self._scaled[1]
-        return bounded_updates(self._gradients.sums(self._taken(batches, models), scaling), scaling, plan)
+        return bounded_updates(
+            self._gradients.sums(self._taken(batches, models), scaling), scaling, plan
+        )
 
     def condition(self, x: Inputs) -> str:
-        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if there are none.
+        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if there are
+        none.
 
         Args:
             x: inputs of at least one example [n, ...]; their values do not matter.
@@ -143,14 +159,19 @@ class ExampleTrainer:
         """Refuse a protected plan whose guarantee omits the model's condition."""
         x = next((x for x, y, _ in batches if len(y)), None)
         condition = self.condition(x) if x is not None and plan.protected else ""
-        heads = [part.partition(": ")[0] for part in condition.split("; ")]  # reasons name the places of the code
+        heads = [
+            part.partition(": ")[0] for part in condition.split("; ")
+        ]  # reasons name the places of the code
         if any(head not in plan.facts.assumes for head in heads):
             raise PrivacyError(
-                "the plan's guarantee omits a condition of the model: state it in RunFacts(..., assumes=...), which "
+                "the plan's guarantee omits a condition of the model: state it in RunFacts(..., "
+                "assumes=...), which "
                 f"for this model is trainer.condition(x) = {condition!r}"
             )
 
-    def _taken(self, batches: Sequence[Batch], models: Sequence[Tensor] | None) -> Iterator[tuple[Inputs, Tensor]]:
+    def _taken(
+        self, batches: Sequence[Batch], models: Sequence[Tensor] | None
+    ) -> Iterator[tuple[Inputs, Tensor]]:
         """Each batch's examples, while the module has its model."""
         for place, (x, y, rows) in enumerate(batches):
             if models is not None:
@@ -160,15 +181,21 @@ class ExampleTrainer:
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
         """`private_figures` of a batch; the arguments are those of `sum`."""
-        return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
+        return private_figures(
+            self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows)
+        )
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Test model and task in the first sum. Test a model with a condition also in the n-th with probability 1/n."""
+        """Test model and task in the first sum. Test a model with a condition also in the n-th with
+        probability 1/n.
+        """
         self._sums += 1
         examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
         if self._tried < min(examples, 2):  # one example shows less than two
             self._tried = min(examples, TRIED)
-            rows = torch.linspace(0, examples - 1, self._tried).long()  # of all data: they may be sorted by class
+            rows = torch.linspace(
+                0, examples - 1, self._tried
+            ).long()  # of all data: they may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
@@ -189,8 +216,8 @@ def private_figures(
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    PRIVATE. The figures are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own
-    figures (`UsesPrivateSums`).
+    PRIVATE. The figures are the finite raw layer norms of the examples' gradients [n, K], or the
+    mechanism's own figures (`UsesPrivateSums`).
 
     Args:
         gradients: the model's per-example gradients.
@@ -201,7 +228,9 @@ def private_figures(
     """
     looks = mechanism.looks(len(layers)) if isinstance(mechanism, UsesPrivateSums) else ()
     if isinstance(mechanism, UsesPrivateSums) and looks:
-        return mechanism.figures(layers, [gradients.sum(x, y, scaling).total for scaling in looks], len(y))
+        return mechanism.figures(
+            layers, [gradients.sum(x, y, scaling).total for scaling in looks], len(y)
+        )
     norms = gradients.sum(x, y, FlatClip(1.0)).norms
     return np.asarray(norms[norms.isfinite().all(dim=1)].cpu().numpy())
 
@@ -226,8 +255,9 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
     """Ring of the batches drawn from data with this digest.
 
-    For a secret ring the result depends on the data: repeating a step with other data is another release, whose batch
-    must be drawn independently for sampling to amplify it. The ring of a public seed is unchanged.
+    For a secret ring the result depends on the data: repeating a step with other data is another
+    release, whose batch must be drawn independently for sampling to amplify it. The ring of a
+    public seed is unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -282,14 +312,16 @@ def local_steps(
     round: int,
     backend: NoiseBackend = "cpu",
 ) -> list[tuple[Tensor, str]]:
-    """Clients' rounds of private steps; each step samples a Poisson batch, bounds it, adds noise and moves the model.
+    """Clients' rounds of private steps; each step samples a Poisson batch, bounds it, adds noise
+    and moves the model.
 
-    A client's result is a function only of its own steps' noisy sums. By the composition of `plan.event` it is
-    therefore private for the client's examples, under adding or removing one of them. A client without data makes the
-    same steps. `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md has a run.
+    A client's result is a function only of its own steps' noisy sums. By the composition of
+    `plan.event` it is therefore private for the client's examples, under adding or removing one of
+    them. A client without data makes the same steps. `clients.example_level.ExampleSteps` calls
+    this function; docs/how-to/example-level.md has a run.
 
-    The clients take each step in turn, and each result is what it would be alone: a step consists of many small pieces
-    of work, which cost half as much if they are done several times in a row.
+    The clients take each step in turn, and each result is what it would be alone: a step consists
+    of many small pieces of work, which cost half as much if they are done several times in a row.
 
     Args:
         trainer: trainer for the plan's layers.
@@ -297,14 +329,15 @@ def local_steps(
         model: the global model [D].
         examples: the clients' examples.
         plan: the round's plan, with `facts.steps`.
-        keys: the clients' ring, derived from everything that determines the releases except the data.
+        keys: the clients' ring, derived from everything that determines the releases except the
+            data.
         round: round number.
         backend: see `release`.
 
     Returns:
-        For each client the private update [plan.size] float64 (the released layers' change, then the mean answer to
-        each auxiliary query) within the public caps of `upload_caps`, and the name of its noise for the client's record
-        of releases.
+        For each client the private update [plan.size] float64 (the released layers' change, then
+        the mean answer to each auxiliary query) within the public caps of `upload_caps`, and the
+        name of its noise for the client's record of releases.
 
     Raises:
         ConfigError: the plan has no local steps.
@@ -318,7 +351,10 @@ def local_steps(
     optimizers = [FlatOptimizer.of(settings, own) for own in weights]
     own_rings = [keys.derive(b"batches", own.digest) for own in examples]
     drawn = [
-        [poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step) for step in numbers]
+        [
+            poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step)
+            for step in numbers
+        ]
         for own, ring in zip(examples, own_rings, strict=True)
     ]
     released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
@@ -326,11 +362,15 @@ def local_steps(
     names = [hashlib.sha256() for _ in examples]
     for step in numbers:
         ring = keys.derive(b"step", step.to_bytes(4, "little"))
-        batches = [(own.x, own.y, rows[step - 1]) for own, rows in zip(examples, drawn, strict=True)]
+        batches = [
+            (own.x, own.y, rows[step - 1]) for own, rows in zip(examples, drawn, strict=True)
+        ]
         bounded = trainer.sums(batches, plan, weights)
         noisy, named = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
         against = noisy.div_(-steps.batch)  # the means, turned around in place
-        for optimizer, gradient in zip(optimizers, plan.expand(against).to(model).unbind(), strict=True):
+        for optimizer, gradient in zip(
+            optimizers, plan.expand(against).to(model).unbind(), strict=True
+        ):
             optimizer.step(gradient)
         if answers.shape[1]:
             answers -= against[:, released:].cpu().double() / steps.count

@@ -1,8 +1,9 @@
 """A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
 
-`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models that would be trained as
-something else than their author means: state, random draws, rows that influence each other, and gradients that are not
-autograd's. If rows are not apart by construction, it is the only evidence, and the guarantee is conditional.
+`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models that would
+be trained as something else than their author means: state, random draws, rows that influence each
+other, and gradients that are not autograd's. If rows are not apart by construction, it is the only
+evidence, and the guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -30,25 +31,31 @@ from fedlgm.training.tasks.task import ExampleLosses, require_separate_losses
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
-"""Size of a trial's batch, in which the examples are repeated, to show dependences that small batches do not show."""
+"""Size of a trial's batch, in which the examples are repeated, to show dependences that small
+batches do not show."""
 _TOLERANCE = 1e-2
-"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
-Batches that influence gradients change them far more."""
+"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink
+may change sides. Batches that influence gradients change them far more."""
 _NEARBY = (1e-3, 1e-2)
 """Factors of the perturbations at which gradients that differ are compared again."""
 _LARGEST = 1e4
-"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model.
-It is also the factor by which hostile rows are longer."""
+"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a
+correct model. It is also the factor by which hostile rows are longer."""
 _MANY, _MANY_BYTES = 512, 4 << 20
 """Size of the largest batch, unless its inputs would take more than so many bytes."""
 _LEAST = 2.0**-30
-"""Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
+"""Gradients shorter than this are not compared, because they are rounding errors of terms that
+cancel."""
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
-"""Perturbation relative to a parameter's root mean square, and its least size, for weights that begin at zero."""
+"""Perturbation relative to a parameter's root mean square, and its least size, for weights that
+begin at zero."""
 
 
-def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
-    """Refuse a model or task whose examples influence each other, that carries state over steps, or fails.
+def try_examples(
+    module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any
+) -> None:
+    """Refuse a model or task whose examples influence each other, that carries state over steps, or
+    fails.
 
     The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
 
@@ -103,8 +110,11 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
                 trial.compare(*unlike)
 
 
-def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
-    """Refuse a model or task whose examples influence each other's gradients, at the current weights.
+def try_step(
+    module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor
+) -> None:
+    """Refuse a model or task whose examples influence each other's gradients, at the current
+    weights.
 
     Args:
         module: the model.
@@ -126,13 +136,16 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
 
 
 def moderate(values: Tensor) -> Tensor:
-    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a model.
+    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a
+    model.
 
     Example:
         >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
         ([1.0, 0.0, 0.0], [70000])
     """
-    return torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
+    return (
+        torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
+    )
 
 
 def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
@@ -142,7 +155,9 @@ def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> Ex
 
 
 def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
-    """Refuse a model whose outputs for a row depend on other rows: with a condition also many and hostile ones."""
+    """Refuse a model whose outputs for a row depend on other rows: with a condition also many and
+    hostile ones.
+    """
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
     many = max(_BATCH, min(_MANY, _MANY_BYTES // bytes_each)) if condition else _BATCH
@@ -153,7 +168,9 @@ def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
 
 
 def _hostile(factor: float, values: Tensor) -> Tensor:
-    """Rows of which the first, the middle and the last are multiplied by a factor, unless they are whole numbers."""
+    """Rows of which the first, the middle and the last are multiplied by a factor, unless they are
+    whole numbers.
+    """
     if not values.is_floating_point():
         return values
     values = values.clone()
@@ -166,8 +183,12 @@ def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
     """Compare the outputs of some rows of a batch with those of the same rows alone."""
     outputs = inputs.call(module.train(), x)
     for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
-        if not inputs.close(outputs[i : i + 1], inputs.call(module, inputs.take(x, slice(i, i + 1)))):
-            raise ConfigError("the model's outputs for an example depend on the other examples of its batch")
+        if not inputs.close(
+            outputs[i : i + 1], inputs.call(module, inputs.take(x, slice(i, i + 1)))
+        ):
+            raise ConfigError(
+                "the model's outputs for an example depend on the other examples of its batch"
+            )
 
 
 class _Gradients:
@@ -180,13 +201,16 @@ class _Gradients:
         task: its task.
     """
 
-    def __init__(self, engine: ExampleGradients, module: nn.Module, layers: LayerTable, task: ExampleLosses) -> None:
+    def __init__(
+        self, engine: ExampleGradients, module: nn.Module, layers: LayerTable, task: ExampleLosses
+    ) -> None:
         self._engine, self._module, self._layers, self._task = engine, module, layers, task
 
     def compare(self, x: Inputs, y: Tensor) -> None:
         """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients.
 
-        Rounding can move a unit across its kink at some weights, so what differs is compared again at weights nearby.
+        Rounding can move a unit across its kink at some weights, so what differs is compared again
+        at weights nearby.
         """
         problem = self._problem(x, y)
         for factor in _NEARBY:
@@ -209,10 +233,15 @@ class _Gradients:
             gradient = self._differentiate(inputs.take(x, row), y[row])
             norm = float(gradient.norm())
             clipped = gradient * min(1.0, scaling.bound / norm) if norm > 0 else gradient
-            if math.isfinite(norm) and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound:
+            if (
+                math.isfinite(norm)
+                and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound
+            ):
                 return (
-                    "the gradient of an example is not the one that PyTorch computes for it alone: the model or the "
-                    "task remembers what it has seen, a hook changes gradients, or a function has a backward pass of "
+                    "the gradient of an example is not the one that PyTorch computes for it alone: "
+                    "the model or the "
+                    "task remembers what it has seen, a hook changes gradients, or a function has "
+                    "a backward pass of "
                     "its own"
                 )
         times = max(1, _BATCH // len(y))
@@ -220,12 +249,16 @@ class _Gradients:
         together = self._engine.sum(inputs.take(x, repeated), y[repeated], scaling)
         norms = torch.cat([result.norms for result in alone]).repeat(times, 1)
         total = times * torch.stack([result.total for result in alone]).sum(dim=0)
-        same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+        same = torch.allclose(
+            together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
+        )
         apart = float(torch.linalg.vector_norm(together.total - total))
         if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
             return (
-                "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
-                "example changes: normalise, weigh and compare within each example only, in the model's forward pass, "
+                "an example's gradient depends on the other examples of its batch, so clipping "
+                "does not bound what one "
+                "example changes: normalise, weigh and compare within each example only, in the "
+                "model's forward pass, "
                 "in its hooks and in the task's losses"
             )
         return None
@@ -238,11 +271,15 @@ class _Gradients:
             loss = self._task.losses(inputs.call(self._module, x), y).sum()
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         pairs = zip(gradients, trained, strict=True)
-        return torch.cat([(torch.zeros_like(own) if one is None else one).flatten() for one, own in pairs])
+        return torch.cat(
+            [(torch.zeros_like(own) if one is None else one).flatten() for one, own in pairs]
+        )
 
 
 def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    """Examples that differ where all data may be alike, in scale and length; the first two have the same target."""
+    """Examples that differ where all data may be alike, in scale and length; the first two have the
+    same target.
+    """
     count = len(y)
 
     def changed(values: Tensor) -> Tensor:
@@ -253,7 +290,9 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
             values = torch.where(inside, values, torch.zeros_like(values))
         if not values.is_floating_point():
             return values
-        return values * torch.linspace(0.5, 2.0, count).to(values).view(count, *[1] * (values.ndim - 1))
+        return values * torch.linspace(0.5, 2.0, count).to(values).view(
+            count, *[1] * (values.ndim - 1)
+        )
 
     return inputs.each(changed, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
 

@@ -1,8 +1,8 @@
 """The papers' models and two small text models by name, and users' models.
 
-No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow. All state can
-therefore be bounded and noised in the same way, and `torch.func.vmap` over stacked parameters gives the same results
-as a loop over clients.
+No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control
+flow. All state can therefore be bounded and noised in the same way, and `torch.func.vmap` over
+stacked parameters gives the same results as a loop over clients.
 """
 
 from __future__ import annotations
@@ -120,39 +120,46 @@ def build(
 ) -> nn.Module:
     """Build a model whose initial weights depend only on `seed`.
 
-    Global random generators are neither read nor changed. Weights are drawn on the CPU and then moved to the default
-    device; under `with torch.device("meta")` nothing is drawn at all.
+    Global random generators are neither read nor changed. Weights are drawn on the CPU and then
+    moved to the default device; under `with torch.device("meta")` nothing is drawn at all.
 
     Args:
-        model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
-            or function that returns an `nn.Module`, "package.module:name" of one, or a module, which is copied with
-            its weights. A parameter of yours that is called `in_shape` or `classes` gets the values below (`classes`
-            keeps its default if the data do not give it). A model of `transformers` or `peft` is wrapped in a
-            `HuggingFace`.
-        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
+        model: one of `names()`, whose functions describe the layers, the options and the sources;
+            or your own: a class or function that returns an `nn.Module`, "package.module:name" of
+                one, or a module, which is copied with
+            its weights. A parameter of yours that is called `in_shape` or `classes` gets the values
+            below (`classes` keeps its default if the data do not give it). A model of
+            `transformers` or `peft` is wrapped in a `HuggingFace`.
+        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of
+            several.
         classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
         seed: public seed, 0 <= seed < 2**128.
         adapters: options of `adapters.adapt`, which freezes everything except the adapters.
         **values: options of the model.
 
     Returns:
-        The model. The bundled ones take float32 [batch, C, H, W] to logits [batch, classes], or tokens int64 [batch,
-        length] to logits [batch, length, classes].
+        The model. The bundled ones take float32 [batch, C, H, W] to logits [batch, classes], or
+        tokens int64 [batch, length] to logits [batch, length, classes].
 
     Raises:
-        ConfigError: a name or option is unknown, a value is out of range, or inputs are too small for the layers; an
-            object is not a model, has no trainable parameters, or keeps state that cannot be protected (see
-            `require_trainable`); or your own function raises an exception.
+        ConfigError: a name or option is unknown, a value is out of range, or inputs are too small
+            for the layers; an object is not a model, has no trainable parameters, or keeps state
+            that cannot be protected (see `require_trainable`); or your own function raises an
+            exception.
 
     >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
     [(3, 4), (3,), (2, 3), (2,)]
     """
     bundled = isinstance(model, str) and model in _MODELS
     found = _find(model) if isinstance(model, str) else model
-    label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))
+    label = repr(
+        model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    )
     if isinstance(found, nn.Module):
         if values:
-            raise ConfigError(f"model {label} is a module already: it takes no options, got {', '.join(values)}")
+            raise ConfigError(
+                f"model {label} is a module already: it takes no options, got {', '.join(values)}"
+            )
         refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
         made: Any = copied(found)
     else:
@@ -168,30 +175,42 @@ def build(
     if adapters is not None:
         wrong = misfit(adapt, made, **adapters)
         if wrong:
-            raise ConfigError(f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}")
+            raise ConfigError(
+                f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}"
+            )
         made = adapt(made, **{"seed": seed} | dict(adapters))
     if not bundled:
         require_trainable(made, label)
         require_own_storage(made)
     unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
     if unmade and torch.get_default_device().type != "meta":
-        raise ConfigError(f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values")
+        raise ConfigError(
+            f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values"
+        )
     return made.to(torch.get_default_device())
 
 
 def _made(
-    found: Any, label: str, in_shape: tuple[Any, ...], classes: int | None, seed: int, values: dict[str, Any]
+    found: Any,
+    label: str,
+    in_shape: tuple[Any, ...],
+    classes: int | None,
+    seed: int,
+    values: dict[str, Any],
 ) -> Any:
     """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
-        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that returns one")
+        raise ConfigError(
+            f"model {label} is neither an nn.Module nor a class or function that returns one"
+        )
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:
         stated = parameters_of(found).get("classes")
         if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task states: "
+                f"model {label} takes `classes`, the number of outputs, which neither the data nor "
+                "the task states: "
                 "override Task.outputs, or give the parameter a default"
             )
         if stated is not None:
@@ -205,21 +224,26 @@ def _made(
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:
     """Refuse inputs that a bundled model does not support."""
     axes = _AXES.get(name, 3)
-    fits = len(in_shape) == (axes or len(in_shape)) and all(isinstance(size, int) and size >= 1 for size in in_shape)
+    fits = len(in_shape) == (axes or len(in_shape)) and all(
+        isinstance(size, int) and size >= 1 for size in in_shape
+    )
     if not fits or classes is None or classes < 1:
         raise ConfigError(
-            f"model {name!r} needs in_shape {_SHAPES[axes]} and classes of at least 1, got {in_shape} and {classes}"
+            f"model {name!r} needs in_shape {_SHAPES[axes]} and classes of at least 1, got "
+            f"{in_shape} and {classes}"
         )
 
 
 def _find(name: str) -> Any:
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
         raise ConfigError(
-            f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a public base in a "
+            f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a "
+            "public base in a "
             "safetensors file set model.weights"
         )
     if name not in _MODELS and ("/" in name or path_of("model.name", name).is_dir()):
         raise ConfigError(
-            f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that from_pretrained makes"
+            f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that "
+            "from_pretrained makes"
         )
     return named(_MODELS, name, "model")

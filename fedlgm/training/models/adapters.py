@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, without other packages.
 
-Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so layer groupings and the export treat both
-packages in the same way. A frozen base is not trained, noised or sent.
+Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so layer groupings and the
+export treat both packages in the same way. A frozen base is not trained, noised or sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Style = Literal["both", "ffa"]
 class LowRank(nn.Module):
     """A linear layer W x + b with a trained low-rank addition: W x + b + (alpha / r) B A x.
 
-    A [r, in] begins at random, B [out, r] at zero, so the layer is unchanged at first. Source: Hu et al., 4.1.
+    A [r, in] begins at random, B [out, r] at zero, so the layer is unchanged at first. Source: Hu
+    et al., 4.1.
 
     Args:
         base: the layer; it is frozen.
@@ -37,12 +38,17 @@ class LowRank(nn.Module):
     """
 
     def __init__(
-        self, base: nn.Linear, rank: int, alpha: float | None = None, generator: torch.Generator | None = None
+        self,
+        base: nn.Linear,
+        rank: int,
+        alpha: float | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= rank <= min(base.in_features, base.out_features):
             raise ConfigError(
-                f"rank {rank} of an adapter must lie between 1 and {min(base.in_features, base.out_features)}, the "
+                f"rank {rank} of an adapter must lie between 1 and "
+                f"{min(base.in_features, base.out_features)}, the "
                 "smaller side of the layer that it adapts"
             )
         self.base = base.requires_grad_(False)
@@ -74,11 +80,13 @@ def adapt(
     Args:
         model: any module.
         rank: rank of every adapter; 0 adds no adapter, and only `also` is trained.
-        targets: suffixes of the names of the linear layers to adapt, such as ["query", "value"]; None is all of them.
+        targets: suffixes of the names of the linear layers to adapt, such as ["query", "value"];
+            None is all of them.
         alpha: see `LowRank`.
-        also: suffixes of the names of further modules or parameters to train, such as a new output layer or "bias".
-        style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al., ICLR 2024), which
-            makes averages of products exact and halves the uploads.
+        also: suffixes of the names of further modules or parameters to train, such as a new output
+            layer or "bias".
+        style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al.,
+            ICLR 2024), which makes averages of products exact and halves the uploads.
         seed: public seed of the initial A.
 
     Returns:
@@ -100,19 +108,27 @@ def adapt(
     linear = {
         name: child
         for name, child in model.named_modules()
-        if rank and type(child) is nn.Linear and name not in whole and (targets is None or _ends(name, targets))
+        if rank
+        and type(child) is nn.Linear
+        and name not in whole
+        and (targets is None or _ends(name, targets))
     }
     for asked, names in ((targets or () if rank else (), list(linear)), (also, [*whole, *single])):
         unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
         if unmet:
-            layers = ", ".join(name for name, child in model.named_modules() if type(child) is nn.Linear)
+            layers = ", ".join(
+                name for name, child in model.named_modules() if type(child) is nn.Linear
+            )
             raise ConfigError(
-                f"adapters: no layer of the model has a name that ends in {unmet[0]!r}; linear layers: {layers}"
+                f"adapters: no layer of the model has a name that ends in {unmet[0]!r}; linear "
+                f"layers: {layers}"
             )
     if rank and not linear:
         raise ConfigError(f"adapters: {type(model).__name__} has no torch.nn.Linear to adapt")
     if not rank and not also:
-        raise ConfigError("adapters: rank = 0 adds no adapter, and `also` names nothing else to train")
+        raise ConfigError(
+            "adapters: rank = 0 adds no adapter, and `also` names nothing else to train"
+        )
     generator = KeyRing.from_seed(seed).derive(b"adapters").torch_generator(Purpose.MODEL)
     for name, layer in linear.items():
         parent, _, leaf = name.rpartition(".")

@@ -1,4 +1,6 @@
-"""Models that are not an `nn.Module`: a list of NumPy arrays, such as scikit-learn's coefficients."""
+"""Models that are not an `nn.Module`: a list of NumPy arrays, such as scikit-learn's
+coefficients.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from fedlgm.errors import ConfigError
 
 
 def of_arrays(model: Any) -> Any:
-    """A list of NumPy arrays or tensors as a module with one parameter for each; any other object unchanged.
+    """A list of NumPy arrays or tensors as a module with one parameter for each; any other object
+    unchanged.
 
-    Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values become float32.
+    Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values
+    become float32.
 
     Raises:
         ConfigError: an array is complex.
@@ -32,5 +36,8 @@ def of_arrays(model: Any) -> Any:
         return model
     complex_ = next((i for i, one in enumerate(model) if torch.as_tensor(one).is_complex()), None)
     if complex_ is not None:
-        raise ConfigError(f"array {complex_} of the model is complex: give its real and imaginary parts as two arrays")
+        raise ConfigError(
+            f"array {complex_} of the model is complex: give its real and imaginary parts as two "
+            "arrays"
+        )
     return nn.ParameterList([torch.as_tensor(one).detach().float().clone() for one in model])

@@ -1,7 +1,8 @@
 """A model as it was when a trainer was made for it.
 
-A trainer examines its model once and chooses how to differentiate it; some trainers never call it. A hook or module
-that is added later would therefore not run, and a layer that mixes examples would not be found.
+A trainer examines its model once and chooses how to differentiate it; some trainers never call it.
+A hook or module that is added later would therefore not run, and a layer that mixes examples would
+not be found.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from fedlgm.errors import ConfigError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_parts, _flags = itemgetter("_modules", "_parameters", *_HOOKS), attrgetter("requires_grad", *_OF_GRADIENT)
+_parts, _flags = (
+    itemgetter("_modules", "_parameters", *_HOOKS),
+    attrgetter("requires_grad", *_OF_GRADIENT),
+)
 
 
 class Built:
@@ -42,8 +46,14 @@ class Built:
 
     def renew(self) -> None:
         """Accept the model in its present state, after a change by this package."""
-        self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())  # so that no other
-        self._seen, self._global = _state(self._modules), _has_any_global_hook()  # object gets an equal id
+        self._modules, self._kept = (
+            list(self._module.modules()),
+            list(self._module.parameters()),
+        )  # so that no other
+        self._seen, self._global = (
+            _state(self._modules),
+            _has_any_global_hook(),
+        )  # object gets an equal id
         self._named = self._now()
 
     def renew_if_changed(self) -> None:
@@ -54,7 +64,8 @@ class Built:
     def check(self) -> None:
         """Refuse a model that has changed since.
 
-        Clients' steps call this method, so it examines each known module and its children, without a new walk.
+        Clients' steps call this method, so it examines each known module and its children, without
+        a new walk.
 
         Raises:
             ConfigError: the message names the first module that differs.
@@ -64,7 +75,10 @@ class Built:
         now, seen = self._now(), self._named
         name = next((name for name in {**now, **seen} if now.get(name) != seen.get(name)), "")
         kind = type(self._module.get_submodule(name)).__name__ if name in now else "gone"
-        raise ConfigError(f"the model was changed in {name!r} ({kind}) after its trainer was made: change it before")
+        raise ConfigError(
+            f"the model was changed in {name!r} ({kind}) after its trainer was made: change it "
+            "before"
+        )
 
     def _now(self) -> dict[str, list[object]]:
         named = self._module.named_modules(remove_duplicate=False)
@@ -72,7 +86,9 @@ class Built:
 
 
 def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
-    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which takes the least time."""
+    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which takes
+    the least time.
+    """
     found: list[object] = []
     for module in modules:
         own = vars(module)
@@ -96,10 +112,17 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a module, one of its parameters or all modules together have hooks, or its `forward` was replaced."""
+    """Whether a module, one of its parameters or all modules together have hooks, or its `forward`
+    was replaced.
+    """
     own = vars(module)
     of_parameters = any(value._backward_hooks for value in module.parameters(recurse=False))
-    return any(own[kind] for kind in _HOOKS) or "forward" in own or of_parameters or _has_any_global_hook()
+    return (
+        any(own[kind] for kind in _HOOKS)
+        or "forward" in own
+        or of_parameters
+        or _has_any_global_hook()
+    )
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:
@@ -111,10 +134,15 @@ def refuse_gradient_hooks(module: nn.Module) -> None:
     refuse_parameter_hooks(module, "gradients are taken of many clients or examples at once")
     for name, child in module.named_modules():
         if child._backward_pre_hooks:
-            raise _not_run(f"module {name!r} on its output", "gradients are taken of many clients or examples at once")
+            raise _not_run(
+                f"module {name!r} on its output",
+                "gradients are taken of many clients or examples at once",
+            )
 
 
-def refuse_parameter_hooks(module: nn.Module, why: str, kinds: Sequence[str] = _OF_GRADIENT) -> None:
+def refuse_parameter_hooks(
+    module: nn.Module, why: str, kinds: Sequence[str] = _OF_GRADIENT
+) -> None:
     """Refuse hooks of parameters that would not run.
 
     Args:
@@ -132,5 +160,6 @@ def refuse_parameter_hooks(module: nn.Module, why: str, kinds: Sequence[str] = _
 
 def _not_run(whose: str, why: str) -> ConfigError:
     return ConfigError(
-        f"a gradient hook of {whose} would not run, because {why}: remove it, or change the forward pass instead"
+        f"a gradient hook of {whose} would not run, because {why}: remove it, or change the "
+        "forward pass instead"
     )

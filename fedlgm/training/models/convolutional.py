@@ -14,13 +14,15 @@ from fedlgm.training.models.activations import activation as activation_named
 def cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh") -> nn.Module:
     """MNIST network of Papernot et al. (AAAI 2021), as in the code of Tramer and Boneh (ICLR 2021).
 
-    Conv 16 8x8 stride 2 pad 2, MaxPool 2 stride 1, Conv 32 4x4 stride 2, MaxPool 2 stride 1, FC 32, FC classes: 26,010
-    parameters for 1x28x28 and 10 classes, in layers of 1,040, 8,224, 16,416 and 330.
+    Conv 16 8x8 stride 2 pad 2, MaxPool 2 stride 1, Conv 32 4x4 stride 2, MaxPool 2 stride 1, FC 32,
+    FC classes: 26,010 parameters for 1x28x28 and 10 classes, in layers of 1,040, 8,224, 16,416 and
+    330.
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        activation: "tanh" (the source), "sigmoid" (the network of the SNR-consistent paper) or "relu".
+        activation: "tanh" (the source), "sigmoid" (the network of the SNR-consistent paper) or
+            "relu".
 
     Returns:
         The model.
@@ -39,11 +41,13 @@ def cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh
     return _with_head("cnn", features, in_shape, 32, classes, activation)
 
 
-def cifar_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh") -> nn.Module:
+def cifar_cnn(
+    in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh"
+) -> nn.Module:
     """CIFAR-10 network of Tramer and Boneh (ICLR 2021).
 
-    Three times (Conv, Conv, MaxPool 2), 3x3 with pad 1, of 32, 64 and 128 channels, then FC 128 and FC classes: 550,570
-    parameters for 3x32x32 and 10 classes.
+    Three times (Conv, Conv, MaxPool 2), 3x3 with pad 1, of 32, 64 and 128 channels, then FC 128 and
+    FC classes: 550,570 parameters for 3x32x32 and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -68,11 +72,13 @@ def cifar_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str =
 
 
 def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh") -> nn.Module:
-    """D-CNN: CIFAR-10 network of Papernot et al. (AAAI 2021), eight convolutions and no fully connected layer.
+    """D-CNN: CIFAR-10 network of Papernot et al. (AAAI 2021), eight convolutions and no fully
+    connected layer.
 
-    Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean over the positions, all
-    convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10 classes. The layers are those of the figures
-    published with it; the LM-DP-SGD paper calls this network 12-layer Deep-CNN.
+    Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
+    over the positions, all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
+    classes. The layers are those of the figures published with it; the LM-DP-SGD paper calls this
+    network 12-layer Deep-CNN.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -86,7 +92,9 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
         ConfigError: for an unknown activation or an input too small.
     """
     if min(in_shape[1:]) < 8:
-        raise ConfigError(f"model 'd-cnn' cannot take inputs of shape {in_shape}: they are too small")
+        raise ConfigError(
+            f"model 'd-cnn' cannot take inputs of shape {in_shape}: they are too small"
+        )
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before = in_shape[0]
     for i, channels in enumerate((32, 32, 64, 64, 128, 128, 256), start=1):
@@ -101,17 +109,20 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
     return nn.Sequential(layers)
 
 
-def cnn_small(in_shape: tuple[int, int, int], classes: int, *, activation: str = "relu") -> nn.Module:
+def cnn_small(
+    in_shape: tuple[int, int, int], classes: int, *, activation: str = "relu"
+) -> nn.Module:
     """Stand-in for the unspecified "CNN" of the LaDP-FL paper (Tables I to VII).
 
-    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC classes: 94,538
-    parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
+    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC
+    classes: 94,538 parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
-    The paper gives no layers, but it gives the norms of the noise of Full DP, which has one standard deviation for all
-    parameters of all models. The squared ratio of a CNN's norm to a ResNet-18's is therefore the ratio of their sizes.
-    Table VII then implies, at four budgets each, 79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to
-    108,721 on CIFAR-100 (mean 105,835). The means differ by the cost of 90 more outputs on 128 hidden units. These
-    layers are the common two-convolution network of that size, not the authors' own.
+    The paper gives no layers, but it gives the norms of the noise of Full DP, which has one
+    standard deviation for all parameters of all models. The squared ratio of a CNN's norm to a
+    ResNet-18's is therefore the ratio of their sizes. Table VII then implies, at four budgets each,
+    79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to 108,721 on CIFAR-100 (mean
+    105,835). The means differ by the cost of 90 more outputs on 128 hidden units. These layers are
+    the common two-convolution network of that size, not the authors' own.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -149,7 +160,9 @@ def _with_head(
         with torch.no_grad():
             flat = nn.Sequential(features)(torch.zeros(1, *in_shape)).numel()
     except RuntimeError as error:
-        raise ConfigError(f"model {name!r} cannot take inputs of shape {in_shape}: they are too small") from error
+        raise ConfigError(
+            f"model {name!r} cannot take inputs of shape {in_shape}: they are too small"
+        ) from error
     layers = OrderedDict(
         features,
         flatten=nn.Flatten(),

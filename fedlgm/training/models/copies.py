@@ -23,8 +23,8 @@ def copied(module: M) -> M:
     """A deep copy of a model that shares nothing with it.
 
     Raises:
-        ConfigError: an attribute cannot be copied, the copy would still use a part of the original, or parameters
-            share memory, which copies do not share. The message names the attribute.
+        ConfigError: an attribute cannot be copied, the copy would still use a part of the original,
+            or parameters share memory, which copies do not share. The message names the attribute.
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
@@ -65,9 +65,16 @@ def require_own_storage(module: nn.Module) -> None:
     """
     areas = list[tuple[tuple[str, int], int, str, bool]]()
     for name, tensor in (*module.named_parameters(), *_tensors(module)):
-        if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or tensor.numel() == 0:
+        if (
+            is_lazy(tensor)
+            or tensor.is_meta
+            or tensor.layout != torch.strided
+            or tensor.numel() == 0
+        ):
             continue
-        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        last = sum(
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         start = tensor.data_ptr()
         end = start + (last + 1) * tensor.element_size()
         areas.append(((str(tensor.device), start), end, name, isinstance(tensor, nn.Parameter)))
@@ -76,7 +83,8 @@ def require_own_storage(module: nn.Module) -> None:
     for (device, start), end, name, parameter in areas:
         if device == furthest and start < until and (parameter or trained):
             raise ConfigError(
-                f"{owner!r} and {name!r} of the model share memory, and training separates them: for one parameter "
+                f"{owner!r} and {name!r} of the model share memory, and training separates them: "
+                "for one parameter "
                 "under two names assign the same nn.Parameter to both"
             )
         if device != furthest or end > until:
@@ -84,7 +92,8 @@ def require_own_storage(module: nn.Module) -> None:
 
 
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a change of weights.
+    """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a
+    change of weights.
 
     Args:
         module: the model; it is left as it is.
@@ -96,7 +105,10 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     if not isinstance(x, Tensor | tuple):
         raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
     made = copied(module)
-    restored, modes = Restored.of(module, None), [(each, each.training) for each in module.modules()]
+    restored, modes = (
+        Restored.of(module, None),
+        [(each, each.training) for each in module.modules()],
+    )
     changed = (*(value for value in module.parameters() if value.requires_grad), *module.buffers())
     weights = [(value, value.detach().clone()) for value in changed]
     try:
@@ -113,11 +125,14 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     for name, gradient in gradients.items():
         if not inputs.close(gradient, others[name]):
             raise ConfigError(
-                f"the model cannot be copied: the copy does not follow its own {name!r}, so that a layer would stay "
+                f"the model cannot be copied: the copy does not follow its own {name!r}, so that a "
+                "layer would stay "
                 "untrained: let forward reach all layers through self"
             )
     if not inputs.close(outputs, found):
-        raise ConfigError("the model cannot be copied: the copy's outputs for the same weights are different")
+        raise ConfigError(
+            "the model cannot be copied: the copy's outputs for the same weights are different"
+        )
 
 
 def _computed(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -137,7 +152,11 @@ def _computed(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Tensors of a model other than parameters, by their attributes."""
     reached = (item for item in reach(module, "") if not item.shared)
-    return [(i.path, i.value) for i in reached if isinstance(i.value, Tensor) and not isinstance(i.value, nn.Parameter)]
+    return [
+        (i.path, i.value)
+        for i in reached
+        if isinstance(i.value, Tensor) and not isinstance(i.value, nn.Parameter)
+    ]
 
 
 def _require_apart(module: nn.Module, made: nn.Module) -> None:
@@ -149,7 +168,8 @@ def _require_apart(module: nn.Module, made: nn.Module) -> None:
         if id(item.value) in parts:
             raise ConfigError(
                 f"the model cannot be copied: {item.top or item.path!r} refers to the original's "
-                f"{parts[id(item.value)]} (in a function's closure or globals), which a copy would leave untrained: "
+                f"{parts[id(item.value)]} (in a function's closure or globals), which a copy would "
+                "leave untrained: "
                 "reach it through self"
             )
 
@@ -173,7 +193,8 @@ def _uncopied(module: nn.Module, error: Exception) -> ConfigError:
                     )
                 path = f"{name}.{attribute}".lstrip(".")
                 return ConfigError(
-                    f"the model cannot be copied: attribute {path!r} is {what} ({type(own).__name__}): {remedy}"
+                    f"the model cannot be copied: attribute {path!r} is {what} "
+                    f"({type(own).__name__}): {remedy}"
                 )
     text = str(error).splitlines() or [""]
     return ConfigError(f"the model cannot be copied: {type(error).__name__}: {text[0]}")

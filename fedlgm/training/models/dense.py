@@ -14,11 +14,17 @@ from fedlgm.training.models.activations import activation as activation_named
 
 def logistic(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer on the flattened input."""
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(math.prod(in_shape), classes)))
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(math.prod(in_shape), classes))
+    )
 
 
 def mlp(
-    in_shape: tuple[int, int, int], classes: int, *, hidden: Sequence[int] = (32,), activation: str = "tanh"
+    in_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    hidden: Sequence[int] = (32,),
+    activation: str = "tanh",
 ) -> nn.Module:
     """Multi-layer perceptron; on 8x8 digits its default is 64-32-10 with 2,410 parameters.
 
@@ -34,8 +40,12 @@ def mlp(
     Raises:
         ConfigError: for a width below 1 or an unknown activation.
     """
-    if not isinstance(hidden, Sequence) or any(not isinstance(width, int) or width < 1 for width in hidden):
-        raise ConfigError(f"hidden must be a list of integers >= 1 (one per hidden layer), got {hidden!r}")
+    if not isinstance(hidden, Sequence) or any(
+        not isinstance(width, int) or width < 1 for width in hidden
+    ):
+        raise ConfigError(
+            f"hidden must be a list of integers >= 1 (one per hidden layer), got {hidden!r}"
+        )
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = math.prod(in_shape)
     for i, units in enumerate(hidden, start=1):

@@ -19,8 +19,9 @@ _PROBLEMS = {"regression": "regression", "multi_label_classification": "multi-la
 class HuggingFace(nn.Module):
     """A `PreTrainedModel` or `PeftModel` that takes its inputs by position and returns its logits.
 
-    Inputs are token numbers int64 [n, length] (or the input that the model's `main_input_name` names: pixels for a
-    vision model), then an attention mask and token types of the same shape. Keys and values are never cached.
+    Inputs are token numbers int64 [n, length] (or the input that the model's `main_input_name`
+    names: pixels for a vision model), then an attention mask and token types of the same shape.
+    Keys and values are never cached.
 
     Args:
         model: the model, which stays available as `model`.
@@ -39,7 +40,9 @@ class HuggingFace(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         """Logits [n, ...].
 
         Raises:
@@ -56,7 +59,8 @@ class HuggingFace(nn.Module):
         logits = getattr(model(**named), "logits", None)
         if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"{type(unadapted(model)).__name__} returns no logits: use a class with a head, such as "
+                f"{type(unadapted(model)).__name__} returns no logits: use a class with a head, "
+                "such as "
                 "AutoModelForSequenceClassification or AutoModelForCausalLM"
             )
         return logits
@@ -70,11 +74,16 @@ def is_huggingface(module: object) -> bool:
         False
     """
     packages = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-    return isinstance(module, nn.Module) and hasattr(module, "config") and not packages.isdisjoint(_PACKAGES)
+    return (
+        isinstance(module, nn.Module)
+        and hasattr(module, "config")
+        and not packages.isdisjoint(_PACKAGES)
+    )
 
 
 def plain(module: Any) -> Any:
-    """The module as the library calls it: a Hugging Face model wrapped in a `HuggingFace`, any other object unchanged.
+    """The module as the library calls it: a Hugging Face model wrapped in a `HuggingFace`, any
+    other object unchanged.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -101,7 +110,8 @@ def unadapted(model: Any) -> Any:
 
 
 def task_of(model: Any) -> str | None:
-    """Name of the task for which a Hugging Face model's head is made; None if the default task suits it.
+    """Name of the task for which a Hugging Face model's head is made; None if the default task
+    suits it.
 
     Example:
         >>> task_of(nn.Linear(2, 2)) is None
@@ -114,6 +124,8 @@ def task_of(model: Any) -> str | None:
     if name.endswith(_CAUSAL):
         return "causal-lm"
     if name.endswith("ForSequenceClassification"):
-        problem = inner.config.problem_type or ("regression" if inner.config.num_labels == 1 else None)
+        problem = inner.config.problem_type or (
+            "regression" if inner.config.num_labels == 1 else None
+        )
         return _PROBLEMS.get(problem or "")
     return None

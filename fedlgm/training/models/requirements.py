@@ -1,7 +1,7 @@
 """Requirements on a model for private and reproducible training.
 
-A model must keep nothing between clients, because state from one client would reach the next one's update. Constant
-buffers (a causal mask, position codes) are allowed.
+A model must keep nothing between clients, because state from one client would reach the next one's
+update. Constant buffers (a causal mask, position codes) are allowed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from fedlgm.training.inputs import Inputs, close
 from fedlgm.training.models.built import refuse_parameter_hooks
 
 _ADVICE = (
-    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them); "
-    "a BatchNorm whose statistics are public constants may stay if it is in evaluation mode while the model is not"
+    "use layers without state, for example GroupNorm in place of BatchNorm "
+    "(fedlgm.models.to_groupnorm replaces them); "
+    "a BatchNorm whose statistics are public constants may stay if it is in evaluation mode while "
+    "the model is not"
 )
 
 
 class Frozen:
-    """BatchNorm with constant statistics, in every mode: an example's output does not depend on the others."""
+    """BatchNorm with constant statistics, in every mode: an example's output does not depend on the
+    others.
+    """
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """The normalised input."""
@@ -57,10 +61,12 @@ _FROZEN: dict[type, type] = {
 
 
 def freeze_norms_(module: nn.Module) -> None:
-    """Make constants of the statistics of BatchNorm layers that the user keeps in evaluation mode, in place.
+    """Make constants of the statistics of BatchNorm layers that the user keeps in evaluation mode,
+    in place.
 
-    These are the layers that are in evaluation mode although the model is in training mode, or that stay in it when the
-    model's own `train` is called. Their class changes, so no training can put them into training mode.
+    These are the layers that are in evaluation mode although the model is in training mode, or that
+    stay in it when the model's own `train` is called. Their class changes, so no training can put
+    them into training mode.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
@@ -84,14 +90,18 @@ def freeze_norms_(module: nn.Module) -> None:
 def require_stateless(module: nn.Module) -> None:
     """Refuse a module with running statistics, buffers that training is known to change.
 
-    Clients' values in such buffers are not bounded, noised or aggregated. `Unchanged` refuses a module that changes a
-    buffer in other ways.
+    Clients' values in such buffers are not bounded, noised or aggregated. `Unchanged` refuses a
+    module that changes a buffer in other ways.
 
     Raises:
         ConfigError: the message names the first such buffer.
     """
     for name, child in module.named_modules():
-        if isinstance(child, _NormBase) and child.running_mean is not None and not isinstance(child, Frozen):
+        if (
+            isinstance(child, _NormBase)
+            and child.running_mean is not None
+            and not isinstance(child, Frozen)
+        ):
             raise _trained(f"{name}.running_mean".lstrip("."))
 
 
@@ -104,33 +114,45 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
         statistics: whether running statistics are accepted, because they stay with the clients.
 
     Raises:
-        ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters; its parameters are
-            lazy, empty, not float32 or not finite, or have hooks that run after their gradient is accumulated, which no
-            trainer does; or as in `require_stateless`.
+        ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters;
+            its parameters are lazy, empty, not float32 or not finite, or have hooks that run after
+            their gradient is accumulated, which no trainer does; or as in `require_stateless`.
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {label} must be an nn.Module, but it is of type {type(module).__name__}")
+        raise ConfigError(
+            f"model {label} must be an nn.Module, but it is of type {type(module).__name__}"
+        )
     if package_of(type(module)) == "opacus":
         raise ConfigError(
-            f"model {label} is wrapped by Opacus ({type(module).__name__}): pass the plain nn.Module, because fedlgm "
+            f"model {label} is wrapped by Opacus ({type(module).__name__}): pass the plain "
+            "nn.Module, because fedlgm "
             "computes and bounds the gradients itself"
         )
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise ConfigError(
-            f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which it was made; "
+            f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which "
+            "it was made; "
             "training.compile = true compiles the training"
         )
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
     if not trained:
-        raise ConfigError(f"model {label} has no trainable parameters: there is nothing to learn or to release")
+        raise ConfigError(
+            f"model {label} has no trainable parameters: there is nothing to learn or to release"
+        )
     for name, parameter in trained.items():
         if is_lazy(parameter):
             raise ConfigError(
-                f"model {label}: parameter {name!r} has no size before the first forward pass: use a layer that is "
+                f"model {label}: parameter {name!r} has no size before the first forward pass: use "
+                "a layer that is "
                 "given its sizes instead of the lazy one, or call the model on an example first"
             )
         if parameter.numel() == 0:
-            raise ConfigError(f"model {label}: parameter {name!r} is empty, so there is nothing to release: freeze it")
+            raise ConfigError(
+                f"model {label}: parameter {name!r} is empty, so there is nothing to release: "
+                "freeze it"
+            )
         if parameter.dtype != torch.float32:
             remedy = (
                 "train its real and imaginary parts as two parameters"
@@ -138,31 +160,48 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
                 else "model.float() converts them"
             )
             raise ConfigError(
-                f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters must be float32: "
+                f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters "
+                "must be float32: "
                 f"{remedy}"
             )
     for name, parameter in module.named_parameters():  # frozen ones, too: every output would be NaN
         if not (parameter.is_meta or is_lazy(parameter) or torch.isfinite(parameter).all()):
-            raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
-    refuse_parameter_hooks(module, "no trainer accumulates gradients in parameters", ["_post_accumulate_grad_hooks"])
+            raise ConfigError(
+                f"model {label}: parameter {name!r} holds NaN or infinity before training"
+            )
+    refuse_parameter_hooks(
+        module, "no trainer accumulates gradients in parameters", ["_post_accumulate_grad_hooks"]
+    )
     if not statistics:
         require_stateless(module)
     _notice_lists(module, label)
 
 
 def _notice_lists(module: nn.Module, label: str) -> None:
-    """Warn of layers in a list, tuple or dict of Python, which PyTorch does not count among a model's parameters."""
+    """Warn of layers in a list, tuple or dict of Python, which PyTorch does not count among a
+    model's parameters.
+    """
     counted = {id(parameter) for parameter in module.parameters()}
     for name, child in module.named_modules():
         for key, value in vars(child).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            held = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list | tuple)
+                else ()
+            )
             layers = [layer for layer in held if isinstance(layer, nn.Module)]
-            if any(id(parameter) not in counted for layer in layers for parameter in layer.parameters()):
+            if any(
+                id(parameter) not in counted for layer in layers for parameter in layer.parameters()
+            ):
                 attribute = f"{name}.{key}".lstrip(".")
                 warnings.warn(
                     Notice(
-                        f"model {label}: the layers in {attribute!r} are not trained, because a plain "
-                        f"{type(value).__name__} hides them from PyTorch: use nn.ModuleList or nn.ModuleDict"
+                        f"model {label}: the layers in {attribute!r} are not trained, because a "
+                        "plain "
+                        f"{type(value).__name__} hides them from PyTorch: use nn.ModuleList or "
+                        "nn.ModuleDict"
                     ),
                     stacklevel=3,
                 )
@@ -171,22 +210,29 @@ def _notice_lists(module: nn.Module, label: str) -> None:
 @torch.no_grad()
 @named_arguments
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module that keeps state between calls, or draws random numbers that a run could not draw again.
+    """Refuse a module that keeps state between calls, or draws random numbers that a run could not
+    draw again.
 
-    State from one client would reach the next one's update and so the sum, beyond every bound. Of all random numbers,
-    only PyTorch's in training (dropout) are seeded for every client and round.
+    State from one client would reach the next one's update and so the sum, beyond every bound. Of
+    all random numbers, only PyTorch's in training (dropout) are seeded for every client and round.
 
     Args:
         module: called in both modes; its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the same inputs give different outputs in a second call, or the module writes a buffer or fails.
+        ConfigError: the same inputs give different outputs in a second call, or the module writes a
+            buffer or fails.
     """
     buffers, training, restored = Unchanged(module), module.training, Restored.of(module, None)
     outputs, after = [], list[Tensor]()
     try:
-        for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
+        for mode, seed in (
+            (False, 0),
+            (True, 0),
+            (True, 0),
+            (False, 1),
+        ):  # in evaluation nothing may be drawn at all
             with users_code("the model fails in training mode", module), seeded(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
         single = "the model fails in training mode on one example, as the last batch of a client"
@@ -201,13 +247,20 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     finally:
         module.train(training)
     buffers.check()
-    pairs = (outputs[1], outputs[2]), (outputs[0], outputs[3]), (outputs[0], after[1]), (outputs[1], after[3])
+    pairs = (
+        (outputs[1], outputs[2]),
+        (outputs[0], outputs[3]),
+        (outputs[0], after[1]),
+        (outputs[1], after[3]),
+    )
     for one, again in pairs:
         # Sums may be added up in another order; what is remembered or drawn shows well above that.
         if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
-                "the model returns different outputs for the same inputs when it is called again: it remembers what "
-                "it has seen, which would carry one client's data into another's update, or it draws random numbers "
+                "the model returns different outputs for the same inputs when it is called again: "
+                "it remembers what "
+                "it has seen, which would carry one client's data into another's update, or it "
+                "draws random numbers "
                 "in evaluation or without PyTorch, which no run could repeat" + or_another_thread()
             )
 
@@ -233,11 +286,13 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
 
 @named_arguments
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
-    """Refuse a module that draws at random in training: an example's gradient would depend on its batch.
+    """Refuse a module that draws at random in training: an example's gradient would depend on its
+    batch.
 
     Args:
         module: its mode is restored.
-        x: inputs of a few public examples, to detect functional dropout; None looks only for dropout layers.
+        x: inputs of a few public examples, to detect functional dropout; None looks only for
+            dropout layers.
 
     Raises:
         ConfigError: the module draws at random.
@@ -246,13 +301,16 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
         rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0:
             raise ConfigError(
-                f"{name or type(child).__name__!r} drops units at random, which is not supported where single examples "
-                "are protected: set its dropout to 0 (for module in model.modules(): if isinstance(module, "
+                f"{name or type(child).__name__!r} drops units at random, which is not supported "
+                "where single examples "
+                "are protected: set its dropout to 0 (for module in model.modules(): if "
+                "isinstance(module, "
                 "torch.nn.Dropout): module.p = 0.0)"
             )
     if x is not None and draws_at_random(module, x):
         raise ConfigError(
-            "the model draws random numbers in training (functional dropout), which is not supported where single "
+            "the model draws random numbers in training (functional dropout), which is not "
+            "supported where single "
             "examples are protected: leave it out"
         )
 
@@ -260,7 +318,8 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
 @torch.no_grad()
 @named_arguments
 def require_separate(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module whose outputs for an example depend on the other examples of its batch, in training mode.
+    """Refuse a module whose outputs for an example depend on the other examples of its batch, in
+    training mode.
 
     Args:
         module: its mode is restored.
@@ -273,11 +332,15 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
     outputs = inputs.call(module.train(), x)
     try:
         with users_code("the model fails on a single example", module):
-            alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
+            alone = torch.cat(
+                [inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))]
+            )
     finally:
         module.train(training)
     if not close(outputs, alone):
-        raise ConfigError("the model's outputs for an example depend on the other examples of its batch")
+        raise ConfigError(
+            "the model's outputs for an example depend on the other examples of its batch"
+        )
 
 
 class Unchanged:
@@ -292,7 +355,8 @@ class Unchanged:
         self._buffers = self._versions()
 
     def check(self) -> None:
-        """Refuse a module that has written or replaced a buffer or a frozen parameter since the snapshot.
+        """Refuse a module that has written or replaced a buffer or a frozen parameter since the
+        snapshot.
 
         Raises:
             ConfigError: the message names the first of them.
@@ -302,13 +366,21 @@ class Unchanged:
         now = self._versions()
         for name, (buffer, version) in self._buffers.items():
             if name not in now or now[name][0] is not buffer or now[name][1] != version:
-                raise _trained(name, "frozen parameter" if isinstance(buffer, nn.Parameter) else "buffer")
+                raise _trained(
+                    name, "frozen parameter" if isinstance(buffer, nn.Parameter) else "buffer"
+                )
 
     def _versions(self) -> dict[str, tuple[Tensor, int]]:
         fixed = dict(self._module.named_buffers())
-        fixed |= {name: value for name, value in self._module.named_parameters() if not value.requires_grad}
+        fixed |= {
+            name: value
+            for name, value in self._module.named_parameters()
+            if not value.requires_grad
+        }
         return {name: (value, value._version) for name, value in fixed.items()}
 
 
 def _trained(name: str, kind: str = "buffer") -> ConfigError:
-    return ConfigError(f"the model's {kind} {name!r} would follow private data unbounded: {_ADVICE}")
+    return ConfigError(
+        f"the model's {kind} {name!r} would follow private data unbounded: {_ADVICE}"
+    )

@@ -16,15 +16,18 @@ from fedlgm.extension.loader import named_arguments
 from fedlgm.training.models.copies import copied
 
 
-def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
+def resnet18(
+    in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
+) -> nn.Module:
     """ResNet-18 of torchvision with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018). If this does not divide the channels, their
-            greatest common divisor.
-        stem: "cifar" (3x3 convolution, no pooling, for images of about 32x32) or "imagenet" (7x7 stride 2, MaxPool).
+        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018). If this does not divide
+            the channels, their greatest common divisor.
+        stem: "cifar" (3x3 convolution, no pooling, for images of about 32x32) or "imagenet" (7x7
+            stride 2, MaxPool).
 
     Returns:
         The model.
@@ -35,13 +38,18 @@ def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, 
     return _torchvision("resnet18", in_shape[0], classes, groups, stem)
 
 
-def resnet152(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
-    """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper; options as in `resnet18`."""
+def resnet152(
+    in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
+) -> nn.Module:
+    """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper; options as
+    in `resnet18`.
+    """
     return _torchvision("resnet152", in_shape[0], classes, groups, stem)
 
 
 def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) -> nn.Module:
-    """ResNet-20 for CIFAR (He et al., CVPR 2016, Section 4.2) with GroupNorm and projection shortcuts.
+    """ResNet-20 for CIFAR (He et al., CVPR 2016, Section 4.2) with GroupNorm and projection
+    shortcuts.
 
     Nine basic blocks of 16, 32 and 64 channels: 272,474 parameters for 3 channels and 10 classes.
 
@@ -66,8 +74,14 @@ def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) 
     for stage, channels in enumerate((16, 32, 64), start=1):
         for i in range(3):
             stride = 2 if stage > 1 and i == 0 else 1
-            shortcut = nn.Sequential(conv1x1(before, channels, stride), norm(channels)) if stride == 2 else None
-            layers[f"block{stage}_{i + 1}"] = BasicBlock(before, channels, stride, shortcut, norm_layer=norm)
+            shortcut = (
+                nn.Sequential(conv1x1(before, channels, stride), norm(channels))
+                if stride == 2
+                else None
+            )
+            layers[f"block{stage}_{i + 1}"] = BasicBlock(
+                before, channels, stride, shortcut, norm_layer=norm
+            )
             before = channels
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
@@ -79,15 +93,18 @@ def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) 
     return _without_inplace(model)
 
 
-def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, head: str = "mean") -> nn.Module:
+def vgg16(
+    in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, head: str = "mean"
+) -> nn.Module:
     """VGG-16 of torchvision with GroupNorm after every convolution, for images of at least 32x32.
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
         groups: groups of each GroupNorm, or the greatest common divisor with its channels.
-        head: "mean" (mean over the positions and one linear layer: 14,728,266 parameters for 3 channels and 10 classes)
-            or "imagenet" (torchvision's three linear layers, without dropout: 134 million).
+        head: "mean" (mean over the positions and one linear layer: 14,728,266 parameters for 3
+            channels and 10 classes) or "imagenet" (torchvision's three linear layers, without
+            dropout: 134 million).
 
     Returns:
         The model.
@@ -111,7 +128,10 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
         features = features.to_empty(device=torch.get_default_device())
         model = nn.Sequential(
             OrderedDict(
-                features=features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(512, classes)
+                features=features,
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                fc=nn.Linear(512, classes),
             )
         )
         for module in model.modules():
@@ -126,15 +146,17 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
 
 @named_arguments
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over examples or buffers.
+    """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over
+    examples or buffers.
 
-    The copy keeps weights and biases of the normalisation and drops running statistics, so a trained model needs
-    further training.
+    The copy keeps weights and biases of the normalisation and drops running statistics, so a
+    trained model needs further training.
 
     Args:
         module: any model; it is not changed.
-        groups: groups of each GroupNorm. If this does not divide the channels, their greatest common divisor. In
-            place of a `BatchNorm1d`, whose input may have one value per channel, each group has at least 8 channels
+        groups: groups of each GroupNorm. If this does not divide the channels, their greatest
+            common divisor. In place of a `BatchNorm1d`, whose input may have one value per channel,
+            each group has at least 8 channels
             or all of them: a group of one value would always be zero.
 
     Returns:
@@ -154,7 +176,9 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
                 setattr(parent, name, _converted(child, norm))
-    return _converted(module, norm) if isinstance(module, nn.modules.batchnorm._BatchNorm) else module
+    return (
+        _converted(module, norm) if isinstance(module, nn.modules.batchnorm._BatchNorm) else module
+    )
 
 
 def _converted(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:

@@ -1,7 +1,9 @@
-"""Small models of text: tokens int64 [n, length] to logits of the next token [n, length, vocabulary].
+"""Small models of text: tokens int64 [n, length] to logits of the next token [n, length,
+vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients. It has no rule for the
-fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and would train one client after another.
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients. It
+has no rule for the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and would train
+one client after another.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class GatedUnit(nn.Module):
         self.hidden = nn.Linear(hidden, 3 * hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """States [n, length, hidden] for inputs [n, length, width]; the state before the first input is zero."""
+        """States [n, length, hidden] for inputs [n, length, width]; the state before the first
+        input is zero.
+        """
         width = self.hidden.in_features
         state = x.new_zeros(x.shape[0], width)
         states = []
@@ -48,7 +52,9 @@ class RecurrentText(nn.Module):
     def __init__(self, vocabulary: int, width: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.units = nn.Sequential(*(GatedUnit(width if i == 0 else hidden, hidden) for i in range(layers)))
+        self.units = nn.Sequential(
+            *(GatedUnit(width if i == 0 else hidden, hidden) for i in range(layers))
+        )
         self.outputs = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -86,7 +92,9 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on normalised inputs and added to them (pre-norm)."""
+    """Attention and a two-layer perceptron, each on normalised inputs and added to them
+    (pre-norm).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -118,12 +126,17 @@ class TransformerText(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token; at most as many tokens as there are positions."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        logits: Tensor = self.outputs(self.norm(self.blocks(self.embedding(tokens) + self.position(positions))))
+        logits: Tensor = self.outputs(
+            self.norm(self.blocks(self.embedding(tokens) + self.position(positions)))
+        )
         return logits
 
 
-def gru(in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int = 64, layers: int = 1) -> nn.Module:
-    """Character or token model with gated recurrent units: 20,928 parameters for a vocabulary of 64.
+def gru(
+    in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int = 64, layers: int = 1
+) -> nn.Module:
+    """Character or token model with gated recurrent units: 20,928 parameters for a vocabulary of
+    64.
 
     Args:
         in_shape: shape (length,) of one input.
@@ -145,7 +158,8 @@ def gru(in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int
 def transformer(
     in_shape: tuple[int, ...], classes: int, *, width: int = 32, heads: int = 2, layers: int = 2
 ) -> nn.Module:
-    """Small causal transformer (pre-norm, learned positions): 22,336 parameters for 64 tokens at 32 positions.
+    """Small causal transformer (pre-norm, learned positions): 22,336 parameters for 64 tokens at 32
+    positions.
 
     Args:
         in_shape: shape (length,) of one input.
@@ -158,7 +172,8 @@ def transformer(
         The model: tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
-        ConfigError: an option below 1, more than 1,000 layers, or heads that do not divide the width.
+        ConfigError: an option below 1, more than 1,000 layers, or heads that do not divide the
+            width.
     """
     _require_counts(width=width, heads=heads, layers=layers)
     if width % heads:

@@ -24,8 +24,8 @@ _PEFT = "base_model.model."
 def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
-    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's names. Adapters that
-    the file lacks are left unchanged; all other tensors must be in both.
+    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's
+    names. Adapters that the file lacks are left unchanged; all other tensors must be in both.
 
     Args:
         module: the model; on the meta device only shapes are compared.
@@ -35,8 +35,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         The module.
 
     Raises:
-        ConfigError: the file does not exist, or its tensors differ from the model's; the message names the first
-            difference.
+        ConfigError: the file does not exist, or its tensors differ from the model's; the message
+            names the first difference.
 
     Example:
         >>> import tempfile
@@ -49,7 +49,11 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     try:
         stored = load_file(path_of("weights", file))
     except (OSError, SafetensorError) as error:
-        why = f"there is no file {file}" if not Path(file).exists() else f"{file} cannot be read as a safetensors file"
+        why = (
+            f"there is no file {file}"
+            if not Path(file).exists()
+            else f"{file} cannot be read as a safetensors file"
+        )
         raise ConfigError(f"weights: {why}") from error
     own = original(module)
     shared: dict[int, Tensor] = {}
@@ -58,10 +62,14 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         place = places.get(name)
         if place is None:
             known = [key for key in places if not factor_of(key)]
-            raise ConfigError(f"weights: {file} holds {name!r}, which the model lacks; {alternatives(name, known)}")
+            raise ConfigError(
+                f"weights: {file} holds {name!r}, which the model lacks; "
+                f"{alternatives(name, known)}"
+            )
         if place.shape != tensor.shape:
             raise ConfigError(
-                f"weights: {name!r} has shape {tuple(tensor.shape)} in {file} and {tuple(place.shape)} in the model"
+                f"weights: {name!r} has shape {tuple(tensor.shape)} in {file} and "
+                f"{tuple(place.shape)} in the model"
             )
         shared[id(place)] = tensor
     for name, place in places.items():
@@ -91,4 +99,6 @@ def digest_of_file(file: Path | str) -> str:
 def _plain_name(name: str) -> str:
     """A tensor's name in the model without adapters."""
     parts = name.removeprefix(_PEFT).split(".")
-    return ".".join(part for i, part in enumerate(parts) if not (part in _BASES and i == len(parts) - 2))
+    return ".".join(
+        part for i, part in enumerate(parts) if not (part in _BASES and i == len(parts) - 2)
+    )

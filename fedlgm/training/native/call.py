@@ -1,4 +1,6 @@
-"""Calls of the compiled kernel: tensors to addresses. The caller has checked shapes and ranges (`Program`)."""
+"""Calls of the compiled kernel: tensors to addresses. The caller has checked shapes and ranges
+(`Program`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _ALIGNED = 16  # floats of a cache line
 
 @dataclass(frozen=True)
 class Settings:
-    """The kernel's `Optimizer`; `clip` is the l2 norm to which a batch's gradient is clipped, 0 for none."""
+    """The kernel's `Optimizer`; `clip` is the l2 norm to which a batch's gradient is clipped, 0 for
+    none.
+    """
 
     adam: bool
     lr: float
@@ -42,8 +46,8 @@ def run(
     update: Tensor,
     memory: Tensor,
 ) -> None:
-    """Fill `update` [D] with the trained model minus `model` or, without settings, with the gradient of the first
-    batch.
+    """Fill `update` [D] with the trained model minus `model` or, without settings, with the
+    gradient of the first batch.
 
     Args:
         library: the kernel.
@@ -66,9 +70,20 @@ def run(
     values = (ctypes.c_double * 4)(*map(float, astuple(settings))) if settings else None
     epochs = len(order) if settings else 0
     library.fedlgm_train(
-        ops.data_ptr(), len(ops), x.data_ptr(), y.data_ptr(), order.data_ptr(), order.shape[1], epochs, batch, loss,
-        values, model.data_ptr(), update.data_ptr(), memory.data_ptr(),
-    )  # fmt: skip
+        ops.data_ptr(),
+        len(ops),
+        x.data_ptr(),
+        y.data_ptr(),
+        order.data_ptr(),
+        order.shape[1],
+        epochs,
+        batch,
+        loss,
+        values,
+        model.data_ptr(),
+        update.data_ptr(),
+        memory.data_ptr(),
+    )
 
 
 class Examples:
@@ -82,17 +97,27 @@ class Examples:
         most: examples of a block at most.
     """
 
-    def __init__(self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int
+    ) -> None:
         self._library, self._most, self._measured = library, most, 0
         self._size, kept = sizes(library, ops)
         scaled = torch.empty(16 * most, dtype=torch.float64)
-        self._held = ops, columns, area(library, ops, most), torch.empty(most * kept), torch.arange(most), scaled
+        self._held = (
+            ops,
+            columns,
+            area(library, ops, most),
+            torch.empty(most * kept),
+            torch.arange(most),
+            scaled,
+        )
         addresses = (held.data_ptr() for held in self._held)
         self._ops, self._columns, self._area, self._gradients, self._rows, self._scaled = addresses
         self._count, self._width = len(ops), width
 
     def measure(self, x: Tensor, y: Tensor, loss: int, model: Tensor, order: int) -> Tensor:
-        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; `add` then adds these gradients.
+        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; `add` then adds
+        these gradients.
 
         Args:
             x: inputs, at most as many as a block holds.
@@ -111,21 +136,46 @@ class Examples:
         self._measured = rows
         amounts = torch.zeros(rows, self._width, dtype=torch.float64)
         self._library.fedlgm_examples(
-            self._ops, self._count, x.data_ptr(), y.data_ptr(), rows, loss, model.data_ptr(), self._columns,
-            self._width, order, self._rows, self._gradients, amounts.data_ptr(), self._area,
-        )  # fmt: skip
+            self._ops,
+            self._count,
+            x.data_ptr(),
+            y.data_ptr(),
+            rows,
+            loss,
+            model.data_ptr(),
+            self._columns,
+            self._width,
+            order,
+            self._rows,
+            self._gradients,
+            amounts.data_ptr(),
+            self._area,
+        )
         return amounts
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
+        """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of
+        zero adds nothing.
+        """
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        assert factors.shape == (self._measured, self._width)  # their memory is laid out by the number of rows
+        assert factors.shape == (
+            self._measured,
+            self._width,
+        )  # their memory is laid out by the number of rows
         assert sums.shape == (self._size,)
         self._library.fedlgm_add(
-            self._ops, self._count, self._gradients, self._measured, self._columns, self._width, factors.data_ptr(),
-            self._scaled, sums.data_ptr(), self._area,
-        )  # fmt: skip
+            self._ops,
+            self._count,
+            self._gradients,
+            self._measured,
+            self._columns,
+            self._width,
+            factors.data_ptr(),
+            self._scaled,
+            sums.data_ptr(),
+            self._area,
+        )
 
     def sums(self) -> Tensor:
         """Packed sums of no examples."""

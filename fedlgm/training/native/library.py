@@ -1,9 +1,11 @@
-"""The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept on disk.
+"""The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept
+on disk.
 
-It is stored with other kept results (`fedlgm.cache.folder`), under a name of its source and flags, with its length
-and SHA-256 beside it: a damaged file would end the process when it is loaded, so it is compiled again instead. Before
-use the kernel must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. A compiler
-that fails is also recorded there and not tried at every start; another compiler is, and `fedlgm doctor` tries again.
+It is stored with other kept results (`fedlgm.cache.folder`), under a name of its source and flags,
+with its length and SHA-256 beside it: a damaged file would end the process when it is loaded, so it
+is compiled again instead. Before use the kernel must reproduce a known answer bit for bit, so a
+compiler that reorders arithmetic is refused. A compiler that fails is also recorded there and not
+tried at every start; another compiler is, and `fedlgm doctor` tries again.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ _ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # of `answer`, on every machine
 
 
 def instruction_set() -> InstructionSet | None:
-    """The widest instruction set that both this processor and the kernel have; None without AVX2 and AVX-512.
+    """The widest instruction set that both this processor and the kernel have; None without AVX2
+    and AVX-512.
 
     It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
     """
@@ -85,13 +88,14 @@ def library() -> ctypes.CDLL:
     """The kernel for this machine, compiled on first use.
 
     Raises:
-        ConfigError: there is no suitable instruction set or no compiler, or the compiler fails or changes the
-            arithmetic.
+        ConfigError: there is no suitable instruction set or no compiler, or the compiler fails or
+            changes the arithmetic.
     """
     here = instruction_set()
     if here is None:
         raise ConfigError(
-            "the native training kernel needs AVX2, which the processor lacks or ATEN_CPU_CAPABILITY switches off: use "
+            "the native training kernel needs AVX2, which the processor lacks or "
+            "ATEN_CPU_CAPABILITY switches off: use "
             "training.kernel = 'torch'"
         )
     return build(here)
@@ -99,7 +103,9 @@ def library() -> ctypes.CDLL:
 
 def build(instructions: InstructionSet) -> ctypes.CDLL:
     """The kernel for some instruction set, loaded; see `library`."""
-    source = hashlib.sha256(b"".join(file.read_bytes() for file in _SOURCES) + repr(_COMMON).encode()).hexdigest()
+    source = hashlib.sha256(
+        b"".join(file.read_bytes() for file in _SOURCES) + repr(_COMMON).encode()
+    ).hexdigest()
     kept = _kept()
     if kept is not None:
         place = kept / f"{instructions}-{source[:24]}.so"
@@ -115,7 +121,9 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 def _kept() -> Path | None:
-    """The folder of compiled kernels, which no other user can write (its files are executed); None if there is none."""
+    """The folder of compiled kernels, which no other user can write (its files are executed); None
+    if there is none.
+    """
     root = remembered.folder()
     if root is None:
         return None
@@ -131,7 +139,9 @@ def _kept() -> Path | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process compiles, the others wait for it; the lock ends with its process, and so does what it left."""
+    """One process compiles, the others wait for it; the lock ends with its process, and so does
+    what it left.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -145,7 +155,9 @@ def _alone(folder: Path) -> Iterator[None]:
 def _remembered(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
     """Compile and load the kernel, unless the same compiler has failed before."""
     failure, compiler = place.with_suffix(_FAILED), _identity(_compiler())
-    known, _, words = failure.read_text(encoding="utf-8").partition("\n") if failure.is_file() else ("", "", "")
+    known, _, words = (
+        failure.read_text(encoding="utf-8").partition("\n") if failure.is_file() else ("", "", "")
+    )
     if compiler and known == compiler:
         raise ConfigError(f"{words} (`fedlgm doctor` tries again)")
     failure.unlink(missing_ok=True)
@@ -160,7 +172,9 @@ def _remembered(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
 
 def _compiler() -> list[str]:
     """Command of the C++ compiler; an empty word if there is none."""
-    return shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
+    return shlex.split(os.environ.get("CXX", "")) or [
+        shutil.which("c++") or shutil.which("g++") or ""
+    ]
 
 
 def _identity(command: list[str]) -> str:
@@ -169,33 +183,46 @@ def _identity(command: list[str]) -> str:
     if found is None:
         return ""
     status = Path(found).stat()
-    return " ".join([*command, os.path.realpath(found), str(status.st_size), str(status.st_mtime_ns)])
+    return " ".join(
+        [*command, os.path.realpath(found), str(status.st_size), str(status.st_mtime_ns)]
+    )
 
 
 def _compile(instructions: InstructionSet, place: Path) -> None:
-    """Compile beside `place`, and write kernel and seal durably: readers see a whole kernel or none."""
+    """Compile beside `place`, and write kernel and seal durably: readers see a whole kernel or
+    none.
+    """
     command = _compiler()
     if not command[0]:
         raise ConfigError(
-            "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or use "
+            "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or "
+            "use "
             "training.kernel = 'torch'"
         )
     descriptor, made = tempfile.mkstemp(suffix=_PART, dir=place.parent)
     os.close(descriptor)
-    warnings.warn(Notice("compiling the training kernel, once per machine; this takes some seconds"), stacklevel=2)
+    warnings.warn(
+        Notice("compiling the training kernel, once per machine; this takes some seconds"),
+        stacklevel=2,
+    )
     try:
         options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", made]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=_LONGEST)
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=_LONGEST
+        )
         if done.returncode:
             raise ConfigError(
-                f"the native training kernel was not compiled: {command[0]} ended with status {done.returncode}\n"
+                f"the native training kernel was not compiled: {command[0]} ended with status "
+                f"{done.returncode}\n"
                 f"{done.stderr.strip()[:500]}"
             )
         kernel = Path(made).read_bytes()
         write_durably(place.with_suffix(_SEAL), _seal(kernel).encode())
         write_durably(place, kernel)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"the native training kernel was not compiled by {command[0]}: {error}") from error
+        raise ConfigError(
+            f"the native training kernel was not compiled by {command[0]}: {error}"
+        ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
@@ -219,11 +246,14 @@ def _confirmed(place: Path) -> ctypes.CDLL:
         declare(made)
     except (OSError, AttributeError) as error:
         place.unlink(missing_ok=True)
-        raise ConfigError(f"the native training kernel in {place} cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"the native training kernel in {place} cannot be loaded: {error}"
+        ) from error
     if answer(made) != _ANSWER:
         place.unlink(missing_ok=True)  # for another compiler
         raise ConfigError(
-            f"the native training kernel in {place} computes wrong bits: use another compiler (CXX) or "
+            f"the native training kernel in {place} computes wrong bits: use another compiler "
+            "(CXX) or "
             "training.kernel = 'torch'"
         )
     return made
@@ -238,7 +268,9 @@ def declare(made: ctypes.CDLL) -> None:
 
 
 def answer(made: ctypes.CDLL) -> str:
-    """Digest of the kernel's results for a fixed small client: every layer, loss, norm and optimizer."""
+    """Digest of the kernel's results for a fixed small client: every layer, loss, norm and
+    optimizer.
+    """
     from fedlgm.training.native.call import Examples, Settings, area, run
 
     ops = torch.tensor(
@@ -265,7 +297,11 @@ def answer(made: ctypes.CDLL) -> str:
     order, update, digest = torch.arange(14).view(2, 7) % 7, torch.empty(868), hashlib.sha256()
     examples = Examples(made, ops, torch.arange(len(ops)).repeat(2, 1).T.contiguous() % 2, 2, 7)
     for loss, y in enumerate((torch.arange(7) % 3, real, (real > 0).float())):
-        for settings in (Settings(True, 0.01), Settings(False, 0.5, momentum=0.9, clip=0.5), Settings(False, 0.5)):
+        for settings in (
+            Settings(True, 0.01),
+            Settings(False, 0.5, momentum=0.9, clip=0.5),
+            Settings(False, 0.5),
+        ):
             run(made, ops, x, y, order, 3, loss, settings, model, update, area(made, ops, 3))
             digest.update(update.numpy().tobytes())
         run(made, ops, x, y, order[:1], 7, loss, None, model, update, area(made, ops, 7))

@@ -26,7 +26,11 @@ class _Kind(IntEnum):
     CONVOLUTION, MAXIMUM, AVERAGE, SIGMOID, TANH, RELU = range(6)
 
 
-_LOSSES: tuple[tuple[Task, ...], ...] = (Classification(),), (Regression("squared"),), (Binary(), Ranked())
+_LOSSES: tuple[tuple[Task, ...], ...] = (
+    (Classification(),),
+    (Regression("squared"),),
+    (Binary(), Ranked()),
+)
 """Tasks of each `Loss` in kernel.cpp."""
 _ACTIVATIONS = {nn.Sigmoid: _Kind.SIGMOID, nn.Tanh: _Kind.TANH, nn.ReLU: _Kind.RELU}
 
@@ -50,12 +54,14 @@ class Program:
     parameters: int
 
     @classmethod
-    def of(cls, module: nn.Module, layers: LayerTable, shape: tuple[int, ...], task: Task) -> Program:
+    def of(
+        cls, module: nn.Module, layers: LayerTable, shape: tuple[int, ...], task: Task
+    ) -> Program:
         """The program of a module.
 
         Args:
-            module: a plain `nn.Sequential` of Conv2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d(1), Linear, Flatten,
-                Sigmoid, Tanh and ReLU.
+            module: a plain `nn.Sequential` of Conv2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d(1),
+                Linear, Flatten, Sigmoid, Tanh and ReLU.
             layers: table of the places of its parameters.
             shape: shape of one input, [C, H, W] or [features].
             task: classification, regression with squared loss, or binary labels.
@@ -92,14 +98,15 @@ def _loss(task: Task) -> int:
 class _Walk:
     """Layers and shapes, one after another.
 
-    A vector that was flattened from images keeps their shape: the linear layer behind it is a convolution whose kernel
-    is as large as its input, so nothing is copied.
+    A vector that was flattened from images keeps their shape: the linear layer behind it is a
+    convolution whose kernel is as large as its input, so nothing is copied.
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
         if not is_plain_stack(module):
             raise _UnknownError(
-                "models that are not plain sequences of layers, or that have hooks or frozen or shared parameters"
+                "models that are not plain sequences of layers, or that have hooks or frozen or "
+                "shared parameters"
             )
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}
@@ -112,7 +119,14 @@ class _Walk:
         self._places, self.ops = places, list[list[int]]()
         children = list(module.named_children())
         spatial = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-        first = next((child for _, child in children if isinstance(child, (*spatial, nn.Linear, nn.Flatten))), None)
+        first = next(
+            (
+                child
+                for _, child in children
+                if isinstance(child, (*spatial, nn.Linear, nn.Flatten))
+            ),
+            None,
+        )
         # A flattened input stays in torch's order; of images the kernel makes channels-last ones.
         self._flat = not isinstance(first, spatial)
         if len(shape) == 3 and not self._flat:
@@ -125,10 +139,14 @@ class _Walk:
             self._add(name, child)
         self._order_activations()
         if not any(op[0] == _Kind.CONVOLUTION for op in self.ops) or len(self.ops) > _MOST:
-            raise _UnknownError(f"models without a layer that has parameters, or with more than {_MOST} layers")
+            raise _UnknownError(
+                f"models without a layer that has parameters, or with more than {_MOST} layers"
+            )
         if not self._flat or self._shape[1:] != (1, 1):
             raise _UnknownError("models whose outputs are images")
-        if max(math.prod(op[i : i + 3]) for op in self.ops for i in (1, 4)) >= _LARGEST or not math.prod(shape):
+        if max(
+            math.prod(op[i : i + 3]) for op in self.ops for i in (1, 4)
+        ) >= _LARGEST or not math.prod(shape):
             raise _UnknownError(f"inputs of shape {shape}")
 
     def _add(self, name: str, module: Any) -> None:
@@ -142,7 +160,12 @@ class _Walk:
             if not self._flat or size != module.in_features:
                 raise _UnknownError(f"layer {name!r}, {module}, for inputs of shape {self._shape}")
             self._append(
-                _Kind.CONVOLUTION, (module.out_features, 1, 1), self._shape[1:], (1, 1), (0, 0), self._own(name, module)
+                _Kind.CONVOLUTION,
+                (module.out_features, 1, 1),
+                self._shape[1:],
+                (1, 1),
+                (0, 0),
+                self._own(name, module),
             )
         elif kind in adders and not self._flat:
             adders[kind](self, name, module)
@@ -153,7 +176,11 @@ class _Walk:
         odd = module.groups != 1 or module.dilation != (1, 1) or module.padding_mode != "zeros"
         if odd or isinstance(module.padding, str) or module.in_channels != self._shape[0]:
             raise _UnknownError(f"layer {name!r}, {module}")
-        kernel, stride, padding = pair(module.kernel_size), pair(module.stride), pair(module.padding)
+        kernel, stride, padding = (
+            pair(module.kernel_size),
+            pair(module.stride),
+            pair(module.padding),
+        )
         sizes = zip(self._shape[1:], kernel, stride, padding, strict=True)
         out = (module.out_channels, *((size + 2 * p - k) // s + 1 for size, k, s, p in sizes))
         self._append(_Kind.CONVOLUTION, out, kernel, stride, padding, self._own(name, module))
@@ -167,7 +194,8 @@ class _Walk:
         if odd or pair(module.padding) != (0, 0):
             raise _UnknownError(f"layer {name!r}, {module}")
         sizes = [
-            _windows(size, k, s, module.ceil_mode) for size, k, s in zip(self._shape[1:], kernel, stride, strict=True)
+            _windows(size, k, s, module.ceil_mode)
+            for size, k, s in zip(self._shape[1:], kernel, stride, strict=True)
         ]
         kind = _Kind.MAXIMUM if isinstance(module, nn.MaxPool2d) else _Kind.AVERAGE
         self._append(kind, (self._shape[0], *sizes), kernel, stride)
@@ -203,19 +231,26 @@ class _Walk:
         self._shape = out
 
     def _order_activations(self) -> None:
-        """A maximum before a monotone activation is the same, and there are fewer values to activate."""
+        """A maximum before a monotone activation is the same, and there are fewer values to
+        activate.
+        """
         ops = self.ops
         for i in range(1, len(ops)):
             at = i
             while at > 0 and ops[at][0] == _Kind.MAXIMUM and ops[at - 1][0] >= _Kind.SIGMOID:
-                ops[at - 1], ops[at] = ops[at], [ops[at - 1][0], *ops[at][4:7], *ops[at][4:7], *ops[at - 1][7:]]
+                ops[at - 1], ops[at] = (
+                    ops[at],
+                    [ops[at - 1][0], *ops[at][4:7], *ops[at][4:7], *ops[at - 1][7:]],
+                )
                 at -= 1
         if any(a[0] >= _Kind.SIGMOID and b[0] >= _Kind.SIGMOID for a, b in pairwise(ops)):
             raise _UnknownError("two activations in a row")  # they are computed in place
 
 
 def _windows(size: int, kernel: int, stride: int, ceil: bool) -> int:
-    """Positions of a pooling window, as torch counts them; with `ceil` the last one may hang over the edge."""
+    """Positions of a pooling window, as torch counts them; with `ceil` the last one may hang over
+    the edge.
+    """
     if not ceil:
         return (size - kernel) // stride + 1
     count = -(-(size - kernel) // stride) + 1

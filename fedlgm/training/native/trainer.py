@@ -21,10 +21,12 @@ from fedlgm.training.tasks import Classification, Task
 
 @named_arguments
 class NativeTrainer:
-    """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain stacks of layers.
+    """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain
+    stacks of layers.
 
-    The bits are the same on every machine that has the kernel, with any instruction set. The trainer refuses layers
-    and options that the kernel does not support; it never trains in another way.
+    The bits are the same on every machine that has the kernel, with any instruction set. The
+    trainer refuses layers and options that the kernel does not support; it never trains in another
+    way.
 
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.
@@ -32,11 +34,12 @@ class NativeTrainer:
         settings: local training.
         device: "cpu".
         task: task with the loss; None is classification.
-        in_shape: shape of one input, to refuse a model or task that the kernel does not support before any data arrive.
+        in_shape: shape of one input, to refuse a model or task that the kernel does not support
+            before any data arrive.
 
     Raises:
-        ConfigError: the device is another one, the machine has no kernel, or the kernel does not support the model or
-            task (with `in_shape`; otherwise with the first client).
+        ConfigError: the device is another one, the machine has no kernel, or the kernel does not
+            support the model or task (with `in_shape`; otherwise with the first client).
 
     Example:
         >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -61,12 +64,17 @@ class NativeTrainer:
     ) -> None:
         require_cpu(torch.device(device))
         if settings.weight_decay is not None:
-            raise ConfigError("the compiled kernel has no training.weight_decay: use training.kernel = 'torch'")
+            raise ConfigError(
+                "the compiled kernel has no training.weight_decay: use training.kernel = 'torch'"
+            )
         self._library, self._module, self._layers = library(), module, layers
         self._built = Built(module)
         self._task, self._batch = task or Classification(), settings.batch_size
         self._settings = call.Settings(
-            settings.optimizer == "adam", settings.lr, settings.momentum, settings.gradient_clip or 0.0
+            settings.optimizer == "adam",
+            settings.lr,
+            settings.momentum,
+            settings.gradient_clip or 0.0,
         )
         self._update = torch.zeros(int(layers.size))
         self._programs: dict[tuple[int, ...], Program] = {}
@@ -78,12 +86,14 @@ class NativeTrainer:
         """See `Trainer.updates`."""
         if model.shape != self._update.shape:
             raise ConfigError(
-                f"the model has {model.numel()} parameters, but its layer table has {self._update.numel()}"
+                f"the model has {model.numel()} parameters, but its layer table has "
+                f"{self._update.numel()}"
             )
         for task in tasks:
             if task.trained is not None:
                 raise ConfigError(
-                    "training.kernel = 'native' trains all layers, but this plan freezes some: use 'torch'"
+                    "training.kernel = 'native' trains all layers, but this plan freezes some: use "
+                    "'torch'"
                 )
             self._run(model, task, task.permutations(), self._settings)
             yield self._update[None]
@@ -93,16 +103,31 @@ class NativeTrainer:
         self._run(model, ClientTask(x, y, torch.Generator(), 1), torch.arange(len(y))[None], None)
         return self._update.clone()
 
-    def _run(self, model: Tensor, task: ClientTask, order: Tensor, settings: call.Settings | None) -> None:
+    def _run(
+        self, model: Tensor, task: ClientTask, order: Tensor, settings: call.Settings | None
+    ) -> None:
         self._built.check()
-        x, y, model = one_array(task.x, task.y, least=1), task.y, model.to("cpu", torch.float32).contiguous()
+        x, y, model = (
+            one_array(task.x, task.y, least=1),
+            task.y,
+            model.to("cpu", torch.float32).contiguous(),
+        )
         batch = min(self._batch, len(x)) if settings else len(x)
         program, memory = self._program(tuple(x.shape[1:]), batch)
         x, y = x.contiguous(), targets(program, y)
         call.run(
-            self._library, program.ops, x, y, order.contiguous(), batch, program.loss, settings, model, self._update,
+            self._library,
+            program.ops,
+            x,
+            y,
+            order.contiguous(),
+            batch,
+            program.loss,
+            settings,
+            model,
+            self._update,
             memory,
-        )  # fmt: skip
+        )
 
     def _program(self, shape: tuple[int, ...], batch: int) -> tuple[Program, Tensor]:
         """For inputs of a shape, with memory for the largest batch so far."""
@@ -117,14 +142,19 @@ class NativeTrainer:
 def require_cpu(device: torch.device) -> None:
     """Raise ConfigError for another device."""
     if device.type != "cpu":
-        raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'")
+        raise ConfigError(
+            f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'"
+        )
 
 
 def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
-    """The inputs; ConfigError if they are not one array of at least `least` examples, with a target each."""
+    """The inputs; ConfigError if they are not one array of at least `least` examples, with a target
+    each.
+    """
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= x.shape[0] == len(y):
         raise ConfigError(
-            "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
+            "training.kernel = 'native' trains on one float32 array of inputs with a target each: "
+            "use 'torch'"
         )
     return x
 
@@ -133,13 +163,20 @@ def targets(program: Program, y: Tensor) -> Tensor:
     """As the kernel reads them; it indexes by classes without looking."""
     if program.loss:
         if y[0].numel() != program.outputs:
-            raise ConfigError(f"the model has {program.outputs} outputs, but an example has {y[0].numel()} targets")
+            raise ConfigError(
+                f"the model has {program.outputs} outputs, but an example has {y[0].numel()} "
+                "targets"
+            )
         return y.to(torch.float32).reshape(len(y), -1).contiguous()
     if y.ndim != 1 or y.dtype.is_floating_point:
-        raise DataError(f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]")
+        raise DataError(
+            f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]"
+        )
     y = y.to(torch.int64).contiguous()
     found = torch.aminmax(y)
     low, high = int(found.min), int(found.max)
     if low < 0 or high >= program.outputs:
-        raise DataError(f"the model has {program.outputs} outputs, but targets range from {low} to {high}")
+        raise DataError(
+            f"the model has {program.outputs} outputs, but targets range from {low} to {high}"
+        )
     return y

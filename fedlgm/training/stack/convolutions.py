@@ -10,7 +10,8 @@ from fedlgm.training.stack.tape import Tape
 
 aten = torch.ops.aten
 
-_FEW = 4  # input channels up to which oneDNN's gradient of the weights runs at a tenth of the machine's speed
+# input channels up to which oneDNN's gradient of the weights runs at a tenth of the machine's speed
+_FEW = 4
 _RUN = 32  # floats that a copy must find side by side to be fast
 
 
@@ -21,18 +22,22 @@ class ProductConvolution(Parametric):
     def suits(module: nn.Conv2d, first: bool) -> bool:
         """Whether the product is faster than oneDNN; the `first` layer's input needs no gradient.
 
-        The product is faster for images of few channels and a kernel of one or two strides. An unfolded batch is then
-        at most four times as large, and its gradient folds back in at most four sums.
+        The product is faster for images of few channels and a kernel of one or two strides. An
+        unfolded batch is then at most four times as large, and its gradient folds back in at most
+        four sums.
         """
         if module.groups != 1 or module.dilation != (1, 1):
             return False
         if first and module.in_channels <= _FEW:
             return True
         return all(
-            kernel in (stride, 2 * stride) for kernel, stride in zip(module.kernel_size, module.stride, strict=True)
+            kernel in (stride, 2 * stride)
+            for kernel, stride in zip(module.kernel_size, module.stride, strict=True)
         )
 
-    def __init__(self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None
+    ) -> None:
         super().__init__(name, module, weight, bias)
         self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
         self._padding = pair(module.padding)
@@ -44,7 +49,9 @@ class ProductConvolution(Parametric):
         patches = self._unfold(tape, self._padded)
         examples, rows, columns, size = patches.shape
         self._patches = patches.view(-1, size)
-        self._packed = tape.memory.take(f"{self._name} weight", out_channels, *self._kernel, channels)
+        self._packed = tape.memory.take(
+            f"{self._name} weight", out_channels, *self._kernel, channels
+        )
         tape.apply(self._packed.copy_, self._weight.permute(0, 2, 3, 1))
         out = self.product(tape, self._patches, self._packed.view(out_channels, size))
         return out.view(examples, rows, columns, out_channels)
@@ -59,7 +66,9 @@ class ProductConvolution(Parametric):
         return self._fold(tape, gradient) if wanted else None
 
     def _pad(self, tape: Tape, x: Tensor) -> Tensor:
-        """[N, H + 2 padding, W + 2 padding, C]; the border of the buffer is never written and stays zero."""
+        """[N, H + 2 padding, W + 2 padding, C]; the border of the buffer is never written and stays
+        zero.
+        """
         (height, width), (examples, rows, columns, channels) = self._padding, x.shape
         if height == width == 0 and x.is_contiguous():
             return x
@@ -70,8 +79,16 @@ class ProductConvolution(Parametric):
 
     def _unfold(self, tape: Tape, images: Tensor) -> Tensor:
         """Patches [N, H', W', kernel height * kernel width * C] of contiguous images."""
-        (high, wide), (down, right), (examples, height, width, channels) = self._kernel, self._stride, images.shape
-        rows, columns, run = (height - high) // down + 1, (width - wide) // right + 1, wide * channels
+        (high, wide), (down, right), (examples, height, width, channels) = (
+            self._kernel,
+            self._stride,
+            images.shape,
+        )
+        rows, columns, run = (
+            (height - high) // down + 1,
+            (width - wide) // right + 1,
+            wide * channels,
+        )
         per_image, per_row, per_column, _ = images.stride()
         patches = tape.memory.take(f"{self._name} patches", examples, rows, columns, high * run)
         if run >= _RUN:
@@ -81,11 +98,18 @@ class ProductConvolution(Parametric):
             )
             tape.apply(patches.view(shape).copy_, images.as_strided(shape, (*strides, 1)))
             return patches
-        # Short runs are gathered first, column by column, so that a whole patch lies side by side in the second copy.
+        # Short runs are gathered first, column by column, so that a whole patch lies side by side
+        # in the second copy.
         strips = tape.memory.take(f"{self._name} strips", examples, columns, height, run)
-        tape.apply(strips.copy_, images.as_strided(strips.shape, (per_image, right * per_column, per_row, 1)))
+        tape.apply(
+            strips.copy_,
+            images.as_strided(strips.shape, (per_image, right * per_column, per_row, 1)),
+        )
         per_strip = height * run
-        tape.apply(patches.copy_, strips.as_strided(patches.shape, (columns * per_strip, down * run, per_strip, 1)))
+        tape.apply(
+            patches.copy_,
+            strips.as_strided(patches.shape, (columns * per_strip, down * run, per_strip, 1)),
+        )
         return patches
 
     def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
@@ -96,12 +120,18 @@ class ProductConvolution(Parametric):
         tape.apply(images.zero_)
         used = images[:, : (rows - 1) * down + high, : (columns - 1) * right + wide]
         cells = used.unflatten(1, (-1, down)).unflatten(3, (-1, right))
-        said = tape.memory.take(f"{self._name} cells", gradient[..., 0].numel(), down * right * channels)
-        part = tape.memory.take(f"{self._name} weight of cells", out_channels, down * right * channels)
+        said = tape.memory.take(
+            f"{self._name} cells", gradient[..., 0].numel(), down * right * channels
+        )
+        part = tape.memory.take(
+            f"{self._name} weight of cells", out_channels, down * right * channels
+        )
         addend = said.view(examples, rows, columns, down, right, channels).permute(0, 1, 3, 2, 4, 5)
         for row in range(high // down):
             for column in range(wide // right):
-                weight = self._packed[:, row * down : (row + 1) * down, column * right : (column + 1) * right]
+                weight = self._packed[
+                    :, row * down : (row + 1) * down, column * right : (column + 1) * right
+                ]
                 tape.apply(part.view(weight.shape).copy_, weight)
                 tape.do(torch.mm, gradient.view(-1, out_channels), part, out=said)
                 tape.apply(cells[:, row : row + rows, :, column : column + columns].add_, addend)
@@ -117,9 +147,18 @@ class ProductConvolution(Parametric):
 class Convolution(Parametric):
     """Any other convolution, by oneDNN: [N, H, W, C] to [N, H', W', out]."""
 
-    def __init__(self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None
+    ) -> None:
         super().__init__(name, module, weight, bias)
-        self._options = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
+        self._options = (
+            module.stride,
+            module.padding,
+            module.dilation,
+            False,
+            [0, 0],
+            module.groups,
+        )
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """See `Layer`."""
@@ -134,7 +173,9 @@ class Convolution(Parametric):
         return of_input
 
     def _convolve(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        images = aten.convolution(x.permute(0, 3, 1, 2), self._weight, self._bias, *self._options).permute(0, 2, 3, 1)
+        images = aten.convolution(
+            x.permute(0, 3, 1, 2), self._weight, self._bias, *self._options
+        ).permute(0, 2, 3, 1)
         return images if out is None else out.copy_(images)
 
     def _differentiate(self, x: Tensor, gradient: Tensor, of_input: Tensor | None) -> None:

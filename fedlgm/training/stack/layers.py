@@ -1,6 +1,7 @@
 """Layers that record their forward and backward pass on a tape.
 
-Images are channels-last [N, H, W, C] throughout, because only in this layout pooling and activations are vectorised.
+Images are channels-last [N, H, W, C] throughout, because only in this layout pooling and
+activations are vectorised.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ class Layer(Protocol):
     """One layer of a `Stack`; `backward` follows `forward` on the same tape."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Record the output for a batch `x`, possibly in place; returns the tensor of the output."""
+        """Record the output for a batch `x`, possibly in place; returns the tensor of the
+        output.
+        """
         ...
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is returned.
+        """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is
+        returned.
 
         `gradient`, the output's gradient, may be overwritten.
         """
@@ -42,9 +46,14 @@ class Parametric:
         bias: gradient of the bias; None without one.
     """
 
-    def __init__(self, name: str, module: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, name: str, module: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None = None
+    ) -> None:
         self._name = name
-        self._weight, self._bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+        self._weight, self._bias = (
+            module.weight.detach(),
+            None if module.bias is None else module.bias.detach(),
+        )
         self._of_weight, self._of_bias = weight, bias
 
     def product(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
@@ -74,7 +83,12 @@ class Linear(Parametric):
         self.sum_bias(tape, gradient)
         if not wanted:
             return None
-        return tape.do(torch.mm, gradient, self._weight, out=tape.memory.take(f"{self._name} gradient", *self._x.shape))
+        return tape.do(
+            torch.mm,
+            gradient,
+            self._weight,
+            out=tape.memory.take(f"{self._name} gradient", *self._x.shape),
+        )
 
 
 _threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
@@ -104,16 +118,25 @@ class Activation:
 
 
 class MaxPool:
-    """Maximum over windows of 2 x 2 in steps of 1 or 2, one axis after the other: [N, H, W, C] to [N, H', W', C].
+    """Maximum over windows of 2 x 2 in steps of 1 or 2, one axis after the other: [N, H, W, C] to
+    [N, H', W', C].
 
     Of equal values the first is the maximum, as in torch.
     """
 
     @staticmethod
     def suits(module: nn.MaxPool2d) -> bool:
-        """Whether the pooling has windows of this size and step, without padding, dilation or ceil mode."""
-        plain = pair(module.padding) == (0, 0) and pair(module.dilation) == (1, 1) and not module.ceil_mode
-        return plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
+        """Whether the pooling has windows of this size and step, without padding, dilation or ceil
+        mode.
+        """
+        plain = (
+            pair(module.padding) == (0, 0)
+            and pair(module.dilation) == (1, 1)
+            and not module.ceil_mode
+        )
+        return (
+            plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
+        )
 
     def __init__(self, name: str, module: nn.MaxPool2d) -> None:
         self._name, self._stride = name, pair(module.stride)[0]
@@ -130,7 +153,12 @@ class MaxPool:
 
     def _maximum(self, tape: Tape, x: Tensor, axis: int) -> Tensor:
         first, second = self._pairs(x, axis)
-        return tape.do(torch.maximum, first, second, out=tape.memory.take(f"{self._name} maxima {axis}", *first.shape))
+        return tape.do(
+            torch.maximum,
+            first,
+            second,
+            out=tape.memory.take(f"{self._name} maxima {axis}", *first.shape),
+        )
 
     def _route(self, tape: Tape, gradient: Tensor, x: Tensor, axis: int) -> Tensor:
         """Write the gradient to the greater element of each pair."""
@@ -159,7 +187,12 @@ class AveragePool:
 
     def __init__(self, name: str, module: nn.AvgPool2d) -> None:
         windows = [list(pair(size)) for size in (module.kernel_size, module.stride, module.padding)]
-        self._options = (*windows, module.ceil_mode, module.count_include_pad, module.divisor_override)
+        self._options = (
+            *windows,
+            module.ceil_mode,
+            module.count_include_pad,
+            module.divisor_override,
+        )
         self._name = name
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
@@ -187,14 +220,20 @@ class Flatten:
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """See `Layer`."""
         self._shape = x.shape
-        return self._copy(tape, x.permute(0, 3, 1, 2), "output").flatten(1) if x.ndim == 4 else x.flatten(1)
+        return (
+            self._copy(tape, x.permute(0, 3, 1, 2), "output").flatten(1)
+            if x.ndim == 4
+            else x.flatten(1)
+        )
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
         """See `Layer`."""
         if len(self._shape) != 4:
             return gradient.view(self._shape)
         examples, rows, columns, channels = self._shape
-        return self._copy(tape, gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1), "gradient")
+        return self._copy(
+            tape, gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1), "gradient"
+        )
 
     def _copy(self, tape: Tape, view: Tensor, what: str) -> Tensor:
         copy = tape.memory.take(f"{self._name} {what}", *view.shape)

@@ -1,7 +1,7 @@
 """Gradients of plain stacks of layers on the CPU, without autograd.
 
-For one client's small batch autograd's bookkeeping costs as much as the arithmetic. Each layer therefore records its
-operations on a tape once per batch size, and a training step replays it.
+For one client's small batch autograd's bookkeeping costs as much as the arithmetic. Each layer
+therefore records its operations on a tape once per batch size, and a training step replays it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Stack:
 
     def __init__(self, stack: list[layers.Layer], dtype: torch.dtype, task: Task) -> None:
         self._stack, self._dtype, self._task = stack, dtype, task
-        self._first = next(i for i, layer in enumerate(stack) if isinstance(layer, layers.Parametric))
+        self._first = next(
+            i for i, layer in enumerate(stack) if isinstance(layer, layers.Parametric)
+        )
         self._memories: dict[tuple[int, ...], Memory] = {}
         self._tapes: dict[tuple[object, ...], tuple[Tensor, Tensor, Tape]] = {}
 
@@ -51,7 +53,12 @@ class Stack:
         stack: list[layers.Layer] = []
         for name, child in module.named_children():
             first = not any(isinstance(layer, layers.Parametric) for layer in stack)
-            layer = _layer(name, child, first, [gradients[f"{name}.{own}"] for own, _ in child.named_parameters()])
+            layer = _layer(
+                name,
+                child,
+                first,
+                [gradients[f"{name}.{own}"] for own, _ in child.named_parameters()],
+            )
             overwrites = isinstance(layer, layers.Activation) and (
                 not stack or isinstance(stack[-1], layers.Activation)
             )
@@ -69,13 +76,17 @@ class Stack:
         for layer in self._stack:
             if isinstance(layer, layers.Flatten):
                 axes = 2
-            elif not isinstance(layer, layers.Activation) and axes != (2 if isinstance(layer, layers.Linear) else 4):
+            elif not isinstance(layer, layers.Activation) and axes != (
+                2 if isinstance(layer, layers.Linear) else 4
+            ):
                 return False
         return axes == 2
 
     @torch.no_grad()
     def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N, ...]."""
+        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
+        ...].
+        """
         assert isinstance(x, Tensor)  # `takes` said so
         key = (len(rows), x.shape[1:], y.shape[1:], y.dtype)
         if key not in self._tapes:
@@ -97,12 +108,16 @@ class Stack:
             tape.apply(operation)
         gradient: Tensor | None = of_outputs
         for i in range(len(self._stack) - 1, self._first - 1, -1):
-            assert gradient is not None  # all but the first layer with parameters were asked for one
+            assert (
+                gradient is not None
+            )  # all but the first layer with parameters were asked for one
             gradient = self._stack[i].backward(tape, gradient, wanted=i > self._first)
         return inputs, targets, tape
 
 
-def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]) -> layers.Layer | None:
+def _layer(
+    name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]
+) -> layers.Layer | None:
     """One layer; `first` if no layer with parameters comes before it."""
     kind = type(module)
     if kind in layers.Activation.KINDS:
@@ -118,13 +133,18 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
         return layers.MaxPool(name, cast(nn.MaxPool2d, module))
     if kind is nn.AvgPool2d:
         return layers.AveragePool(name, cast(nn.AvgPool2d, module))
-    if isinstance(module, nn.Flatten) and kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+    if (
+        isinstance(module, nn.Flatten)
+        and kind is nn.Flatten
+        and (module.start_dim, module.end_dim) == (1, -1)
+    ):
         return layers.Flatten(name)
     return None
 
 
 def is_plain_stack(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Whether a module is a sequence of different layers without hooks, replaced `forward` or frozen parameters.
+    """Whether a module is a sequence of different layers without hooks, replaced `forward` or
+    frozen parameters.
 
     No two layers share a parameter.
     """

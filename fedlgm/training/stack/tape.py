@@ -1,4 +1,6 @@
-"""A sequence of tensor operations that is prepared once and replayed, without allocations, views or look-ups."""
+"""A sequence of tensor operations that is prepared once and replayed, without allocations, views or
+look-ups.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor
 
 
 class Memory:
-    """Tensors by name that every tape of a model shares, allocated once for the largest batch and zero at first."""
+    """Tensors by name that every tape of a model shares, allocated once for the largest batch and
+    zero at first.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self._dtype, self._device = dtype, device

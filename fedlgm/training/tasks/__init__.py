@@ -1,4 +1,5 @@
-"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or a metric.
+"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or
+a metric.
 
     task = tasks.get("regression", loss="huber")
     task = tasks.get("mypackage.tasks:Ranking", margin=0.2)
@@ -97,26 +98,39 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     """A task.
 
     Args:
-        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a class of them; or a function
-            (outputs [n, ...], targets [n, ...]) -> loss of each example [n], such as
-            `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
+        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a class of
+            them; or a function (outputs [n, ...], targets [n, ...]) -> loss of each example [n],
+            such as `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
         **values: options of the task.
 
     Raises:
-        ConfigError: the task is unknown, cannot be imported, is not a task, or does not take an option.
+        ConfigError: the task is unknown, cannot be imported, is not a task, or does not take an
+            option.
 
     >>> import torch
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
-    found = named(_TASKS, task, "task") if isinstance(task, str) else Classification if task is None else task
-    label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+    found = (
+        named(_TASKS, task, "task")
+        if isinstance(task, str)
+        else Classification
+        if task is None
+        else task
+    )
+    label = (
+        repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+    )
     if isinstance(found, type) and issubclass(found, Task):
         return extension.made(found, f"task {label}", values)  # type: ignore[no-any-return]
     if values:
-        raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
+        raise ConfigError(
+            f"task {label} is an object already: it takes no options, got {', '.join(values)}"
+        )
     if isinstance(found, Task):
         return found
     if callable(found) and not isinstance(found, type):
         return _OfFunction(found)
-    raise ConfigError(f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets")
+    raise ConfigError(
+        f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets"
+    )

@@ -17,11 +17,12 @@ _RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Sel
 
 
 class Binary(RealTargets):
-    """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
+    """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or
+    absent (0).
 
-    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example with several labels
-    is the mean over them. The task reports loss and accuracy per label, and the F1 score over all labels (micro
-    average).
+    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example
+    with several labels is the mean over them. The task reports loss and accuracy per label, and the
+    F1 score over all labels (micro average).
     """
 
     name = "binary"
@@ -40,7 +41,8 @@ class Binary(RealTargets):
         if not np.isin(real, (0, 1)).all():
             wrong = real[~np.isin(real, (0, 1))].flat[0]
             raise DataError(
-                f"task {self.name!r} needs targets 0 and 1, but the {part} targets hold {wrong:g}: for one class of "
+                f"task {self.name!r} needs targets 0 and 1, but the {part} targets hold {wrong:g}: "
+                "for one class of "
                 "several use the task 'classification'"
             )
         return real
@@ -53,7 +55,8 @@ class Binary(RealTargets):
             made_by = made_by.next_functions[0][0]
         if made_by is not None and made_by.name().startswith("Sigmoid"):
             raise ConfigError(
-                f"task {self.name!r}: the model returns probabilities: remove its last sigmoid, because the loss "
+                f"task {self.name!r}: the model returns probabilities: remove its last sigmoid, "
+                "because the loss "
                 "takes logits"
             )
 

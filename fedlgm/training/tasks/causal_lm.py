@@ -8,10 +8,11 @@ from fedlgm.training.tasks.next_token import NextToken
 
 
 class CausalLM(NextToken):
-    """`NextToken` for labels that are not shifted, which compares the logits of position t with the label of t + 1.
+    """`NextToken` for labels that are not shifted, which compares the logits of position t with the
+    label of t + 1.
 
-    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length], or -100 for positions that do not
-    count (padding); the first label is not used.
+    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length], or -100 for
+    positions that do not count (padding); the first label is not used.
 
     Example:
         >>> import torch

@@ -22,8 +22,9 @@ from fedlgm.training.tasks.task import Task
 class Classification(Task):
     """Cross-entropy of class scores, and accuracy.
 
-    Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further axes (the pixels of a
-    segmentation) are averaged for each example, without those whose target is -100.
+    Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further
+    axes (the pixels of a segmentation) are averaged for each example, without those whose target is
+    -100.
     """
 
     name = "classification"
@@ -39,14 +40,19 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Task`."""
-        return self.losses(outputs, targets).mean() if targets.ndim > 1 else functional.cross_entropy(outputs, targets)
+        return (
+            self.losses(outputs, targets).mean()
+            if targets.ndim > 1
+            else functional.cross_entropy(outputs, targets)
+        )
 
     def prepare(self, data: DataSet) -> DataSet:
         """See `Task`; tokens that are their own targets are no classes."""
         x, y = inputs.first(data.held("test_x")), data.test_y
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
             raise DataError(
-                f"task {self.name!r}: the targets are the tokens themselves, because the table has no column 'label': "
+                f"task {self.name!r}: the targets are the tokens themselves, because the table has "
+                "no column 'label': "
                 "name yours, data={..., 'target': column}"
             )
         return super().prepare(data)
@@ -56,7 +62,8 @@ class Classification(Task):
         class_targets(np.where(y == IGNORED, 0, y) if y.ndim > 1 else y, part, self.name, "class")
         if y.size and (y == IGNORED).all():
             raise DataError(
-                f"task {self.name!r}: all {part} targets are {IGNORED}, which is ignored: give their classes"
+                f"task {self.name!r}: all {part} targets are {IGNORED}, which is ignored: give "
+                "their classes"
             )
         return y.astype(np.int64, copy=False)
 
@@ -67,15 +74,21 @@ class Classification(Task):
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
-            flat = "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)" if targets.ndim == 2 else ""
+            flat = (
+                "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
+                if targets.ndim == 2
+                else ""
+            )
             raise ConfigError(
-                f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]{flat}"
+                f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits "
+                f"[n, classes, ...]{flat}"
             )
         require_classes(self.name, int(outputs.shape[1]), data, "class")
         sums = outputs.sum(1)
         if outputs.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
             raise ConfigError(
-                f"task {self.name!r}: the model returns probabilities: remove its last softmax, because the loss "
+                f"task {self.name!r}: the model returns probabilities: remove its last softmax, "
+                "because the loss "
                 "takes logits"
             )
 
@@ -88,7 +101,9 @@ class Classification(Task):
         """See `Task`."""
         return int((targets != IGNORED).sum())
 
-    def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
+    def gradient_operations(
+        self, outputs: Tensor, targets: Tensor, gradient: Tensor
+    ) -> list[Callable[[], Any]]:
         """See `Task`: (softmax - one-hot) / n."""
         if outputs.ndim != 2:
             return super().gradient_operations(outputs, targets, gradient)
@@ -105,15 +120,19 @@ class Classification(Task):
             return super().summed_gradient(outputs, targets)
         logarithms = torch.log_softmax(outputs, 1)
         of_logarithms = torch.zeros_like(outputs).scatter_(1, targets[:, None], -1.0)
-        return torch.ops.aten._log_softmax_backward_data(of_logarithms, logarithms, 1, outputs.dtype)
+        return torch.ops.aten._log_softmax_backward_data(
+            of_logarithms, logarithms, 1, outputs.dtype
+        )
 
 
 def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     """Targets as int64; see `Task.targets`."""
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
-            f"task {task!r} needs integer targets (each the number of a {what}), but the {part} targets are {y.dtype}: "
-            "for real-valued targets use the task 'regression', for classes in floats or truth values give "
+            f"task {task!r} needs integer targets (each the number of a {what}), but the {part} "
+            f"targets are {y.dtype}: "
+            "for real-valued targets use the task 'regression', for classes in floats or truth "
+            "values give "
             "y.astype(int)"
         )
     if y.size and y.min() < 0:
@@ -121,7 +140,8 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
         if y.max() < 0:
             remedy = "none is a class, as in sets whose labels are withheld: give the classes"
         raise DataError(
-            f"task {task!r} needs targets of at least 0, but the {part} targets begin at {y.min()}: {remedy}"
+            f"task {task!r} needs targets of at least 0, but the {part} targets begin at "
+            f"{y.min()}: {remedy}"
         )
     return y.astype(np.int64, copy=False)
 
@@ -131,7 +151,8 @@ def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
     largest = max((int(y.max()) for y in (data.train_y, data.test_y) if y.size), default=0)
     if largest >= outputs:
         raise ConfigError(
-            f"task {task!r}: the model has {outputs} outputs, but the targets of {data.name!r} go up to {what} "
+            f"task {task!r}: the model has {outputs} outputs, but the targets of {data.name!r} go "
+            f"up to {what} "
             f"{largest}: it needs at least {largest + 1}{_instead(outputs, largest, data)}"
         )
 

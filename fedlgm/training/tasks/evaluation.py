@@ -28,7 +28,8 @@ def evaluate(
     *,
     finite: bool = False,
 ) -> dict[str, float]:
-    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1; "loss" is among them.
+    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1;
+    "loss" is among them.
 
     The module is left in evaluation mode.
 
@@ -37,7 +38,8 @@ def evaluate(
         module: the model.
         x: inputs [n, ...].
         y: targets [n, ...].
-        batch_size: examples at a time; by default 128 on a CPU, since more do not fit its cache, and 1000 elsewhere.
+        batch_size: examples at a time; by default 128 on a CPU, since more do not fit its cache,
+            and 1000 elsewhere.
         metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
         finite: whether to refuse metrics of the whole set that are NaN or infinite.
 
@@ -60,5 +62,8 @@ def evaluate(
         found = measured(task, outputs())
     taken = sorted(whole.keys() & found.keys())
     if taken:
-        raise ConfigError(f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another name")
+        raise ConfigError(
+            f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another "
+            "name"
+        )
     return found | over_the_set(whole, kept, finite=finite) if whole else found

@@ -20,9 +20,10 @@ PADDING = -100
 class NextToken(Task):
     """Cross-entropy of the next token at every position; perplexity, and accuracy per token.
 
-    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary), or -100 for
-    positions that do not count (padding). In training the loss of a sequence is the mean over its positions, whatever
-    its length. Reported figures are means over all tokens. Perplexity is exp(loss), with the loss in nats per token.
+    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary),
+    or -100 for positions that do not count (padding). In training the loss of a sequence is the
+    mean over its positions, whatever its length. Reported figures are means over all tokens.
+    Perplexity is exp(loss), with the loss in nats per token.
     """
 
     name = "next-token"
@@ -44,8 +45,15 @@ class NextToken(Task):
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.ndim != 3 or outputs.shape[:2] != targets.shape:
-            hint = "; without a column of labels the tokens are the targets" if targets.ndim == 1 else ""
-            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, length, vocabulary]{hint}")
+            hint = (
+                "; without a column of labels the tokens are the targets"
+                if targets.ndim == 1
+                else ""
+            )
+            raise ConfigError(
+                f"{self._no_fit(outputs, targets)}: outputs must be logits [n, length, "
+                f"vocabulary]{hint}"
+            )
         require_classes(self.name, int(outputs.shape[2]), data, "token")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -14,14 +14,17 @@ from fedlgm.extension.loader import users_code
 from fedlgm.training.devices import drawing
 
 Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
-"""(round, the released model in evaluation mode) -> figures by name; round 0 is the initial model."""
+"""(round, the released model in evaluation mode) -> figures by name; round 0 is the initial
+model."""
 
 
-def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collection[str] = ()) -> dict[str, float]:
+def own_figures(
+    evaluate: Evaluate, round: int, module: nn.Module, taken: Collection[str] = ()
+) -> dict[str, float]:
     """The figures of a user's function for the model after a round.
 
-    The function sees only the released model, so on public data its figures cost no privacy. On private data no budget
-    covers them.
+    The function sees only the released model, so on public data its figures cost no privacy. On
+    private data no budget covers them.
 
     Args:
         evaluate: the function.
@@ -30,8 +33,8 @@ def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collec
         taken: names of other figures.
 
     Raises:
-        ConfigError: the function fails, returns something other than finite numbers by name, or uses a name that is
-            taken.
+        ConfigError: the function fails, returns something other than finite numbers by name, or
+            uses a name that is taken.
 
     Example:
         >>> module = nn.Linear(1, 1, bias=False)
@@ -44,7 +47,12 @@ def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collec
         raise ConfigError(f"evaluate must return {{name: number}}, got {made!r}")
     for name, value in made.items():
         if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
-            raise ConfigError(f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round {round}")
+            raise ConfigError(
+                f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round "
+                f"{round}"
+            )
         if name in taken:
-            raise ConfigError(f"evaluate returns {name!r}, which the task also reports: choose another name")
+            raise ConfigError(
+                f"evaluate returns {name!r}, which the task also reports: choose another name"
+            )
     return {name: float(value) for name, value in made.items()}

@@ -1,6 +1,7 @@
 """Binary targets ranked by a score: the area under the ROC curve with its interval.
 
-Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988): the variance of an AUC from its placements.
+Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988): the variance of an AUC from its
+placements.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class AUC(NamedTuple):
 
 @named_arguments
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
-    """Probability that a row of class 1 has a higher score than a row of class 0, where ties count half.
+    """Probability that a row of class 1 has a higher score than a row of class 0, where ties count
+    half.
 
-    The interval is normal on the scale of the logit, so it stays within [0, 1]. If the classes are separated, the
-    variance is 0; the interval then reaches down to 1 - 3 / m, with m the smaller class (the rule of three).
+    The interval is normal on the scale of the logit, so it stays within [0, 1]. If the classes are
+    separated, the variance is 0; the interval then reaches down to 1 - 3 / m, with m the smaller
+    class (the rule of three).
 
     Args:
         scores: [n].
@@ -51,7 +54,10 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     from scipy import stats  # an import that workers do without
 
     if scores.ndim != 1 or scores.shape != targets.shape:
-        raise ConfigError(f"auc takes one score and one target per row, got shapes {scores.shape} and {targets.shape}")
+        raise ConfigError(
+            f"auc takes one score and one target per row, got shapes {scores.shape} and "
+            f"{targets.shape}"
+        )
     ones, zeros = scores[targets == 1], scores[targets == 0]
     if not (len(ones) and len(zeros)) or not np.isfinite(scores).all():
         return AUC(math.nan, math.nan, math.nan)
@@ -63,13 +69,18 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     if value in (0.0, 1.0):
         reach = min(1.0, 3 / min(len(ones), len(zeros)))
         return AUC(value, max(0.0, value - reach), min(1.0, value + reach))
-    middle, reach = math.log(value / (1 - value)), width * math.sqrt(variance) / (value * (1 - value))
+    middle, reach = (
+        math.log(value / (1 - value)),
+        width * math.sqrt(variance) / (value * (1 - value)),
+    )
     low, high = (float(stats.logistic.cdf(middle + side * reach)) for side in (-1, 1))
     return AUC(value, low, high)
 
 
 class Ranked(Binary):
-    """`Binary` with one label per example [n], reported as AUC with its 95 % interval (`auc_low`, `auc_high`)."""
+    """`Binary` with one label per example [n], reported as AUC with its 95 % interval (`auc_low`,
+    `auc_high`).
+    """
 
     name = "ranked"
     headline = "auc"
@@ -79,10 +90,14 @@ class Ranked(Binary):
         real = super().targets(y, part)
         if math.prod(real.shape[1:]) != 1:
             raise DataError(
-                f"task 'ranked' needs one label per example, but the {part} targets have shape {real.shape}"
+                f"task 'ranked' needs one label per example, but the {part} targets have shape "
+                f"{real.shape}"
             )
         if part == "test" and np.unique(real).size < 2:
-            raise DataError("task 'ranked' needs test targets of both classes, 0 and 1: there is no AUC of one class")
+            raise DataError(
+                "task 'ranked' needs test targets of both classes, 0 and 1: there is no AUC of one "
+                "class"
+            )
         return real
 
     def set_metrics(self) -> Mapping[str, Metric]:

@@ -26,8 +26,12 @@ class RealTargets(Task):
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """See `Task`: finite targets as float32."""
-        if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
-            raise DataError(f"task {self.name!r} needs numbers as targets, but the {part} targets are {y.dtype}")
+        if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(
+            y.dtype, np.complexfloating
+        ):
+            raise DataError(
+                f"task {self.name!r} needs numbers as targets, but the {part} targets are {y.dtype}"
+            )
         require_finite(y, part)
         return y.astype(np.float32, copy=False)
 
@@ -41,9 +45,13 @@ class RealTargets(Task):
 
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`: outputs have the targets' shape, or [n, 1] for targets [n]."""
-        if outputs.shape != targets.shape and not (targets.ndim == 1 and outputs.shape == (len(targets), 1)):
+        if outputs.shape != targets.shape and not (
+            targets.ndim == 1 and outputs.shape == (len(targets), 1)
+        ):
             expected = [len(targets), *targets.shape[1:]] if targets.ndim > 1 else [len(targets), 1]
-            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must have shape {tuple(expected)}")
+            raise ConfigError(
+                f"{self._no_fit(outputs, targets)}: outputs must have shape {tuple(expected)}"
+            )
 
     def count(self, targets: Tensor) -> int:
         """See `Task`."""
@@ -51,10 +59,11 @@ class RealTargets(Task):
 
 
 class Regression(RealTargets):
-    """Squared, absolute or Huber loss of real-valued outputs, with root mean squared and mean absolute error.
+    """Squared, absolute or Huber loss of real-valued outputs, with root mean squared and mean
+    absolute error.
 
-    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The loss of an example
-    with several targets is the mean over them.
+    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The
+    loss of an example with several targets is the mean over them.
 
     Args:
         loss: "squared", "absolute", or "huber" (with delta = 1).
@@ -72,7 +81,8 @@ class Regression(RealTargets):
         """See `Task`; names of classes are not numbers."""
         if data.labels is not None:
             raise ConfigError(
-                f"task 'regression' needs numbers as targets, but those of {data.name!r} are names of classes "
+                f"task 'regression' needs numbers as targets, but those of {data.name!r} are names "
+                "of classes "
                 f"({', '.join(data.labels[:8])}): use the task 'classification'"
             )
         super().check_outputs(outputs, targets, data)

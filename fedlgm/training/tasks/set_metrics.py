@@ -30,12 +30,17 @@ def checked(metrics: Any) -> dict[str, Metric]:
         fedlgm.errors.ConfigError: metrics['auc'] must be a function (outputs, targets) -> number, got 0.5
     """
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"metrics must be a mapping {{name: function(outputs, targets)}}, got {metrics!r}")
+        raise ConfigError(
+            f"metrics must be a mapping {{name: function(outputs, targets)}}, got {metrics!r}"
+        )
     for name, function in metrics.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of a metric must be a string, got {name!r}")
         if not callable(function):
-            raise ConfigError(f"metrics[{name!r}] must be a function (outputs, targets) -> number, got {function!r}")
+            raise ConfigError(
+                f"metrics[{name!r}] must be a function (outputs, targets) -> number, got "
+                f"{function!r}"
+            )
     return dict(metrics)
 
 
@@ -50,13 +55,16 @@ def over_the_set(
         finite: whether to refuse NaN and infinity.
 
     Raises:
-        ConfigError: a function fails or does not return a number, or with `finite` returns one that is not finite.
+        ConfigError: a function fails or does not return a number, or with `finite` returns one that
+            is not finite.
 
     Example:
         >>> over_the_set({"largest": lambda outputs, targets: outputs.max()}, [(torch.ones(2, 1), torch.zeros(2))])
         {'largest': 1.0}
     """
-    outputs, targets = (torch.cat([part.detach().cpu() for part in side]) for side in zip(*parts, strict=True))
+    outputs, targets = (
+        torch.cat([part.detach().cpu() for part in side]) for side in zip(*parts, strict=True)
+    )
     found = {}
     for name, function in metrics.items():
         label = f"metric {name!r}"
@@ -64,12 +72,14 @@ def over_the_set(
             value = function(outputs, targets)
             if getattr(value, "shape", ()) not in ((), (1,)):
                 raise ConfigError(
-                    f"{label} must return one number for the whole test set, but it returns {tuple(value.shape)}"
+                    f"{label} must return one number for the whole test set, but it returns "
+                    f"{tuple(value.shape)}"
                 )
             found[name] = float(value)
         if finite and not math.isfinite(found[name]):
             raise ConfigError(
-                f"{label} is {found[name]} on the test set of {len(targets)} examples with the initial model: it "
+                f"{label} is {found[name]} on the test set of {len(targets)} examples with the "
+                "initial model: it "
                 "could not be reported"
             )
     return found

@@ -50,10 +50,11 @@ class ExampleLosses(Protocol):
 
 
 class Task(ABC):
-    """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most losses.
+    """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most
+    losses.
 
-    Losses are computed under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
-    in-place changes of the arguments.
+    Losses are computed under `torch.func` transforms: use tensor operations, without branches on
+    values, `.item()` or in-place changes of the arguments.
 
     Attributes:
         name: name in reports.
@@ -74,7 +75,9 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]; it must not depend on other examples."""
+        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]; it must not depend on
+        other examples.
+        """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a batch, which clients minimise: a scalar."""
@@ -83,19 +86,22 @@ class Task(ABC):
     def prepare(self, data: DataSet) -> DataSet:
         """The set with targets of the task's type; the same object if nothing changes.
 
-        An example must follow from itself and public constants alone: statistics of the training examples, such as
-        their mean, have no bound. Runs refuse a user's task that uses them.
+        An example must follow from itself and public constants alone: statistics of the training
+        examples, such as their mean, have no bound. Runs refuse a user's task that uses them.
 
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
         """
-        train, test = (self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y)))
+        train, test = (
+            self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y))
+        )
         if train is data.train_y and test is data.test_y:
             return data
         return replace(data, train_y=train, test_y=test)
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Targets [n, ...] of the task's type, unchanged if they already have it. The errors are those of `prepare`.
+        """Targets [n, ...] of the task's type, unchanged if they already have it. The errors are
+        those of `prepare`.
 
         Args:
             y: targets of the data set.
@@ -105,7 +111,8 @@ class Task(ABC):
         return y
 
     def labels(self, y: np.ndarray) -> bool:
-        """Whether the task turns these targets into integer labels [n], by which a set can be divided among clients.
+        """Whether the task turns these targets into integer labels [n], by which a set can be
+        divided among clients.
 
         Args:
             y: targets of the data set, which are not read.
@@ -117,38 +124,53 @@ class Task(ABC):
         return data.classes
 
     def check(self, module: nn.Module, data: DataSet) -> None:
-        """Refuse a model whose outputs the task cannot compare with the targets, using two test examples.
+        """Refuse a model whose outputs the task cannot compare with the targets, using two test
+        examples.
 
-        Whole numbers are tokens: a model also has to take the rows with the smallest and largest ones of both parts.
+        Whole numbers are tokens: a model also has to take the rows with the smallest and largest
+        ones of both parts.
 
         Raises:
-            ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss has no gradient, or
-                its metrics lack "loss" or the headline.
+            ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss
+                has no gradient, or its metrics lack "loss" or the headline.
         """
         count = min(_PROBED, len(data.test_y))
-        x, y = inputs.tensors(inputs.take(data.test_x, slice(count))), torch.from_numpy(data.test_y[:count])
+        x, y = (
+            inputs.tensors(inputs.take(data.test_x, slice(count))),
+            torch.from_numpy(data.test_y[:count]),
+        )
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         training = module.training
         with torch.no_grad():
-            shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
+            shapes = inputs.each(
+                lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x
+            )
             whole = any(part.dtype == torch.int64 for part in inputs.parts(x))
             tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
             hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
             try:
                 label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
-                with users_code(label, module), torch.enable_grad():  # `check_outputs` may ask what computed them
+                with (
+                    users_code(label, module),
+                    torch.enable_grad(),
+                ):  # `check_outputs` may ask what computed them
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
-                for part, held in (("training", data.train_x), ("test", data.test_x)) if whole else ():
+                for part, held in (
+                    (("training", data.train_x), ("test", data.test_x)) if whole else ()
+                ):
                     rows, least, most = _extremes(held)
                     label = f"the model does not take the {part} tokens of {data.name!r}, {least} to {most}"
                     with users_code(label, module):
                         if rows:
-                            inputs.call(module, inputs.to(inputs.tensors(inputs.take(held, rows)), device))
+                            inputs.call(
+                                module, inputs.to(inputs.tensors(inputs.take(held, rows)), device)
+                            )
             finally:
                 module.train(training)
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
-                    f"the model must return one tensor, but it returns {type(outputs).__name__}: wrap it in a module "
+                    f"the model must return one tensor, but it returns {type(outputs).__name__}: "
+                    "wrap it in a module "
                     "that returns the tensor on which the loss is computed"
                 )
             self.check_outputs(outputs, y.to(device), data)
@@ -165,7 +187,8 @@ class Task(ABC):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         if shape != (len(targets),):
             raise ConfigError(
-                f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
+                f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), "
+                "one per example, "
                 f"but they have {shape}{SUMMED if shape == () else ''}"
             )
 
@@ -173,24 +196,30 @@ class Task(ABC):
         """Refuse a loss without a gradient, and metrics that a report cannot show."""
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
-            raise ConfigError(f"{label}: better must be 'higher' or 'lower', but it is {self.better!r}")
+            raise ConfigError(
+                f"{label}: better must be 'higher' or 'lower', but it is {self.better!r}"
+            )
         with users_code(f"{label}: its figures cannot be computed", self):
             learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
             found = measured(self, [(outputs, targets)])
         if not learnt:
             raise ConfigError(
-                f"{label}: its loss has no gradient with respect to the outputs: is something detached, or is this "
+                f"{label}: its loss has no gradient with respect to the outputs: is something "
+                "detached, or is this "
                 "called under torch.no_grad() or torch.inference_mode()?"
             )
         known = [*found, *self.set_metrics()]
         for name in ("loss", self.headline):
             if name not in known:
                 raise ConfigError(
-                    f"{label}: its metrics must hold {name!r}, but they are {', '.join(map(repr, known))}"
+                    f"{label}: its metrics must hold {name!r}, but they are "
+                    f"{', '.join(map(repr, known))}"
                 )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among them."""
+        """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among
+        them.
+        """
         return {"loss": self.losses(outputs, targets).sum()}
 
     def count(self, targets: Tensor) -> int:
@@ -202,7 +231,8 @@ class Task(ABC):
         return means
 
     def set_metrics(self) -> Mapping[str, Metric]:
-        """Further metrics that are not means, by name: functions (outputs [n, ...], targets [n, ...]) of the whole set.
+        """Further metrics that are not means, by name: functions (outputs [n, ...], targets [n,
+        ...]) of the whole set.
 
         Example:
             >>> from sklearn.metrics import roc_auc_score
@@ -215,11 +245,13 @@ class Task(ABC):
         """
         return {}
 
-    def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
+    def gradient_operations(
+        self, outputs: Tensor, targets: Tensor, gradient: Tensor
+    ) -> list[Callable[[], Any]]:
         """Operations that write the gradient of the mean loss with respect to the outputs.
 
-        They are called in order at every step, when `outputs` and `targets` hold new values. By default autograd
-        differentiates the loss; a closed form avoids its cost.
+        They are called in order at every step, when `outputs` and `targets` hold new values. By
+        default autograd differentiates the loss; a closed form avoids its cost.
 
         Args:
             outputs: [n, ...].
@@ -230,7 +262,8 @@ class Task(ABC):
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
 
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as from autograd.
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape,
+        as from autograd.
 
         Args:
             outputs: [n, ...].
@@ -242,7 +275,9 @@ class Task(ABC):
         return gradient
 
     def _no_fit(self, outputs: Tensor, targets: Tensor) -> str:
-        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        shapes = (
+            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        )
         return f"task {self.name!r} does not fit the model's {shapes}"
 
     def __eq__(self, other: object) -> bool:
@@ -269,22 +304,30 @@ def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, 
 
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse losses that mix examples, even if clients are the unit, because batches are padded and metrics are means.
+    """Refuse losses that mix examples, even if clients are the unit, because batches are padded and
+    metrics are means.
 
     Raises:
-        ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is not their mean.
+        ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is
+            not their mean.
     """
     label = f"task {getattr(task, 'name', type(task).__name__)!r}"
     with users_code(f"{label}: its losses cannot be computed for single examples", task):
         losses = task.losses(outputs, targets)
-        alone = torch.cat([task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+        alone = torch.cat(
+            [task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+        )
     if not inputs.close(losses, alone):
         raise ConfigError(
-            f"{label}: the loss of an example depends on the other examples of its batch, which is not supported: "
+            f"{label}: the loss of an example depends on the other examples of its batch, which is "
+            "not supported: "
             "batches of unequal clients are padded"
         )
     if isinstance(task, Task) and not inputs.close(task.loss(outputs, targets), losses.mean()):
-        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
+        raise ConfigError(
+            f"{label}: loss must be the mean of losses, or the trainers would train different "
+            "models"
+        )
 
 
 def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
@@ -294,21 +337,29 @@ def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, fl
 
 
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC would."""
+    """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC
+    would.
+    """
     label = f"task {task.name!r}"
     whole = figures_of(task, [(outputs, targets)])
     parts = figures_of(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
     for name, value in whole.items():
-        if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
+        if np.isfinite(value) and not np.isclose(
+            value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE
+        ):
             raise ConfigError(
-                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two batches of "
-                "the same examples: `sums` must return sums over examples, and `count` the number of their terms; a "
-                "figure of the whole set, such as AUC, is not such a mean: return it from `set_metrics`"
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} "
+                "over two batches of "
+                "the same examples: `sums` must return sums over examples, and `count` the number "
+                "of their terms; a "
+                "figure of the whole set, such as AUC, is not such a mean: return it from "
+                "`set_metrics`"
             )
 
 
 def require_finite(y: np.ndarray, part: str) -> None:
-    """Raise DataError if targets hold NaN or infinity; the message gives their number and the first position.
+    """Raise DataError if targets hold NaN or infinity; the message gives their number and the first
+    position.
 
     Example:
         >>> require_finite(np.array([1.0, np.nan]), "training")
@@ -319,7 +370,8 @@ def require_finite(y: np.ndarray, part: str) -> None:
     if np.issubdtype(y.dtype, np.floating) and not (finite := np.isfinite(y)).all():
         where = np.argwhere(~finite)
         raise DataError(
-            f"{len(where)} of the {part} targets are NaN or infinite, the first at index {tuple(where[0].tolist())}: "
+            f"{len(where)} of the {part} targets are NaN or infinite, the first at index "
+            f"{tuple(where[0].tolist())}: "
             "remove or replace those examples"
         )
 
@@ -329,5 +381,8 @@ def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
     whole = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
     held = [part for part in whole if part.size]
     rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}
-    least, most = min((part.min() for part in held), default=0), max((part.max() for part in held), default=0)
+    least, most = (
+        min((part.min() for part in held), default=0),
+        max((part.max() for part in held), default=0),
+    )
     return sorted(rows), int(least), int(most)

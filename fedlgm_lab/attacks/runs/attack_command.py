@@ -1,4 +1,6 @@
-"""`fedlgm attack`: attacks that measure what a federation leaks. Heavy imports happen inside the commands."""
+"""`fedlgm attack`: attacks that measure what a federation leaks. Heavy imports happen inside the
+commands.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,23 @@ app = typer.Typer(
 
 TargetArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN|RECIPE]", help="Run folder, bundled recipe or TOML file; default `digits`."),
+    typer.Argument(
+        metavar="[RUN|RECIPE]", help="Run folder, bundled recipe or TOML file; default `digits`."
+    ),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value of a recipe; repeatable.")]
-PictureOption = Annotated[Path | None, typer.Option(help="PNG to write; by default attack-<name>.png.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value of a recipe; repeatable.")
+]
+PictureOption = Annotated[
+    Path | None, typer.Option(help="PNG to write; by default attack-<name>.png.")
+]
 ExamplesOption = Annotated[
-    int | None, typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted).")
+    int | None,
+    typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted)."),
 ]
-UnitOption = Annotated[str, typer.Option(help="Unit of membership: example, or client (all of its examples).")]
+UnitOption = Annotated[
+    str, typer.Option(help="Unit of membership: example, or client (all of its examples).")
+]
 UNITS = ("example", "client")
 
 
@@ -58,7 +69,11 @@ def mia(
 def lira(
     target: TargetArgument = None,
     shadows: Annotated[
-        int, typer.Option(help="Federations to train: even, at least 6 (4 for a run); more make the attack stronger.")
+        int,
+        typer.Option(
+            help="Federations to train: even, at least 6 (4 for a run); more make the attack "
+            "stronger."
+        ),
     ] = 16,
     examples: ExamplesOption = None,
     unit: UnitOption = "example",
@@ -66,7 +81,9 @@ def lira(
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Infer membership by likelihood ratios, online and offline: LiRA, and RMIA for few shadow models."""
+    """Infer membership by likelihood ratios, online and offline: LiRA, and RMIA for few shadow
+    models.
+    """
     from fedlgm_lab.attacks.runs import membership
 
     people = _population(target, shadows, examples, unit, overrides, as_json)
@@ -77,21 +94,32 @@ def lira(
 def inversion(
     target: TargetArgument = None,
     victims: Annotated[int, typer.Option(help="Number of clients to attack.")] = 3,
-    images: Annotated[int, typer.Option(help="Images per client; each client keeps only this many.")] = 1,
+    images: Annotated[
+        int, typer.Option(help="Images per client; each client keeps only this many.")
+    ] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,
-    published: Annotated[bool, typer.Option(help="Attack the mechanism's published variant as well.")] = False,
-    per_layer: Annotated[bool, typer.Option(help="Also attack each released layer separately.")] = False,
+    published: Annotated[
+        bool, typer.Option(help="Attack the mechanism's published variant as well.")
+    ] = False,
+    per_layer: Annotated[
+        bool, typer.Option(help="Also attack each released layer separately.")
+    ] = False,
     iterations: Annotated[int, typer.Option(help="Number of optimisation steps.")] = 400,
     restarts: Annotated[
-        int | None, typer.Option(help="Random starts of the optimisation; by default 4 without noise, 1 with it.")
+        int | None,
+        typer.Option(
+            help="Random starts of the optimisation; by default 4 without noise, 1 with it."
+        ),
     ] = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reconstruct images of single clients from their updates, raw and as the mechanism releases them."""
+    """Reconstruct images of single clients from their updates, raw and as the mechanism releases
+    them.
+    """
     from fedlgm_lab.attacks.inversion import InversionSettings
     from fedlgm_lab.attacks.runs import attack_figures as figures
     from fedlgm_lab.attacks.runs import inversion as attacks
@@ -114,36 +142,59 @@ def inversion(
     path = save(figures.inversions(findings), picture or Path("attack-inversion.png"))
     rows = [finding.to_dict() for finding in findings]
     if as_json:
-        print_json({"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)})
+        print_json(
+            {"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)}
+        )
         return
     table = _table(
-        f"inversion of single updates: {opened.name}", "protection", "client", "layer", "SSIM", "PSNR", "labels"
+        f"inversion of single updates: {opened.name}",
+        "protection",
+        "client",
+        "layer",
+        "SSIM",
+        "PSNR",
+        "labels",
     )
     for row in rows:
         table.add_row(
-            row["protection"], str(row["client"]), row["layer"] or "all released", f"{row['ssim']:.3f}",
-            f"{row['psnr']:.1f} dB", f"{row['labels_found']}/{row['images']}",
-        )  # fmt: skip
+            row["protection"],
+            str(row["client"]),
+            row["layer"] or "all released",
+            f"{row['ssim']:.3f}",
+            f"{row['psnr']:.1f} dB",
+            f"{row['labels_found']}/{row['images']}",
+        )
     console.print(table)
-    console.print(f"SSIM: 1 for the private image itself, near 0 for an unrelated one\npicture: {path}", markup=False)
+    console.print(
+        f"SSIM: 1 for the private image itself, near 0 for an unrelated one\npicture: {path}",
+        markup=False,
+    )
 
 
 @app.command()
 def gan(
     target: TargetArgument = None,
     label: Annotated[
-        str | None, typer.Option(help="Class to reconstruct, a number or a name; the last client must lack it.")
+        str | None,
+        typer.Option(
+            help="Class to reconstruct, a number or a name; the last client must lack it."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,
     inception: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Add the Inception distance, with torch-fidelity's weights in FILE."),
+        typer.Option(
+            metavar="FILE",
+            help="Add the Inception distance, with torch-fidelity's weights in FILE.",
+        ),
     ] = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reconstruct a class that the attacker, the last client, does not hold, from the released models."""
+    """Reconstruct a class that the attacker, the last client, does not hold, from the released
+    models.
+    """
     from fedlgm_lab.attacks.gan import GanSettings
     from fedlgm_lab.attacks.inception import InceptionFeatures
     from fedlgm_lab.attacks.runs import attack_figures as figures
@@ -155,19 +206,26 @@ def gan(
     features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        found = attacks.attack(opened, label=label, settings=settings, inception=features, progress=on_progress)
+        found = attacks.attack(
+            opened, label=label, settings=settings, inception=features, progress=on_progress
+        )
     path = save(figures.classes([("reconstructed", found)]), picture or Path("attack-gan.png"))
     if as_json:
         print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
         return
     table = _table(f"reconstruction of class {found.target}: {opened.name}", "figure", "value")
-    table.add_row("Frechet distance (features of a classifier trained on the public test set)", f"{found.distance:.1f}")
+    table.add_row(
+        "Frechet distance (features of a classifier trained on the public test set)",
+        f"{found.distance:.1f}",
+    )
     table.add_row("the same between halves of the private images", f"{found.floor:.1f}")
     table.add_row("the same for the nearest other class", f"{found.nearest_class:.1f}")
     table.add_row(f"put into class {found.target} by that classifier", f"{found.agreement:.1%}")
     if found.inception_distance is not None:
         table.add_row("Frechet Inception distance", f"{found.inception_distance:.1f}")
-        table.add_row("the same between halves of the private images", f"{found.inception_floor:.1f}")
+        table.add_row(
+            "the same between halves of the private images", f"{found.inception_floor:.1f}"
+        )
     table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
     console.print(table)
     console.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
@@ -192,7 +250,13 @@ def _population(
     else:
         membership.require_enough(opened, shadows)
     with progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        return membership.population(opened, shadows, examples=examples, unit=unit, progress=on_progress)  # type: ignore[arg-type]
+        return membership.population(
+            opened,
+            shadows,
+            examples=examples,
+            unit=unit,  # type: ignore[arg-type]
+            progress=on_progress,
+        )
 
 
 def _report_membership(
@@ -208,7 +272,9 @@ def _report_membership(
     from fedlgm_lab.reports.svg import save
     from simulations.runs.rows import excerpt
 
-    path = save(figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png"))
+    path = save(
+        figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png")
+    )
     inside, outside = membership.overfit(people.modules[0], people)
     attacked = people.results[0]
     if as_json:
@@ -233,12 +299,18 @@ def _report_membership(
     table = _table(title, "attack", f"AUC ({first.confidence:.0%} interval)", *rates)
     for name, result in results.items():
         cells = [f"{rate.tpr:.4f} ({rate.low:.4f}-{rate.high:.4f})" for rate in result.rates]
-        table.add_row(name, f"{result.auc:.3f} ({result.auc_low:.3f}-{result.auc_high:.3f})", *cells)
+        table.add_row(
+            name, f"{result.auc:.3f} ({result.auc_low:.3f}-{result.auc_high:.3f})", *cells
+        )
     console.print(table)
     console.print(
-        f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others", _spent(attacked),
-        *_other_unit(people), f"picture: {path}", sep="\n", markup=False,
-    )  # fmt: skip
+        f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others",
+        _spent(attacked),
+        *_other_unit(people),
+        f"picture: {path}",
+        sep="\n",
+        markup=False,
+    )
 
 
 def _other_unit(people: Population) -> list[str]:
@@ -246,7 +318,9 @@ def _other_unit(people: Population) -> list[str]:
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []
-    remedy = f"; for figures about {protected}s use --unit {protected}" if protected in UNITS else ""
+    remedy = (
+        f"; for figures about {protected}s use --unit {protected}" if protected in UNITS else ""
+    )
     return [f"the epsilon protects {protected}s, these figures are about {attacked}s{remedy}"]
 
 

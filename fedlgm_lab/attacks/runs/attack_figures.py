@@ -19,14 +19,21 @@ _COLUMNS = 12
 
 
 def inversions(findings: Sequence[Finding]) -> Figure:
-    """Private images in the first row, then one row of reconstructions for each protection, with their SSIM."""
+    """Private images in the first row, then one row of reconstructions for each protection, with
+    their SSIM.
+    """
     from fedlgm_lab.attacks.images import match
 
-    rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {"private": {}}  # by client and image
+    rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {
+        "private": {}
+    }  # by client and image
     for finding in findings:
         if finding.seen is not None:
             continue
-        victim, guesses = finding.victim, match(finding.found.images.numpy(), finding.victim.x.numpy())
+        victim, guesses = (
+            finding.victim,
+            match(finding.found.images.numpy(), finding.victim.x.numpy()),
+        )
         for image, (guess, score) in enumerate(zip(guesses, finding.scores, strict=True)):
             place, found = (victim.client, image), finding.found.images[guess]
             rows["private"][place] = victim.x[image], f"client {victim.client}"
@@ -55,18 +62,27 @@ def classes(findings: Sequence[tuple[str, ClassFinding]]) -> Figure:
 
 
 def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
-    """Receiver operating characteristics on logarithmic axes: the success of an attack at low false-positive rates."""
+    """Receiver operating characteristics on logarithmic axes: the success of an attack at low
+    false-positive rates.
+    """
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.subplots()
     least = 0.5 / max(max(r.nonmembers, r.members) for r in results.values())
     for name, result in results.items():
         fpr, tpr = result.roc
-        axes.plot(np.maximum(fpr, least), np.maximum(tpr, least), label=f"{name} (AUC {result.auc:.3f})")
+        axes.plot(
+            np.maximum(fpr, least), np.maximum(tpr, least), label=f"{name} (AUC {result.auc:.3f})"
+        )
     axes.plot([least, 1], [least, 1], color="grey", linestyle=":", label="guessing")
     axes.set(
-        xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate", title=title,
-        xlim=(least, 1), ylim=(least, 1.05),
-    )  # fmt: skip
+        xscale="log",
+        yscale="log",
+        xlabel="false-positive rate",
+        ylabel="true-positive rate",
+        title=title,
+        xlim=(least, 1),
+        ylim=(least, 1.05),
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

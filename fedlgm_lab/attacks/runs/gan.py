@@ -32,18 +32,21 @@ class ClassFinding:
 
     Attributes:
         target: the class.
-        distance: Frechet distance of reconstructions and private images of the class, in the features of a classifier
-            trained on the test set, which the federation does not train on; comparable only under the same classifier.
-        floor: distance between two halves of the private images, which a perfect reconstruction would have.
-        nearest_class: least distance of another class's images to the private images; a reconstruction above it is no
-            better than another class.
+        distance: Frechet distance of reconstructions and private images of the class, in the
+            features of a classifier trained on the test set, which the federation does not train
+            on; comparable only under the same classifier.
+        floor: distance between two halves of the private images, which a perfect reconstruction
+            would have.
+        nearest_class: least distance of another class's images to the private images; a
+            reconstruction above it is no better than another class.
         agreement: share of reconstructions that the public classifier assigns to the class.
         classifier_accuracy: accuracy of this classifier on held-out public images.
         images: number of reconstructions, which equals that of the private images of the class.
         samples: reconstructions [n, C, H, W].
         private: private images of the class [n, C, H, W].
         result: summary of the attacked run.
-        inception_distance: Frechet Inception distance of reconstructions and private images; None if not requested.
+        inception_distance: Frechet Inception distance of reconstructions and private images; None
+            if not requested.
         inception_floor: Inception distance between two halves of the private images.
     """
 
@@ -62,7 +65,11 @@ class ClassFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, without the images; with the attacked run's figures."""
-        own = {name: value for name, value in vars(self).items() if name not in ("samples", "private", "result")}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("samples", "private", "result")
+        }
         return own | excerpt(FIGURES, self.result)
 
 
@@ -98,8 +105,8 @@ def attack(
 
     Args:
         target: a recipe or a seeded run; its federation is run again.
-        label: number or name of the class to reconstruct; by default the largest that other clients hold and the last
-            client does not hold.
+        label: number or name of the class to reconstruct; by default the largest that other clients
+            hold and the last client does not hold.
         settings: settings of the attacker's training.
         classifier: classifier that measures distances; by default one is trained on the test set.
         inception: features for Inception distances.
@@ -112,16 +119,23 @@ def attack(
     assembly = target.assembly(reconstructs=True)
     if target.folder is not None and target.recipe.run.seed is None:
         raise RunError(
-            f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so "
-            f"pass the recipe ({target.folder.recipe_file}), whose federation is then run again with fresh noise"
+            f"{target.folder.path} has no seed and keeps only its last models: the attack watches "
+            "every round, so "
+            f"pass the recipe ({target.folder.recipe_file}), whose federation is then run again "
+            "with fresh noise"
         )
     data, partition = Images.of(assembly.dataset), assembly.partition
     own = partition[len(partition) - 1]
-    label = _isolated(data.train_y, own, data.classes) if label is None else class_number(assembly.dataset, label)
+    label = (
+        _isolated(data.train_y, own, data.classes)
+        if label is None
+        else class_number(assembly.dataset, label)
+    )
     private = torch.from_numpy(data.train_x[data.train_y == label])
     if len(private) < 2:
         raise ConfigError(
-            f"the federation holds {len(private)} images of class {label}: there is nothing to reconstruct"
+            f"the federation holds {len(private)} images of class {label}: there is nothing to "
+            "reconstruct"
         )
     curious = ClassReconstruction(
         assembly.module(),
@@ -140,16 +154,25 @@ def attack(
 
     with tempfile.TemporaryDirectory() as scratch:
         module, result = train(
-            federation, Path(scratch) / "run", grid=lambda one: _Watched.of(one, curious.observe), progress=on_round
+            federation,
+            Path(scratch) / "run",
+            grid=lambda one: _Watched.of(one, curious.observe),
+            progress=on_round,
         )
     curious.observe(assembly.layers.flatten(module))
     samples = curious.samples(len(private))
-    others = [torch.from_numpy(data.train_x[data.train_y == other]) for other in range(data.classes) if other != label]
+    others = [
+        torch.from_numpy(data.train_x[data.train_y == other])
+        for other in range(data.classes)
+        if other != label
+    ]
     return ClassFinding(
         target=label,
         distance=classifier.distance(samples, private),
         floor=classifier.distance(private[::2], private[1::2]),
-        nearest_class=min(classifier.distance(other, private) for other in others if len(other) > 1),
+        nearest_class=min(
+            classifier.distance(other, private) for other in others if len(other) > 1
+        ),
         agreement=classifier.agreement(samples, label),
         classifier_accuracy=classifier.accuracy,
         images=len(samples),
@@ -157,7 +180,9 @@ def attack(
         private=private,
         result=result,
         inception_distance=None if inception is None else inception.distance(samples, private),
-        inception_floor=None if inception is None else inception.distance(private[::2], private[1::2]),
+        inception_floor=None
+        if inception is None
+        else inception.distance(private[::2], private[1::2]),
     )
 
 
@@ -166,7 +191,8 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
     if not len(own) or not len(missing):
         raise ConfigError(
-            "the last client is the curious one: it must hold images, and lack a class that others hold; use "
+            "the last client is the curious one: it must hold images, and lack a class that others "
+            "hold; use "
             "data.partition = 'isolation' (see fedlgm partition)"
         )
     return int(missing.max())

@@ -1,4 +1,6 @@
-"""`fedlgm attack inversion`: reconstructs images of single clients from their updates under several protections."""
+"""`fedlgm attack inversion`: reconstructs images of single clients from their updates under several
+protections.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,11 @@ class Finding:
         }
 
 
-def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = False) -> list[Protection]:
-    """Protections: none, the recipe's mechanism at each budget, and its published variant on request.
+def protections(
+    recipe: Recipe, epsilons: Sequence[float], published: bool = False
+) -> list[Protection]:
+    """Protections: none, the recipe's mechanism at each budget, and its published variant on
+    request.
 
     Args:
         recipe: the attacked recipe.
@@ -146,16 +151,28 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     for client in np.flatnonzero(assembly.sizes >= images)[:count]:
         rows = assembly.partition[int(client)][:images]
         x, y = (part[rows] for part in Images.of(assembly.dataset).train)
-        task = ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, int(client)), assembly.recipe.training.epochs)
-        found.append(Victim(int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()))
+        task = ClientTask(
+            x,
+            y,
+            keys.torch_generator(Purpose.TRAIN, 1, int(client)),
+            assembly.recipe.training.epochs,
+        )
+        found.append(
+            Victim(
+                int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()
+            )
+        )
     if not found:
         raise ConfigError(
-            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask for fewer --images"
+            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask "
+            "for fewer --images"
         )
     return assembly, module.eval(), found
 
 
-def observe(protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing) -> Observation:
+def observe(
+    protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing
+) -> Observation:
     """The attacker's view of the victim's update under a protection.
 
     Args:
@@ -173,7 +190,9 @@ def observe(protection: Protection, victim: Victim, layers: LayerTable, start: T
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
-    """The plan with which a client bounds and noises: the mechanism's, or a published variant's for this update."""
+    """The plan with which a client bounds and noises: the mechanism's, or a published variant's for
+    this update.
+    """
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     if isinstance(mechanism, UsesPrivateNorms):
         return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
@@ -219,7 +238,10 @@ def attack(
             seen.append((protection.label, victim, observation, None))
             if per_layer:
                 names = np.array(observation.layers.names)[observation.visible]
-                seen += [(protection.label, victim, observation.only([name]), str(name)) for name in names]
+                seen += [
+                    (protection.label, victim, observation.only([name]), str(name))
+                    for name in names
+                ]
     findings = []
     for number, (label, victim, observation, layer) in enumerate(seen):
 
@@ -230,9 +252,15 @@ def attack(
         # The last bias tells the labels; an attacker that sees one layer only is given them.
         known = victim.y.sort().values.tolist() if layer is not None else None
         found = invert(
-            module, observation, assembly.recipe.training.local, images=len(victim.y), shape=shape, labels=known,
-            settings=settings, progress=on_step,
-        )  # fmt: skip
+            module,
+            observation,
+            assembly.recipe.training.local,
+            images=len(victim.y),
+            shape=shape,
+            labels=known,
+            settings=settings,
+            progress=on_step,
+        )
         findings.append(Finding(label, victim, found, found.score(victim.x), observation, layer))
     return findings
 

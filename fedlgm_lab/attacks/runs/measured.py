@@ -38,7 +38,15 @@ _FILE = "attacks.json"
 _VICTIMS = 3  # clients of the inversion
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
-_OF_CLASS = ("distance", "agreement", "nearest_class", "floor", "accuracy", "inception_distance", "inception_floor")
+_OF_CLASS = (
+    "distance",
+    "agreement",
+    "nearest_class",
+    "floor",
+    "accuracy",
+    "inception_distance",
+    "inception_floor",
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,8 @@ class Attacks:
 
         Args:
             text: names, separated by commas.
-            inception: file of the weights for Inception distances (see `fedlgm_lab.attacks.inception`).
+            inception: file of the weights for Inception distances (see
+                `fedlgm_lab.attacks.inception`).
 
         Raises:
             ConfigError: an attack is unknown, or "gan" has no class; or as in `InceptionFeatures`.
@@ -73,15 +82,22 @@ class Attacks:
             check_known("attack", name, Attack, "--attacks")
             if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
-                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9; the others take none"
+                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9; "
+                    "the others take none"
                 )
             names.append(name)  # type: ignore[arg-type]
             labels += classes
         if not names:
-            raise ConfigError(f"--attacks takes attacks, separated by commas: {', '.join(get_args(Attack))}")
+            raise ConfigError(
+                f"--attacks takes attacks, separated by commas: {', '.join(get_args(Attack))}"
+            )
         if inception is not None and not labels:
-            raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
-        return cls(tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception))
+            raise ConfigError(
+                "--inception measures reconstructed classes: name them, as in --attacks gan:3:9"
+            )
+        return cls(
+            tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception)
+        )
 
     def numbered(self, data: DataSet) -> Attacks:
         """The same attacks, with class numbers in place of names.
@@ -96,13 +112,14 @@ class Attacks:
 def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnProgress) -> list[Row]:
     """Attack every finished run of a comparison.
 
-    The figures compare private data with releases, so they are kept with the run's private files. They are not
-    measured again under the same settings.
+    The figures compare private data with releases, so they are kept with the run's private files.
+    They are not measured again under the same settings.
 
-    Membership is inferred from the outputs of the final model, training set against test set. The modified-entropy
-    attack needs no shadow models; `fedlgm attack lira` is stronger. Inversion attacks the updates of some clients in
-    the first round, each reduced to one image, as the mechanism releases them. The class reconstruction runs the
-    federation again for each class, with the class isolated from the last client.
+    Membership is inferred from the outputs of the final model, training set against test set. The
+    modified-entropy attack needs no shadow models; `fedlgm attack lira` is stronger. Inversion
+    attacks the updates of some clients in the first round, each reduced to one image, as the
+    mechanism releases them. The class reconstruction runs the federation again for each class, with
+    the class isolated from the last client.
 
     Args:
         jobs: finished runs of the comparison.
@@ -111,8 +128,8 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job: its folder, its audited epsilon, the results of the attacks, and in "gan" the reconstructed
-        classes.
+        One row per job: its folder, its audited epsilon, the results of the attacks, and in "gan"
+        the reconstructed classes.
     """
     rows: list[Row] = []
     for index, job in enumerate(jobs):
@@ -133,7 +150,9 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
             row |= kept.get("inversion", settings, partial(_inversion, target))
         for label in attacks.labels:
             tell(f"class {label}")
-            settings = asdict(GanSettings()) | ({} if attacks.inception is None else {"inception": True})
+            settings = asdict(GanSettings()) | (
+                {} if attacks.inception is None else {"inception": True}
+            )
             reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
             row["gan"][str(label)] = reconstructed
         rows.append(row)
@@ -142,12 +161,18 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
 
 
 class _Kept:
-    """Figures of one run that have been measured already, with the settings they were measured under."""
+    """Figures of one run that have been measured already, with the settings they were measured
+    under.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._values = folder, dict[str, Any]()
-        with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
-            self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # missing or damaged: everything is measured again
+            self._values = strict_json.loads(
+                (folder.path / "private" / _FILE).read_text(encoding="utf-8")
+            )
 
     def get(self, name: str, settings: object, measured: Callable[[], Row]) -> Row:
         """The figures `name` under these settings, measured now if missing."""
@@ -175,9 +200,14 @@ def _membership(target: Target, folder: RunFolder) -> Row:
 
 
 def _inversion(target: Target) -> Row:
-    first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
+    first_round = Target(
+        target.recipe
+    )  # the initial model: what later rounds give away is not more
     findings = inversion.attack(first_round, count=_VICTIMS)
-    label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
+    label = next(
+        (f.protection for f in findings if f.protection != inversion.UNPROTECTED),
+        inversion.UNPROTECTED,
+    )
     scores = [score["ssim"] for f in findings if f.protection == label for score in f.scores]
     return {"inversion_ssim": float(np.mean(scores)), "inversion_clients": len(scores)}
 
@@ -187,9 +217,16 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
     if not job.recipe.data.partition.startswith("isolation"):
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
-    target, classifier = Target(recipes.validate(raw)), _classifier(raw["data"]["name"], raw["data"].get("dir"))
+    target, classifier = (
+        Target(recipes.validate(raw)),
+        _classifier(raw["data"]["name"], raw["data"].get("dir")),
+    )
     found = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)
-    return {name: float(value) for name, value in excerpt(_OF_CLASS, found.to_dict()).items() if value is not None}
+    return {
+        name: float(value)
+        for name, value in excerpt(_OF_CLASS, found.to_dict()).items()
+        if value is not None
+    }
 
 
 @cache

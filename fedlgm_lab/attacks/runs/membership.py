@@ -51,18 +51,20 @@ def population(
     unit: Unit = "example",
     progress: OnProgress | None = None,
 ) -> Population:
-    """Train federations of the target's recipe on random halves of its examples, or of clients that divide them.
+    """Train federations of the target's recipe on random halves of its examples, or of clients that
+    divide them.
 
-    For a run, `models` shadow federations are trained on halves of its training and test sets, in addition to the run.
-    For a recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise, and each pair
-    of them divides the units.
+    For a run, `models` shadow federations are trained on halves of its training and test sets, in
+    addition to the run. For a recipe, `models` federations are trained in all. Each has its own
+    cohorts, batches and noise, and each pair of them divides the units.
 
     Args:
         target: the attacked recipe or run.
         models: number of federations.
         examples: largest number of the set's examples to use; default: all. Not for a run.
-        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples.
-            For a run there are its clients, and further ones that hold the test set.
+        unit: unit of membership. For a recipe there are twice its number of clients, each with half
+            of the examples. For a run there are its clients, and further ones that hold the test
+            set.
         progress: called with (rounds done, total, description).
 
     Raises:
@@ -70,7 +72,8 @@ def population(
     """
     if target.folder is not None and examples is not None:
         raise ConfigError(
-            "--examples chooses what a recipe's federations train on; a finished run has its own examples"
+            "--examples chooses what a recipe's federations train on; a finished run has its own "
+            "examples"
         )
     if examples is not None and examples < 20:
         raise ConfigError(f"--examples must be at least 20, got {examples}")
@@ -90,10 +93,16 @@ def population(
 
             def on_round(row: FullRow, index: int = index) -> None:
                 if progress is not None:
-                    progress(index * rounds + row["round"], models * rounds, f"federation {index + 1} of {models}")
+                    progress(
+                        index * rounds + row["round"],
+                        models * rounds,
+                        f"federation {index + 1} of {models}",
+                    )
 
             own = target.twin("shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds)
-            module, result = train(pool.federation(own, members), Path(scratch) / str(index), progress=on_round)
+            module, result = train(
+                pool.federation(own, members), Path(scratch) / str(index), progress=on_round
+            )
             modules.append(module)
             results.append(result)
     if target.folder is not None:
@@ -106,26 +115,37 @@ def population(
 def mia(people: Population) -> dict[str, MembershipResult]:
     """Results of the attacks on the first model's outputs, by attack."""
     members, pool = people.membership[0], people.pool
-    scores = {name: pool.by_unit(found) for name, found in output_scores(people.modules[0], *pool.tensors()).items()}
-    return {name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()}
+    scores = {
+        name: pool.by_unit(found)
+        for name, found in output_scores(people.modules[0], *pool.tensors()).items()
+    }
+    return {
+        name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()
+    }
 
 
 def require_enough(target: Target, models: int) -> None:
     """Raise ConfigError if the number of federations is odd, or too small for `lira`."""
     least, attacked = (_POOLED, "recipe") if target.folder is None else (4, "run")
     if models < least or models % 2:
-        raise ConfigError(f"LiRA on a {attacked} needs an even number of federations, at least {least}, got {models}")
+        raise ConfigError(
+            f"LiRA on a {attacked} needs an even number of federations, at least {least}, got "
+            f"{models}"
+        )
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """LiRA and RMIA, "online" and "offline", on the run or pooled over the attacked federations of a recipe.
+    """LiRA and RMIA, "online" and "offline", on the run or pooled over the attacked federations of
+    a recipe.
 
     A client's confidence is the mean over its examples.
     """
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
     if not np.isfinite(scores).all():
-        scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)  # models drowned in noise overflow
+        scores = np.nan_to_num(
+            scores, nan=0.0, posinf=1e6, neginf=-1e6
+        )  # models drowned in noise overflow
     scores, members = people.pool.by_unit(scores), people.membership[0]
     found = {}
     for name, attack in (("", likelihood_ratios), ("rmia ", relative_ratios)):
@@ -140,7 +160,9 @@ def lira(people: Population) -> dict[str, MembershipResult]:
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of a model of the population on its members and on the others, whose difference outputs leak."""
+    """Accuracy of a model of the population on its members and on the others, whose difference
+    outputs leak.
+    """
     with torch.no_grad():
         (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]
         right = (module(x).argmax(dim=1) == y).numpy()

@@ -1,8 +1,8 @@
 """The table of privacy, utility and attacks: leakage of mechanisms at equal proven epsilon.
 
-Every finished run of a comparison is attacked. The table shows its accuracy, its claimed, proven and audited epsilon
-and the attacks' success. A second table, the LaDP-FL paper's Table X, has the distance of reconstructed classes by
-budget, method and class.
+Every finished run of a comparison is attacked. The table shows its accuracy, its claimed, proven
+and audited epsilon and the attacks' success. A second table, the LaDP-FL paper's Table X, has the
+distance of reconstructed classes by budget, method and class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _MEASURES = ("membership_auc", "membership_tpr", "inversion_ssim")
 
 
 def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
-    """A comparison's cells with mean and spread of the attacks' figures; `gan` holds the reconstructed classes.
+    """A comparison's cells with mean and spread of the attacks' figures; `gan` holds the
+    reconstructed classes.
 
     Args:
         summary: see `fedlgm_lab.studies.comparison.summarise`.
@@ -41,13 +42,20 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
             cell
             | _repeated(own, _MEASURES)
             | {"audited_epsilon": max(audited, default=None)}
-            | {"gan": {label: _repeated(rows, rows[0]) | {"seeds": len(rows)} for label, rows in classes.items()}}
+            | {
+                "gan": {
+                    label: _repeated(rows, rows[0]) | {"seeds": len(rows)}
+                    for label, rows in classes.items()
+                }
+            }
         )
     return made
 
 
 def _repeated(rows: Sequence[Row], names: Iterable[str]) -> Row:
-    """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0 for a single row."""
+    """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0
+    for a single row.
+    """
     made: Row = {}
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
@@ -58,22 +66,40 @@ def _repeated(rows: Sequence[Row], names: Iterable[str]) -> Row:
 
 
 def tables(made: Sequence[Row]) -> Group:
-    """The privacy-utility-attack table, the reconstruction table if there is one, and an explanation of the figures."""
+    """The privacy-utility-attack table, the reconstruction table if there is one, and an
+    explanation of the figures.
+    """
     header, body = main_table(made)
     parts: list[Any] = [table("Privacy, utility, attacks", header, body, left=_WORDS)]
     if any(cell["gan"] for cell in made):
-        parts.append(table("Reconstruction of classes that one client lacks", *reconstruction_table(made), left=_WORDS))
+        parts.append(
+            table(
+                "Reconstruction of classes that one client lacks",
+                *reconstruction_table(made),
+                left=_WORDS,
+            )
+        )
     if any("inception_distance" in found for cell in made for found in cell["gan"].values()):
-        parts.append(table("Their Frechet Inception distance", *reconstruction_table(made, _inception), left=_WORDS))
+        parts.append(
+            table(
+                "Their Frechet Inception distance",
+                *reconstruction_table(made, _inception),
+                left=_WORDS,
+            )
+        )
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in made)
     return Group(*parts, *sentences, NOTES)
 
 
 NOTES = (
-    f"AUC and TPR (at FPR {TPR_AT:g}): membership from the final model's outputs, training set against test set; SSIM: "
-    "images recovered from single updates of the first round, 1 for the private image itself; distance: Frechet "
-    "distance of reconstructions and private images in the features of a classifier trained on the public test set, "
-    "comparable within one data set only. A low figure does not prove privacy: a model that learned nothing has low "
+    f"AUC and TPR (at FPR {TPR_AT:g}): membership from the final model's outputs, training set "
+    "against test set; SSIM: "
+    "images recovered from single updates of the first round, 1 for the private image itself; "
+    "distance: Frechet "
+    "distance of reconstructions and private images in the features of a classifier trained on the "
+    "public test set, "
+    "comparable within one data set only. A low figure does not prove privacy: a model that "
+    "learned nothing has low "
     "figures too, so read them beside its accuracy."
 )
 
@@ -82,7 +108,9 @@ _MARKS = {"conditional": " *"}
 
 
 def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows with accuracy, claimed, proven and audited epsilon, and success of the attacks."""
+    """Header and rows with accuracy, claimed, proven and audited epsilon, and success of the
+    attacks.
+    """
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
     for cell in made:
@@ -108,25 +136,37 @@ def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def reconstruction_table(
     made: Sequence[Row], show: Callable[[Row], str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows in the layout of the LaDP-FL paper's Table X, with budget, method and one column per class.
+    """Header and rows in the layout of the LaDP-FL paper's Table X, with budget, method and one
+    column per class.
 
     Args:
         made: cells of the comparison.
-        show: text of a class; default: distance and agreement by the public classifier, with two further rows for its
-            distances of another class and between private images.
+        show: text of a class; default: distance and agreement by the public classifier, with two
+            further rows for its distances of another class and between private images.
     """
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
     body = []
-    for cell in sorted(made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)):
+    for cell in sorted(
+        made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)
+    ):
         if found := cell["gan"]:
-            texts = [(show or _reconstruction)(found[label]) if label in found else "-" for label in labels]
+            texts = [
+                (show or _reconstruction)(found[label]) if label in found else "-"
+                for label in labels
+            ]
             body.append([budget(cell), cell["method"], *texts])
     header = ["budget", "method", *(f"class {label}" for label in labels)]
     if show is not None:
         return header, body
     first = next(cell["gan"] for cell in made if cell["gan"])
     for title, name in (("another class", "nearest_class"), ("private images", "floor")):
-        body.append(["-", f"({title})", *(f"{first[label][name]:.0f}" if label in first else "-" for label in labels)])
+        body.append(
+            [
+                "-",
+                f"({title})",
+                *(f"{first[label][name]:.0f}" if label in first else "-" for label in labels),
+            ]
+        )
     return header, body
 
 

@@ -1,4 +1,6 @@
-"""The target of an attack: a recipe or a run folder, and federations that differ from it only in their data."""
+"""The target of an attack: a recipe or a run folder, and federations that differ from it only in
+their data.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +61,16 @@ class Images:
             ConfigError: the set has other data.
         """
         x, test_x, y = dataset.train_x, dataset.test_x, dataset.train_y
-        if isinstance(x, tuple) or isinstance(test_x, tuple) or x.ndim != 4 or y.ndim != 1 or dataset.classes is None:
+        if (
+            isinstance(x, tuple)
+            or isinstance(test_x, tuple)
+            or x.ndim != 4
+            or y.ndim != 1
+            or dataset.classes is None
+        ):
             raise ConfigError(
-                f"the attacks need labelled images [n, C, H, W], and data set {dataset.name!r} holds other data"
+                f"the attacks need labelled images [n, C, H, W], and data set {dataset.name!r} "
+                "holds other data"
             )
         return cls(x, y, test_x, dataset.test_y, dataset.classes)
 
@@ -102,7 +111,8 @@ class Target:
         folder = RunFolder.open(name)
         if overrides:
             raise ConfigError(
-                f"--set changes a recipe, but {name} is a finished run: attack {folder.recipe_file} instead"
+                f"--set changes a recipe, but {name} is a finished run: attack "
+                f"{folder.recipe_file} instead"
             )
         folder.finished()
         return cls(_sequential(settled(folder.recipe())), folder)
@@ -116,19 +126,23 @@ class Target:
         """The objects of its recipe.
 
         Args:
-            reconstructs: whether the attack makes images, which lie in [-1, 1] (see `in_usual_pixels`).
+            reconstructs: whether the attack makes images, which lie in [-1, 1] (see
+                `in_usual_pixels`).
 
         Raises:
             ConfigError: the task is not classification, or the data are not labelled images.
         """
         assembly = in_usual_pixels(self.recipe) if reconstructs else Assembly(self.recipe)
         if not isinstance(assembly.task, Classification):
-            raise ConfigError(f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}")
+            raise ConfigError(
+                f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}"
+            )
         Images.of(assembly.dataset)
         return assembly
 
     def twin(self, *facts: str, **run: Any) -> Recipe:
-        """The recipe of the attacker's own simulation, with the same public initial model and different randomness.
+        """The recipe of the attacker's own simulation, with the same public initial model and
+        different randomness.
 
         Args:
             *facts: facts that distinguish it from the attacker's other simulations.
@@ -145,14 +159,20 @@ class Target:
         )
 
     def keys(self, *facts: str) -> KeyRing:
-        """Keys of the attack's own simulations, never those of the attacked run, whose noise is unknown."""
-        return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
+        """Keys of the attack's own simulations, never those of the attacked run, whose noise is
+        unknown.
+        """
+        return KeyRing.from_seed(self.recipe.run.seed).derive(
+            b"attack", *(fact.encode() for fact in facts)
+        )
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:
-    """The recipe's federation with images in [-1, 1], which its model first maps to the interval `data.pixels`.
+    """The recipe's federation with images in [-1, 1], which its model first maps to the interval
+    `data.pixels`.
 
-    The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1, 1].
+    The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1,
+    1].
     """
     pixels = recipe.data.pixels
     if pixels is None:
@@ -174,14 +194,20 @@ class _Moved(Assembly):
     def module(self) -> nn.Module:
         """The recipe's model after the rescaling, with the same parameters."""
         made, (low, high) = super().module(), self.pixels
-        made.register_forward_pre_hook(lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:]))
+        made.register_forward_pre_hook(
+            lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
+        )
         return made
 
 
 def _sequential(recipe: Recipe) -> Recipe:
-    """The recipe with the sequential trainer if it leaves the choice open: attacks train few clients at a time."""
+    """The recipe with the sequential trainer if it leaves the choice open: attacks train few
+    clients at a time.
+    """
     if recipe.training.undecided:
-        training = recipe.training.model_copy(update={"vectorize": "off", "compile": False, "kernel": None})
+        training = recipe.training.model_copy(
+            update={"vectorize": "off", "compile": False, "kernel": None}
+        )
         return recipe.model_copy(update={"training": training})
     return recipe
 
@@ -193,7 +219,8 @@ def train(
     grid: Callable[[LayerwiseClient], LocalGrid] = LocalGrid.of,
     progress: OnRound | None = None,
 ) -> tuple[nn.Module, RunSummary]:
-    """Run the assembly's federation in this process, in a new run folder; returns its final model and its summary.
+    """Run the assembly's federation in this process, in a new run folder; returns its final model
+    and its summary.
 
     Args:
         assembly: the federation; `with_data` gives it other data than its recipe's.
@@ -232,7 +259,10 @@ class Pool:
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
         """The set's examples, or `limit` of them chosen at random."""
-        x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+        x, y = (
+            np.concatenate([dataset.train_x, dataset.test_x]),
+            np.concatenate([dataset.train_y, dataset.test_y]),
+        )
         trained = np.arange(len(y)) < len(dataset.train_y)
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
@@ -252,7 +282,8 @@ class Pool:
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation on the units in `members` (bool [units]); the others are its test set.
+        """The recipe's federation on the units in `members` (bool [units]); the others are its test
+        set.
 
         Raises:
             ConfigError: the partition needs the data set's own users.
@@ -263,7 +294,9 @@ class Pool:
     def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
         """The members' examples as training set, the others' as test set."""
         rows = members[self.unit_of]
-        return DataSet(recipe.data.name, self.x[rows], self.y[rows], self.x[~rows], self.y[~rows], self.classes)
+        return DataSet(
+            recipe.data.name, self.x[rows], self.y[rows], self.x[~rows], self.y[~rows], self.classes
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,12 +309,16 @@ class ClientPool(Pool):
         """See `Pool.by_unit`."""
         rows = np.atleast_2d(values)
         counts = np.bincount(self.unit_of, minlength=len(self.trained))
-        means = np.stack([np.bincount(self.unit_of, row, len(self.trained)) / counts for row in rows])
+        means = np.stack(
+            [np.bincount(self.unit_of, row, len(self.trained)) / counts for row in rows]
+        )
         return means.reshape(*values.shape[:-1], -1)
 
     @classmethod
     def of_recipe(cls, dataset: Images, recipe: Recipe, limit: int | None = None) -> ClientPool:
-        """Twice as many clients as the recipe has, among which its partition divides all examples of the set."""
+        """Twice as many clients as the recipe has, among which its partition divides all examples
+        of the set.
+        """
         whole = Pool.of(dataset, limit)
         owner = _owners(whole.x, whole.y, recipe, whole.classes, 2 * recipe.federation.clients)
         return cls._of(whole, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
@@ -293,7 +330,9 @@ class ClientPool(Pool):
         others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
         owner = partition.owners(len(whole.y))
         tested = ~whole.trained
-        owner[tested] = clients + _owners(whole.x[tested], whole.y[tested], recipe, whole.classes, others)
+        owner[tested] = clients + _owners(
+            whole.x[tested], whole.y[tested], recipe, whole.classes, others
+        )
         return cls._of(whole, owner, np.arange(clients + others) < clients)
 
     @classmethod
@@ -304,7 +343,8 @@ class ClientPool(Pool):
         return cls(whole.x[held], whole.y[held], unit_of, trained[present], whole.classes)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation of the clients in `members` (bool [clients]); the others hold its test set.
+        """The recipe's federation of the clients in `members` (bool [clients]); the others hold its
+        test set.
 
         Raises:
             ConfigError: a fixed cohort size is not a whole number for this many clients.
@@ -318,8 +358,12 @@ class ClientPool(Pool):
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
-    """Client that holds each example under the recipe's partition, -1 for none, [n]; errors as in `_division`."""
-    return _division(DataSet(recipe.data.name, x, y, x[:1], y[:1], classes), recipe, clients).owners(len(y))
+    """Client that holds each example under the recipe's partition, -1 for none, [n]; errors as in
+    `_division`.
+    """
+    return _division(
+        DataSet(recipe.data.name, x, y, x[:1], y[:1], classes), recipe, clients
+    ).owners(len(y))
 
 
 def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
@@ -331,7 +375,10 @@ def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
     section = recipe.data
     if section.partition == "natural":
         raise ConfigError(
-            "data.partition = 'natural' divides by the set's own users, which the attacker's federations on other "
+            "data.partition = 'natural' divides by the set's own users, which the attacker's "
+            "federations on other "
             "examples do not have: use another partition"
         )
-    return data.divide(dataset, clients, section.partition, seed=section.partition_seed, **section.options)
+    return data.divide(
+        dataset, clients, section.partition, seed=section.partition_seed, **section.options
+    )

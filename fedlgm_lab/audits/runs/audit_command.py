@@ -23,30 +23,48 @@ FAILED = 1
 def audit(
     target: Annotated[
         str,
-        typer.Argument(help="A mechanism (your own: package.module:Class), a recipe or a run's folder."),
+        typer.Argument(
+            help="A mechanism (your own: package.module:Class), a recipe or a run's folder."
+        ),
     ],
     variant: Annotated[str | None, typer.Option(help="sound or published.")] = None,
     method: Annotated[
         str,
-        typer.Option(help="auto, probe, distinguisher, one-run-gaussian, one-run, or package.module:name."),
+        typer.Option(
+            help="auto, probe, distinguisher, one-run-gaussian, one-run, or package.module:name."
+        ),
     ] = "auto",
     epsilon: Annotated[float, typer.Option(help="Mechanisms: budget of the audited noise.")] = 4.0,
     delta: Annotated[float, typer.Option(help="Mechanisms: its delta.")] = 1e-5,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Mechanisms: rounds of the audited run.")] = None,
-    rate: Annotated[float, typer.Option(help="Mechanisms: sampling rate of the audited run.")] = 1.0,
-    trials: Annotated[int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")] = None,
-    canaries: Annotated[int | None, typer.Option(min=1, help="Number of canaries (one-run methods).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Mechanisms: rounds of the audited run.")
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Mechanisms: sampling rate of the audited run.")
+    ] = 1.0,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")
+    ] = None,
+    canaries: Annotated[
+        int | None, typer.Option(min=1, help="Number of canaries (one-run methods).")
+    ] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the whole audit.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the audit; by default none.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the audit; by default none.")
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Recipes: section.key=value; mechanisms: option=value.")
+        list[str] | None,
+        typer.Option("--set", help="Recipes: section.key=value; mechanisms: option=value."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write; by default `audit.png` in the folder of a run.")
+        Path | None,
+        typer.Option(help="Picture to write; by default `audit.png` in the folder of a run."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bound from below what a mechanism, a recipe or a finished run leaks; exit status 1 if more than reported."""
+    """Bound from below what a mechanism, a recipe or a finished run leaks; exit status 1 if more
+    than reported.
+    """
     from fedlgm.errors import ConfigError
     from fedlgm_lab.audits import CONFIDENCE, Audit
     from fedlgm_lab.audits.distinguisher import TRIALS
@@ -72,10 +90,14 @@ def audit(
                 epsilon=epsilon, delta=delta, rounds=rounds, rate=rate,
             )  # fmt: skip
         elif kind == "recipe":
-            result = targets.audit_recipe(target, how, variant=variant, overrides=overrides or (), progress=progress)
+            result = targets.audit_recipe(
+                target, how, variant=variant, overrides=overrides or (), progress=progress
+            )
         else:
             if variant is not None or overrides:
-                raise ConfigError("a finished run is audited as it ran: leave out --variant and --set")
+                raise ConfigError(
+                    "a finished run is audited as it ran: leave out --variant and --set"
+                )
             result = targets.audit_run(target, how, progress=progress)
     picture = out or (Path(target) / "audit.png" if kind == "run" else None)
     if picture is not None:
@@ -109,20 +131,35 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
     if result.layers:
         columns = ("layer", "coordinates", "epsilon audited", "epsilon planned")
         rows = [
-            (escape(row.layer), f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
+            (
+                escape(row.layer),
+                f"{row.size:,}",
+                number(row.epsilon_lower),
+                number(row.epsilon_planned),
+            )
             for row in result.layers
         ]
         parts.append(tables.table("by layer", columns, rows, left=("layer",)))
     if result.adversaries:
         columns = ("against", "noise of", "epsilon audited", "epsilon reported")
         found = [
-            (row.adversary, f"{row.nodes} nodes", f"at least {number(row.epsilon_lower)}", number(row.epsilon_reported))
+            (
+                row.adversary,
+                f"{row.nodes} nodes",
+                f"at least {number(row.epsilon_lower)}",
+                number(row.epsilon_reported),
+            )
             for row in result.adversaries
         ]
-        parts.append(tables.table("by adversary, noise measured", columns, found, left=("against",)))
+        parts.append(
+            tables.table("by adversary, noise measured", columns, found, left=("against",))
+        )
     if result.checks:
         passed = {True: "[green]passed[/green]", False: "[bold red]FAILED[/bold red]"}
-        checks = [(passed[check.passed], escape(check.name), escape(check.detail)) for check in result.checks]
+        checks = [
+            (passed[check.passed], escape(check.name), escape(check.detail))
+            for check in result.checks
+        ]
         parts.append(tables.facts(checks, "checks"))
     if picture is not None:
         parts.append(escape(f"picture: {picture}"))

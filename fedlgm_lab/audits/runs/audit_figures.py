@@ -33,7 +33,11 @@ def _bars(axes: Any, result: AuditResult) -> None:
     finite = [value for value in (*lower, result.epsilon_reported) if math.isfinite(value)]
     top = 1.2 * max([*finite, 1e-3])
     places = np.arange(len(names))
-    axes.bar(places, [min(value, top) for value in lower], color=["tab:red" if result.exceeded else "tab:blue"])
+    axes.bar(
+        places,
+        [min(value, top) for value in lower],
+        color=["tab:red" if result.exceeded else "tab:blue"],
+    )
     if math.isfinite(result.epsilon_reported):
         axes.axhline(result.epsilon_reported, color="black", linestyle="--", label="reported")
         axes.legend()
@@ -45,7 +49,10 @@ def _bars(axes: Any, result: AuditResult) -> None:
 def _scores(axes: Any, result: AuditResult) -> None:
     if not result.scores:
         axes.axis("off")
-        lines = [f"{'passed' if check.passed else 'FAILED'}: {check.name}\n{check.detail}" for check in result.checks]
+        lines = [
+            f"{'passed' if check.passed else 'FAILED'}: {check.name}\n{check.detail}"
+            for check in result.checks
+        ]
         axes.text(0, 0.5, "\n\n".join(lines), va="center", wrap=True)
         return
     inside, outside = (np.clip(result.scores[name], -1e3, 1e3) for name in ("inside", "outside"))
@@ -53,5 +60,7 @@ def _scores(axes: Any, result: AuditResult) -> None:
     bins = np.linspace(low, high if high > low else low + 1, 60)
     axes.hist(outside, bins, density=True, alpha=0.6, label="out")
     axes.hist(inside, bins, density=True, alpha=0.6, label="in")
-    axes.set(xlabel="score", ylabel="density", title=f"{len(inside):,} scores in, {len(outside):,} out")
+    axes.set(
+        xlabel="score", ylabel="density", title=f"{len(inside):,} scores in, {len(outside):,} out"
+    )
     axes.legend()

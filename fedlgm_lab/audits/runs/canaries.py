@@ -1,4 +1,6 @@
-"""Canaries in a simulated run, which the server inserts, observes in its releases, and stores with the run."""
+"""Canaries in a simulated run, which the server inserts, observes in its releases, and stores with
+the run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm_lab.audits import CONFIDENCE, AuditResult, Canaries, CanaryRecord, Reported, Subject, audit_record
+from fedlgm_lab.audits import (
+    CONFIDENCE,
+    AuditResult,
+    Canaries,
+    CanaryRecord,
+    Reported,
+    Subject,
+    audit_record,
+)
 from fedlgm_lab.audits.canaries import canary_count, check_auditable
 from fedlgm_lab.audits.probe import checks, probe
 from simulations.config.assembly import Assembly
@@ -58,26 +68,37 @@ class RunAudit:
         """See `Watch.check`."""
         check_auditable(plan)
 
-    def observer(self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
+    def observer(
+        self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool
+    ) -> LoggedCanaries:
         """See `Watch.observer`."""
         if not simulated:
             raise ConfigError(
-                "run.audit: canaries are for simulations, but this run has real nodes: set run.audit = false"
+                "run.audit: canaries are for simulations, but this run has real nodes: set "
+                "run.audit = false"
             )
         rounds, facts = assembly.recipe.federation.rounds, assembly.facts
         if facts.run is None:
-            every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
+            every = -(
+                -rounds // _WATCHED
+            )  # much of what canaries cost is the same for few and for many
             count = canary_count(assembly.layers.size, -(-rounds // every))
         else:  # what a round's noise follows from are all rounds before it
             every, groups = 1, facts.sampling.separation or 1
             count = canary_count(assembly.layers.size, -(-rounds // groups), groups)
-        return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every)
+        return LoggedCanaries(
+            Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every
+        )
 
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
         """See `Watch.figures`."""
         audit = audit_stored(assembly, folder, result, per_layer=False)
-        if math.isinf(float(result["epsilon"])):  # what is wrong with it may be its plan, which canaries take as it is
-            audit = dataclasses.replace(audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method)))))
+        if math.isinf(
+            float(result["epsilon"])
+        ):  # what is wrong with it may be its plan, which canaries take as it is
+            audit = dataclasses.replace(
+                audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method))))
+            )
         return {
             "audited_epsilon": audit.epsilon_lower,
             "audit_method": audit.method,
@@ -101,17 +122,24 @@ def audit_stored(
     """
     rows = list(folder.canaries)
     if not rows:
-        raise RunError(f"{folder.canaries.path} holds nothing: the run had no canaries; run it with run.audit = true")
+        raise RunError(
+            f"{folder.canaries.path} holds nothing: the run had no canaries; run it with run.audit "
+            "= true"
+        )
     try:
         record = CanaryRecord.of([_loaded(row) for row in rows], np.zeros(0, dtype=bool))
     except ConfigError as error:
         raise RunError(f"{folder.canaries.path}: {error}") from error
     reported = run_reported(assembly, f"run {folder.path}", result)
-    return audit_record(record, assembly.layers, reported, confidence=confidence, per_layer=per_layer)
+    return audit_record(
+        record, assembly.layers, reported, confidence=confidence, per_layer=per_layer
+    )
 
 
 def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
-    """A finished run's reported epsilon, which is the proven one, or the claimed one if none is proven."""
+    """A finished run's reported epsilon, which is the proven one, or the claimed one if none is
+    proven.
+    """
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
         epsilon = float(result["claimed_epsilon"])
@@ -119,7 +147,8 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         subject,
         epsilon,
         float(result["delta"]),
-        assembly.facts.noise_multiplier / np.sqrt(assembly.mechanism.costs(assembly.layers, int(result["rounds"]))),
+        assembly.facts.noise_multiplier
+        / np.sqrt(assembly.mechanism.costs(assembly.layers, int(result["rounds"]))),
         assembly.facts.sampling.rate,
         assembly.facts.relation,
         str(result["guarantee"]),
@@ -128,7 +157,9 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
 
 
 def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers are slow."""
+    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers are
+    slow.
+    """
     packed: dict[str, Any] = {"round": int(row["round"])}
     for name in (key for key in row if key != "round"):
         array = np.asarray(row[name], dtype=np.float32)
@@ -144,7 +175,9 @@ def _loaded(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         return {"round": row["round"]} | {
-            name: np.frombuffer(base64.b64decode(row[name][1]), dtype=np.float32).reshape(row[name][0])
+            name: np.frombuffer(base64.b64decode(row[name][1]), dtype=np.float32).reshape(
+                row[name][0]
+            )
             for name in row
             if name != "round"
         }

@@ -54,7 +54,10 @@ def kind_of(target: str) -> Kind:
         return "mechanism"
     similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
     hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"
-    raise ConfigError(f"nothing to audit at {target!r}: neither a mechanism, nor a recipe, nor a run's folder; {hint}")
+    raise ConfigError(
+        f"nothing to audit at {target!r}: neither a mechanism, nor a recipe, nor a run's folder; "
+        f"{hint}"
+    )
 
 
 def audit_mechanism(
@@ -72,16 +75,22 @@ def audit_mechanism(
         name: name of the mechanism.
         audit: settings of the audit.
         variant: "sound" or "published"; default: sound.
-        overrides: options of the mechanism as "option=value" (TOML values), with or without "mechanism." in front.
+        overrides: options of the mechanism as "option=value" (TOML values), with or without
+            "mechanism." in front.
         progress: called with (done, all).
-        facts: epsilon, delta, rounds and rate of the run for which the mechanism is calibrated (see `Subject.of`).
+        facts: epsilon, delta, rounds and rate of the run for which the mechanism is calibrated (see
+            `Subject.of`).
 
     Raises:
         ConfigError: a variant or option is unknown, or the mechanism lacks the variant.
     """
     raw: dict[str, Any] = {"mechanism": {"name": name}}
-    override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
-    options = {key: value for key, value in raw["mechanism"].items() if key not in ("name", "variant")}
+    override(
+        raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides]
+    )
+    options = {
+        key: value for key, value in raw["mechanism"].items() if key not in ("name", "variant")
+    }
     chosen = variant or str(raw["mechanism"].get("variant", "sound"))
     return audit.mechanism(Subject.of(name, chosen, **facts, **options), progress)
 
@@ -110,20 +119,26 @@ def audit_recipe(
 
 
 def _refuse_own_steps(assembly: Assembly) -> None:
-    """Refuse clients that noise their own steps; the command in the message audits one client's steps as releases."""
+    """Refuse clients that noise their own steps; the command in the message audits one client's
+    steps as releases.
+    """
     recipe = assembly.recipe
     if recipe.training.sampling_rate is None:  # which only local steps have
         return
     facts, mechanism = assembly.facts, recipe.mechanism
     epsilon, delta = facts.budget()
     steps = facts.releases * (facts.steps.count if facts.steps else 1)
-    options = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in mechanism.options.items()]
+    options = [
+        f"--set {shlex.quote(f'{key}={json.dumps(value)}')}"
+        for key, value in mechanism.options.items()
+    ]
     command = (
         f"fedlgm audit {mechanism.name} --epsilon {epsilon:g} --delta {delta:g} --rounds {steps} "
         f"--rate {recipe.training.sampling_rate:g}"
     )
     raise ConfigError(
-        f"{recipe.name}: its clients add noise to every local step and send only the sum of the steps, so there is no "
+        f"{recipe.name}: its clients add noise to every local step and send only the sum of the "
+        "steps, so there is no "
         f"single release to audit; audit the steps of one client: {' '.join([command, *options])}"
     )
 
@@ -139,20 +154,21 @@ def audit_run(
 ) -> AuditResult:
     """Audit a finished run by its canaries, or by drawing its noise again from its seed.
 
-    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are added to the sums.
-    The ledger shows whether this is the noise that was charged. If canaries do not fit the releases (Laplace noise,
-    local trust, plans from private data), the recipe's mechanism is audited.
+    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are
+    added to the sums. The ledger shows whether this is the noise that was charged. If canaries do
+    not fit the releases (Laplace noise, local trust, plans from private data), the recipe's
+    mechanism is audited.
 
     Args:
         run: the run's folder.
-        audit: settings of the audit; "auto" or "one-run-gaussian" for the run's own noise, any other method for its
-            recipe's mechanism.
+        audit: settings of the audit; "auto" or "one-run-gaussian" for the run's own noise, any
+            other method for its recipe's mechanism.
         progress: called with (done, all).
         own: the objects that the run was given in Python.
 
     Raises:
-        RunError: the run is not finished, has neither canaries nor a seed, or was given objects that are not passed
-            again; the message gives the remedy.
+        RunError: the run is not finished, has neither canaries nor a seed, or was given objects
+            that are not passed again; the message gives the remedy.
     """
     started = time.perf_counter()
     folder = RunFolder.open(run)
@@ -162,11 +178,15 @@ def audit_run(
     if objects and not given:
         names = ", ".join(what for what in objects if what in vars(given))
         raise RunError(
-            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in Python with "
-            f"simulations.resume({str(run)!r}, ...).audit(), passing those objects in place of the dots"
+            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it "
+            "in Python with "
+            f"simulations.resume({str(run)!r}, ...).audit(), passing those objects in place of the "
+            "dots"
         )
     assembly = Assembly(folder.recipe(), given)
-    folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
+    folder.provenance.check_objects(
+        given.fingerprints(assembly.module(), assembly.partition) if given else {}
+    )
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and list(folder.canaries):
@@ -176,8 +196,10 @@ def audit_run(
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
         raise RunError(
-            f"{run} drew its noise from the operating system and had no canaries, so it cannot be drawn again. "
-            "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise that can be drawn "
+            f"{run} drew its noise from the operating system and had no canaries, so it cannot be "
+            "drawn again. "
+            "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise "
+            "that can be drawn "
             "again), then audit that run"
         )
     else:
@@ -197,7 +219,9 @@ def _replayed(
     layers, recipe = assembly.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
     rows = folder.every_row(result)
-    count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
+    count = audit.canaries or plenty(
+        layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1))
+    )
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
     first = assembly.method.plan(assembly.start())
     with Ledger(folder.ledger_file) as ledger:  # for reading: an auditor's copy may be read-only
@@ -209,7 +233,11 @@ def _replayed(
         plan, round_ = _recorded_plan(first, row), int(row["round"])
         if plan.size == 0 and plan.facts.noise is None:
             continue
-        unknown += (round_, SERVER, fingerprint(keys, round_, SERVER, assembly.noise_backend)) not in charged
+        unknown += (
+            round_,
+            SERVER,
+            fingerprint(keys, round_, SERVER, assembly.noise_backend),
+        ) not in charged
         total = torch.zeros(plan.size, dtype=torch.float64)
         watched = plan.size > 0  # correlated noise goes on where nothing is released
         if watched:
@@ -223,13 +251,17 @@ def _replayed(
     named = Check(
         "noise on the ledger",
         unknown == 0,
-        f"{unknown} rounds drew noise that is missing from the ledger" if unknown else "it names every round's noise",
+        f"{unknown} rounds drew noise that is missing from the ledger"
+        if unknown
+        else "it names every round's noise",
     )
     return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
-    """The plan of a finished round, from its row of metrics; other values are the same in all rounds."""
+    """The plan of a finished round, from its row of metrics; other values are the same in all
+    rounds.
+    """
     scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(
         first,

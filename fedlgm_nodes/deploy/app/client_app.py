@@ -1,4 +1,6 @@
-"""The ClientApp for nodes without an executor, which forwards to the node's service and imports no torch."""
+"""The ClientApp for nodes without an executor, which forwards to the node's service and imports no
+torch.
+"""
 
 from fedlgm_nodes.service.relay import make_client_app
 

@@ -1,4 +1,6 @@
-"""A node's part in secure aggregation: five steps under its policy, each on disk before its answer leaves."""
+"""A node's part in secure aggregation: five steps under its policy, each on disk before its answer
+leaves.
+"""
 
 from fedlgm_nodes.policy import Distributed
 from fedlgm_nodes.service.secagg.participant import Participant, Shared

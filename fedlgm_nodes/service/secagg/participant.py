@@ -1,16 +1,17 @@
 """A node's five steps of secure aggregation: advertise, share, mask, agree, unmask.
 
-Every step may be requested again, after a lost connection or a restart, and then gives the same answer. The node
-trusts only the signatures of the services that its own policy lists. It keeps these rules:
+Every step may be requested again, after a lost connection or a restart, and then gives the same
+answer. The node trusts only the signatures of the services that its own policy lists. It keeps
+these rules:
 
-* its keys are shared with only one cohort, which is on disk before a share leaves, every mask belongs to that cohort,
-  and the next attempt has other keys;
+* its keys are shared with only one cohort, which is on disk before a share leaves, every mask
+  belongs to that cohort, and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
-* it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out. It
-  does so only once `threshold` survivors, enough of them everywhere on a ring of neighbours, have signed the set that
-  it has signed, or once all members that shared secrets have signed that they sent a vector, in which case all of them
-  are the set.
+* it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer
+  that dropped out. It does so only once `threshold` survivors, enough of them everywhere on a ring
+  of neighbours, have signed the set that it has signed, or once all members that shared secrets
+  have signed that they sent a vector, in which case all of them are the set.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from fedlgm.errors import RunError
 from fedlgm_nodes.policy import Distributed, Refusal
 from fedlgm_nodes.protocol.messages import public_text, sha256
 from fedlgm_nodes.secagg.cohort import Advert, Cohort, Sent, Survivors, Terms, clients_of, key_pairs
-from fedlgm_nodes.secagg.keys import apply_mask, new_secret, pair_mask_key, seal, self_mask_key, unseal
+from fedlgm_nodes.secagg.keys import (
+    apply_mask,
+    new_secret,
+    pair_mask_key,
+    seal,
+    self_mask_key,
+    unseal,
+)
 from fedlgm_nodes.secagg.shamir import SHARE_BYTES, split
 from fedlgm_nodes.service.secagg.store import Session, SessionStore
 
@@ -40,7 +48,8 @@ class Shared:
 
     Attributes:
         sealed: client -> shares that only this client can read, in base 64.
-        commitment: SHA-256 of the seed, which reveals to the server shares that do not belong together.
+        commitment: SHA-256 of the seed, which reveals to the server shares that do not belong
+            together.
     """
 
     sealed: dict[int, str]
@@ -60,17 +69,23 @@ class Participant:
         Refusal: (every step) the question is not allowed; nothing was sent or charged.
     """
 
-    def __init__(self, client: int, signer: Ed25519PrivateKey, policy: Distributed, store: SessionStore) -> None:
+    def __init__(
+        self, client: int, signer: Ed25519PrivateKey, policy: Distributed, store: SessionStore
+    ) -> None:
         self._client, self._signer, self._policy, self._store = client, signer, policy, store
         if policy.services.get(client) != public_text(signer):
-            raise Refusal("cohort", f"distributed.peers does not hold this node's service key as client {client}")
+            raise Refusal(
+                "cohort",
+                f"distributed.peers does not hold this node's service key as client {client}",
+            )
 
     def advertise(self, terms: Terms) -> Advert:
         """Fresh public keys for an attempt."""
         if terms.colluders < self._policy.max_colluders:
             raise Refusal(
                 "cohort",
-                f"noise that suffices against {terms.colluders} colluders; this node wants max_colluders = "
+                f"noise that suffices against {terms.colluders} colluders; this node wants "
+                "max_colluders = "
                 f"{self._policy.max_colluders}",
             )
         session = self._store.session(terms.digest)
@@ -91,15 +106,22 @@ class Participant:
         session = self._session(attempt)
         cohort = self._cohort(session, adverts)
         if cohort.adverts.get(self._client) != Advert.of(session.advert):
-            raise Refusal("cohort", "this node's own advert is missing from the cohort, or was changed")
+            raise Refusal(
+                "cohort", "this node's own advert is missing from the cohort, or was changed"
+            )
         if len(cohort) < self._policy.min_cohort:
-            raise Refusal("cohort", f"a cohort of {len(cohort)} nodes; min_cohort is {self._policy.min_cohort}")
+            raise Refusal(
+                "cohort",
+                f"a cohort of {len(cohort)} nodes; min_cohort is {self._policy.min_cohort}",
+            )
         if problem := cohort.terms.problem(len(cohort)):
             raise Refusal("cohort", problem)
         # A session that was restored may have shared its keys before, which the ledger knows.
         bound = session.cohort or self._store.bound(session.advert["masking"], cohort.digest)
         if bound != cohort.digest:
-            raise Refusal("cohort", "this node has shared its secrets of this attempt with another cohort")
+            raise Refusal(
+                "cohort", "this node has shared its secrets of this attempt with another cohort"
+            )
         if not session.cohort:
             self._split(session, cohort)
             self._store.keep(attempt, session)
@@ -119,11 +141,12 @@ class Participant:
         Args:
             attempt: digest of the terms.
             sealed: client -> shares for this node, in base 64, of all its neighbours that shared.
-            charge: called with the cohort's digest before anything is made. It returns after the charge is on disk,
-                and charges one digest once.
-            make: called with the cohort's digest. It returns uint32 [size], the same words for the same digest.
-            sharing: client numbers of all members that shared, ascending; None if they are those of `sealed` and this
-                node, as they are if every member is its neighbour.
+            charge: called with the cohort's digest before anything is made. It returns after the
+                charge is on disk, and charges one digest once.
+            make: called with the cohort's digest. It returns uint32 [size], the same words for the
+                same digest.
+            sharing: client numbers of all members that shared, ascending; None if they are those of
+                `sealed` and this node, as they are if every member is its neighbour.
         """
         session, cohort = self._shared(attempt)
         near = {*sealed, self._client}
@@ -137,13 +160,22 @@ class Participant:
         if not near.union(everyone) <= cohort.adverts.keys():
             raise Refusal("cohort", "shares of a node that is not a member of the cohort")
         if len(everyone) < cohort.terms.threshold:
-            raise Refusal("cohort", f"{len(everyone)} members shared secrets; {cohort.terms.threshold} are needed")
+            raise Refusal(
+                "cohort",
+                f"{len(everyone)} members shared secrets; {cohort.terms.threshold} are needed",
+            )
         if near != cohort.neighbours.holders(self._client).intersection(everyone):
-            raise Refusal("cohort", "the shares are not those of this node's neighbours among the members that shared")
+            raise Refusal(
+                "cohort",
+                "the shares are not those of this node's neighbours among the members that shared",
+            )
         if problem := cohort.neighbours.problem(everyone, {self._client: "secrets"}):
             raise Refusal("cohort", f"of the members that shared secrets, {problem}")
-        held = {str(client): self._opened(session, cohort, client, text) for client, text in sealed.items()
-                if client != self._client}  # fmt: skip
+        held = {
+            str(client): self._opened(session, cohort, client, text)
+            for client, text in sealed.items()
+            if client != self._client
+        }
         masking, keys = bytes.fromhex(session.masking), {}
         for other in near:
             if other != self._client:
@@ -154,7 +186,10 @@ class Participant:
         charge(cohort.digest)
         made = make(cohort.digest)
         if made.dtype != np.uint32 or made.shape != (cohort.terms.size,):
-            raise RunError(f"a vector of {made.dtype} {made.shape}; the terms say uint32 ({cohort.terms.size},)")
+            raise RunError(
+                f"a vector of {made.dtype} {made.shape}; the terms say uint32 "
+                f"({cohort.terms.size},)"
+            )
         words = made.astype("<u4")
         apply_mask(words, self_mask_key(bytes.fromhex(session.seed), cohort.digest))
         for other, key in keys.items():
@@ -164,7 +199,9 @@ class Participant:
         return words
 
     def sent(self, attempt: str) -> str:
-        """Signed statement that this node has sent its vector, with the members whose masks are in the vector."""
+        """Signed statement that this node has sent its vector, with the members whose masks are in
+        the vector.
+        """
         session, cohort = self._shared(attempt)
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
@@ -183,26 +220,37 @@ class Participant:
         found = self._store.signed(cohort.digest)
         if found is not None:
             if found[0] != survivors:
-                raise Refusal("cohort", "this node has accepted another set of survivors of this cohort")
+                raise Refusal(
+                    "cohort", "this node has accepted another set of survivors of this cohort"
+                )
             return found[1]
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
-        if not set(survivors.answered) <= set(survivors.sharing) or self._client not in survivors.answered:
-            raise Refusal("cohort", "survivors must have shared secrets, and this node must be one of them")
+        if (
+            not set(survivors.answered) <= set(survivors.sharing)
+            or self._client not in survivors.answered
+        ):
+            raise Refusal(
+                "cohort", "survivors must have shared secrets, and this node must be one of them"
+            )
         if len(survivors.answered) < cohort.terms.threshold:
             raise Refusal(
-                "cohort", f"{len(survivors.answered)} survivors; {cohort.terms.threshold} are needed for a sum"
+                "cohort",
+                f"{len(survivors.answered)} survivors; {cohort.terms.threshold} are needed for a "
+                "sum",
             )
         signature = survivors.signed(self._signer)
         self._store.sign(survivors, signature)
         return signature
 
     def unmask(self, attempt: str, signatures: Mapping[int, str]) -> dict[int, str]:
-        """One share of each neighbour: of its seed if it survived, of its masking key if it dropped out.
+        """One share of each neighbour: of its seed if it survived, of its masking key if it dropped
+        out.
 
         Args:
             attempt: digest of the terms.
-            signatures: client -> signature of the set that this node has signed, or that the client sent its vector.
+            signatures: client -> signature of the set that this node has signed, or that the client
+                sent its vector.
 
         Returns:
             client -> share, hexadecimal digits.
@@ -212,9 +260,11 @@ class Participant:
         if not session.revealed:
             gone = set(survivors.dropped)
             session.revealed = {
-                client: masking if int(client) in gone else seed for client, (seed, masking) in session.held.items()
+                client: masking if int(client) in gone else seed
+                for client, (seed, masking) in session.held.items()
             }
-            # Nothing is left to be taken from this node's disk: of each peer one share, which the server has.
+            # Nothing is left to be taken from this node's disk: of each peer one share, which the
+            # server has.
             session.sealing = session.masking = session.seed = ""
             session.held = {}
             self._store.keep(attempt, session)
@@ -222,9 +272,17 @@ class Participant:
 
     # -- parts of the steps --------------------------------------------------------------------------------------------
 
-    def _accepted(self, session: Session, cohort: Cohort, signatures: Mapping[int, str]) -> Survivors:
-        """The set of survivors for which shares may leave, recorded as the only one of its cohort."""
-        found, services, sharing = self._store.signed(cohort.digest), self._policy.services, tuple(session.sharing)
+    def _accepted(
+        self, session: Session, cohort: Cohort, signatures: Mapping[int, str]
+    ) -> Survivors:
+        """The set of survivors for which shares may leave, recorded as the only one of its
+        cohort.
+        """
+        found, services, sharing = (
+            self._store.signed(cohort.digest),
+            self._policy.services,
+            tuple(session.sharing),
+        )
         sent, everyone = Sent(cohort.digest, sharing), Survivors(cohort.digest, sharing, sharing)
         all_sent = bool(sharing) and all(
             sent.valid(str(signatures.get(client, "")), services[client]) for client in sharing
@@ -233,7 +291,8 @@ class Participant:
             if not all_sent:
                 raise Refusal(
                     "cohort",
-                    "this node has signed no set of survivors of this cohort, and not every member that shared secrets "
+                    "this node has signed no set of survivors of this cohort, and not every member "
+                    "that shared secrets "
                     "has signed that it sent a vector",
                 )
             self._store.sign(everyone, everyone.signed(self._signer))
@@ -248,7 +307,10 @@ class Participant:
         ]
         signed = "signed the set that this node has signed"
         if len(valid) < cohort.terms.threshold:
-            raise Refusal("cohort", f"{len(valid)} survivors have {signed}; {cohort.terms.threshold} are needed")
+            raise Refusal(
+                "cohort",
+                f"{len(valid)} survivors have {signed}; {cohort.terms.threshold} are needed",
+            )
         if problem := cohort.neighbours.problem(valid):
             raise Refusal("cohort", f"of the survivors that {signed}, {problem}")
         return survivors
@@ -258,8 +320,10 @@ class Participant:
         if session is None:
             raise Refusal(
                 "cohort",
-                "this node holds no keys for this attempt: it has made none, its state/rounds.sqlite was deleted or "
-                f"restored, or newer rounds replaced them. It keeps the {self._store.kept} newest open rounds: let "
+                "this node holds no keys for this attempt: it has made none, its "
+                "state/rounds.sqlite was deleted or "
+                f"restored, or newer rounds replaced them. It keeps the {self._store.kept} newest "
+                "open rounds: let "
                 "fewer runs ask it at a time",
             )
         return session
@@ -268,9 +332,14 @@ class Participant:
         session = self._session(attempt)
         if not session.cohort:
             raise Refusal("cohort", "this node has shared no secrets in this attempt")
-        cohort = self._cohort(session, session.members, check=False)  # it was checked before secrets were shared
+        cohort = self._cohort(
+            session, session.members, check=False
+        )  # it was checked before secrets were shared
         if cohort.digest != session.cohort:
-            raise Refusal("cohort", "this node's peers have changed since it shared its secrets in this attempt")
+            raise Refusal(
+                "cohort",
+                "this node's peers have changed since it shared its secrets in this attempt",
+            )
         return session, cohort
 
     def _cohort(self, session: Session, adverts: list[Any], *, check: bool = True) -> Cohort:
@@ -279,30 +348,47 @@ class Participant:
             return Cohort(Terms.of(session.terms), members, self._policy.services, check=check)
 
     def _split(self, session: Session, cohort: Cohort) -> None:
-        seed, masking, sealing = new_secret(), bytes.fromhex(session.masking), bytes.fromhex(session.sealing)
+        seed, masking, sealing = (
+            new_secret(),
+            bytes.fromhex(session.masking),
+            bytes.fromhex(session.sealing),
+        )
         holders, needed = cohort.neighbours.holders(self._client), cohort.neighbours.shape.needed
         seeds, maskings = split(seed, needed, holders), split(masking, needed, holders)
         for client, advert in cohort.adverts.items():
             if client in holders and client != self._client:
                 with _refusing():
                     sealed = seal(
-                        sealing, advert.sealing, cohort.digest, self._client, client, seeds[client] + maskings[client]
+                        sealing,
+                        advert.sealing,
+                        cohort.digest,
+                        self._client,
+                        client,
+                        seeds[client] + maskings[client],
                     )
                 session.outgoing[str(client)] = b64encode(sealed).decode()
-        session.held = {str(self._client): [seeds[self._client].hex(), maskings[self._client].hex()]}
+        session.held = {
+            str(self._client): [seeds[self._client].hex(), maskings[self._client].hex()]
+        }
         session.members = [advert.values() for advert in cohort.adverts.values()]
         session.seed, session.commitment, session.cohort = seed.hex(), sha256(seed), cohort.digest
 
     def _opened(self, session: Session, cohort: Cohort, client: int, text: str) -> list[str]:
         try:
             shares = unseal(
-                bytes.fromhex(session.sealing), cohort.adverts[client].sealing, cohort.digest, client, self._client,
+                bytes.fromhex(session.sealing),
+                cohort.adverts[client].sealing,
+                cohort.digest,
+                client,
+                self._client,
                 b64decode(text),
-            )  # fmt: skip
+            )
             if len(shares) != 2 * SHARE_BYTES:
                 raise RunError(f"{len(shares)} bytes")
         except (RunError, ValueError) as error:
-            raise Refusal("cohort", f"client {client}'s shares for this node are not authentic", client) from error
+            raise Refusal(
+                "cohort", f"client {client}'s shares for this node are not authentic", client
+            ) from error
         return [shares[:SHARE_BYTES].hex(), shares[SHARE_BYTES:].hex()]
 
 

@@ -1,8 +1,9 @@
-"""The five steps of a secure sum as the node's service answers them, on its ledger and with its own list of peers.
+"""The five steps of a secure sum as the node's service answers them, on its ledger and with its own
+list of peers.
 
-A restored copy of the session store alone does no harm: the ledger holds the cohort of each advert's keys, the signed
-sets of survivors and the digest of every vector that may have left, and its witness shows whether the ledger itself was
-restored.
+A restored copy of the session store alone does no harm: the ledger holds the cohort of each
+advert's keys, the signed sets of survivors and the digest of every vector that may have left, and
+its witness shows whether the ledger itself was restored.
 """
 
 from __future__ import annotations
@@ -37,12 +38,18 @@ class SecureSteps:
         LedgerError: the file cannot be used.
     """
 
-    def __init__(self, policy: Policy, signer: Ed25519PrivateKey, ledger: NodeLedger, file: Path) -> None:
+    def __init__(
+        self, policy: Policy, signer: Ed25519PrivateKey, ledger: NodeLedger, file: Path
+    ) -> None:
         if policy.distributed is None:
-            raise ConfigError("a policy without a section [distributed] takes part in no secure sum")
+            raise ConfigError(
+                "a policy without a section [distributed] takes part in no secure sum"
+            )
         self._store = SessionStore(file, ledger)
         try:
-            self._participant = Participant(policy.node.client, signer, policy.distributed, self._store)
+            self._participant = Participant(
+                policy.node.client, signer, policy.distributed, self._store
+            )
         except Refusal as refusal:
             self._store.close()
             raise ConfigError(f"the policy's {refusal.why}") from refusal
@@ -91,7 +98,9 @@ class SecureSteps:
         return self._participant.sent(terms.digest)
 
     def cohort(self, terms: Terms) -> str:
-        """Digest of the cohort with which this node has shared its secrets; empty if it has shared none."""
+        """Digest of the cohort with which this node has shared its secrets; empty if it has shared
+        none.
+        """
         session = self._store.session(terms.digest)
         return "" if session is None else session.cohort
 
@@ -107,8 +116,12 @@ def _by_client(raw: Any) -> dict[int, str]:
         Refusal: something else.
     """
     if not isinstance(raw, dict) or len(raw) > MOST_NODES:
-        raise Refusal("malformed", f"a step's texts must be an object with at most {MOST_NODES} clients")
-    found = {int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11}
+        raise Refusal(
+            "malformed", f"a step's texts must be an object with at most {MOST_NODES} clients"
+        )
+    found = {
+        int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11
+    }
     if len(found) < len(raw) or not all(isinstance(text, str) for text in found.values()):
         raise Refusal("malformed", "a step's texts must be given by client number, each once")
     return found

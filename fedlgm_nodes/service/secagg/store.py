@@ -1,4 +1,6 @@
-"""A node's state in rounds of secure aggregation, on disk before an answer that depends on it is sent."""
+"""A node's state in rounds of secure aggregation, on disk before an answer that depends on it is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,14 @@ class Session:
 
     Attributes:
         terms, advert: plain values of both.
-        sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no longer needed.
+        sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no
+            longer needed.
         commitment: SHA-256 of the seed.
         cohort: digest of the only cohort with which the secrets were shared; empty before.
         members: plain values of its adverts.
         outgoing: client -> sealed shares, in base 64, as they left.
-        sharing: clients whose shares this node holds, its own among them (U1); empty until its vector is kept.
+        sharing: clients whose shares this node holds, its own among them (U1); empty until its
+            vector is kept.
         held: client -> its shares of that client's seed and masking key, hexadecimal digits.
         revealed: client -> the one share that left.
     """
@@ -66,15 +70,17 @@ class Session:
 class SessionStore:
     """Sessions in a file that keeps the newest few, and agreements in the node's ledger.
 
-    An agreement is the only cohort of an advert's keys, or the only signed set of survivors of a cohort.
+    An agreement is the only cohort of an advert's keys, or the only signed set of survivors of a
+    cohort.
 
     Only the process that holds the ledger uses it.
 
     Args:
         path: SQLite file of the sessions; created if missing.
         ledger: the node's ledger.
-        kept: number of open sessions, of which a run has up to two. The secrets of older ones are deleted, and their
-            rounds continue without this node. The same number of the newest finished ones is kept.
+        kept: number of open sessions, of which a run has up to two. The secrets of older ones are
+            deleted, and their rounds continue without this node. The same number of the newest
+            finished ones is kept.
 
     Raises:
         LedgerError: the file cannot be used.
@@ -84,41 +90,60 @@ class SessionStore:
         self._path, self._ledger, self.kept = path, ledger, kept
         with self._translated():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
-            self._db.execute("PRAGMA synchronous = EXTRA")  # a commit counts once the journal's end is on disk too
+            self._db = sqlite3.connect(
+                path, isolation_level=None, timeout=30, check_same_thread=False
+            )
+            self._db.execute(
+                "PRAGMA synchronous = EXTRA"
+            )  # a commit counts once the journal's end is on disk too
             self._db.execute("PRAGMA secure_delete = ON")
             self._db.executescript(_SCHEMA)
 
     def session(self, attempt: str) -> Session | None:
         """The session of an attempt; None if there is none, or it has been deleted."""
         with self._translated():
-            row = self._db.execute("SELECT state FROM sessions WHERE attempt = ?", (attempt,)).fetchone()
+            row = self._db.execute(
+                "SELECT state FROM sessions WHERE attempt = ?", (attempt,)
+            ).fetchone()
         return None if row is None else Session(**json.loads(row[0]))
 
     def open(self, attempt: str, session: Session) -> None:
-        """Keep a new session, and delete those that are neither among the newest nor among the newest open ones."""
+        """Keep a new session, and delete those that are neither among the newest nor among the
+        newest open ones.
+        """
         with self._translated(), transaction(self._db):
-            self._db.execute("INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session)))
+            self._db.execute(
+                "INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session))
+            )
             self._db.execute(_FORGET, {"kept": self.kept})
-            self._db.execute("DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)")
+            self._db.execute(
+                "DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)"
+            )
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
-        """Replace the state of a session, and add its masked vector; returns after both are on disk, or neither."""
+        """Replace the state of a session, and add its masked vector; returns after both are on
+        disk, or neither.
+        """
         with self._translated(), transaction(self._db):
             if vector is not None:
                 self._db.execute("INSERT INTO vectors VALUES (?, ?)", (attempt, vector))
-            changed = self._db.execute("UPDATE sessions SET state = ? WHERE attempt = ?", (_text(session), attempt))
+            changed = self._db.execute(
+                "UPDATE sessions SET state = ? WHERE attempt = ?", (_text(session), attempt)
+            )
             if changed.rowcount != 1:
                 raise LedgerError(f"the session {attempt} is gone from {self._path}")
 
     def vector(self, attempt: str) -> bytes | None:
         """The masked vector that may have been sent; None if none can have been."""
         with self._translated():
-            row = self._db.execute("SELECT words FROM vectors WHERE attempt = ?", (attempt,)).fetchone()
+            row = self._db.execute(
+                "SELECT words FROM vectors WHERE attempt = ?", (attempt,)
+            ).fetchone()
         return None if row is None else row[0]
 
     def bound(self, masking: str, cohort: str) -> str:
-        """The only cohort with which the keys of an advert are shared: the first that was given, on disk.
+        """The only cohort with which the keys of an advert are shared: the first that was given, on
+        disk.
 
         Args:
             masking: the advert's public key of masks.
@@ -141,9 +166,13 @@ class SessionStore:
             return None
         try:
             kept = json.loads(found)
-            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(kept["signature"])
+            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(
+                kept["signature"]
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"the ledger's set of survivors of {cohort} cannot be read: {error!r}") from error
+            raise LedgerError(
+                f"the ledger's set of survivors of {cohort} cannot be read: {error!r}"
+            ) from error
 
     def sign(self, survivors: Survivors, signature: str) -> None:
         """Record the only set that is ever signed for its cohort; returns after it is on disk.
@@ -151,7 +180,11 @@ class SessionStore:
         Raises:
             LedgerError: a set was recorded before.
         """
-        kept = {"sharing": survivors.sharing, "answered": survivors.answered, "signature": signature}
+        kept = {
+            "sharing": survivors.sharing,
+            "answered": survivors.answered,
+            "signature": signature,
+        }
         self._ledger.agree(survivors.cohort, json.dumps(kept))
 
     def close(self) -> None:
@@ -163,7 +196,9 @@ class SessionStore:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-            raise LedgerError(f"the rounds of secure aggregation in {self._path} cannot be used: {error!r}") from error
+            raise LedgerError(
+                f"the rounds of secure aggregation in {self._path} cannot be used: {error!r}"
+            ) from error
 
 
 def _text(session: Session) -> str:

@@ -1,8 +1,9 @@
-"""Trackers, which follow a run's public figures: TensorBoard, MLflow, Weights & Biases, or your own.
+"""Trackers, which follow a run's public figures: TensorBoard, MLflow, Weights & Biases, or your
+own.
 
 A tracker has three methods (see `Tracker`). It is named in a recipe (`run.trackers`) or passed to
-`simulations.launch.simulate(..., trackers=[...])`. It receives only public figures; the private diagnostics of a round
-(who took part, how long it took) never reach a tracker.
+`simulations.launch.simulate(..., trackers=[...])`. It receives only public figures; the private
+diagnostics of a round (who took part, how long it took) never reach a tracker.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class RunStart:
         recipe: the whole recipe as plain values, defaults included.
         layers: d_j by layer name, in order.
         facts: the run's public facts, its noise multiplier included.
-        rounds_done: finished rounds of a continued run; a tracker may have seen later ones, which are repeated.
+        rounds_done: finished rounds of a continued run; a tracker may have seen later ones, which
+            are repeated.
     """
 
     name: str
@@ -47,9 +49,10 @@ class RunStart:
 class Tracker(Protocol):
     """Interface of a tracker.
 
-    `round` is called in a different thread from `start` and `end`, never concurrently. An exception in `start` stops
-    the run before anything is released. An exception in `round` or `end` is reported as a warning and ends the tracker;
-    the run continues, and its rows are in `metrics.jsonl`.
+    `round` is called in a different thread from `start` and `end`, never concurrently. An exception
+    in `start` stops the run before anything is released. An exception in `round` or `end` is
+    reported as a warning and ends the tracker; the run continues, and its rows are in
+    `metrics.jsonl`.
 
     Example:
         >>> class Printer:
@@ -91,18 +94,19 @@ def make(name: str) -> Tracker:
     """The tracker of this name.
 
     Args:
-        name: one of `names()`, or "package.module:name" of a tracker, or of a class or function that makes one when it
-            is called without arguments.
+        name: one of `names()`, or "package.module:name" of a tracker, or of a class or function
+            that makes one when it is called without arguments.
 
     Raises:
-        ConfigError: the name is unknown, the package is not installed, the reference does not import, or the object is
-            not a tracker.
+        ConfigError: the name is unknown, the package is not installed, the reference does not
+            import, or the object is not a tracker.
     """
     found = named(_BUNDLED, name, "tracker")
     if name in _BUNDLED:
         if not installed(name):
             raise ConfigError(
-                f"tracker {name!r} needs the package {name!r}, which is not installed: pip install 'fedlgm[{name}]'"
+                f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
+                f"'fedlgm[{name}]'"
             )
         found = load_object(found, "tracker")
     if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
@@ -115,9 +119,16 @@ def make(name: str) -> Tracker:
 
 
 def _checked(tracker: object, what: str) -> Tracker:
-    missing = [method for method in ("start", "round", "end") if not callable(getattr(tracker, method, None))]
+    missing = [
+        method
+        for method in ("start", "round", "end")
+        if not callable(getattr(tracker, method, None))
+    ]
     if missing:
-        raise ConfigError(f"tracker {what} has no method {missing[0]!r}: it needs start(run), round(row), end(summary)")
+        raise ConfigError(
+            f"tracker {what} has no method {missing[0]!r}: it needs start(run), round(row), "
+            "end(summary)"
+        )
     return tracker  # type: ignore[return-value]
 
 
@@ -140,7 +151,9 @@ class Trackers:
 
     def __init__(self, named: Sequence[str] | None = (), objects: Iterable[Tracker] = ()) -> None:
         self._members = [(repr(name), make(name)) for name in named_in(named)]
-        self._members += [(name := type(tracker).__name__, _checked(tracker, name)) for tracker in objects]
+        self._members += [
+            (name := type(tracker).__name__, _checked(tracker, name)) for tracker in objects
+        ]
 
     def start(self, run: RunStart) -> None:
         """Start each tracker; if one fails, those before it are ended.
@@ -156,7 +169,9 @@ class Trackers:
                 self.end(None)
                 if isinstance(error, FedlgmError):
                     raise
-                raise RunError(f"tracker {name} cannot start: {raised_in(tracker, error)}") from error
+                raise RunError(
+                    f"tracker {name} cannot start: {raised_in(tracker, error)}"
+                ) from error
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Pass a finished round to each tracker."""
@@ -164,10 +179,14 @@ class Trackers:
             try:
                 # Whatever a user's does to the row, others and the run see theirs.
                 tracker.round(row if is_bundled(tracker) else copy.deepcopy(dict(row)))
-            except Exception as error:  # what has been released cannot be taken back: the run goes on
+            except (
+                Exception
+            ) as error:  # what has been released cannot be taken back: the run goes on
                 self._members.remove((name, tracker))
                 why = raised_in(tracker, error)
-                _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {why}")
+                _warn(
+                    f"tracker {name} failed in round {row['round']} and gets no more rounds: {why}"
+                )
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """End each tracker once, in the order in which they started."""
@@ -182,10 +201,11 @@ class Trackers:
 def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
     """Figures of a public row by name, for charts; infinite values and NaN are dropped.
 
-    In addition to the run's own figures (loss and the task's metrics, epsilon, claimed_epsilon, noise_norm) there are,
-    for each released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of one party's noise),
-    `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of the released noisy mean) and, if the round released it
-    as a query, `clipped/LAYER` (noisy share of clients that were clipped).
+    In addition to the run's own figures (loss and the task's metrics, epsilon, claimed_epsilon,
+    noise_norm) there are, for each released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean
+    square norm of one party's noise), `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of
+    the released noisy mean) and, if the round released it as a query, `clipped/LAYER` (noisy share
+    of clients that were clipped).
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.
@@ -197,12 +217,18 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
     """
     figures = {name: row[name] for name in ("loss", "accuracy") if name in row}
     figures |= row.get("metrics") or {}
-    figures |= {name: row[name] for name in ("epsilon", "claimed_epsilon", "noise_norm") if name in row}
+    figures |= {
+        name: row[name] for name in ("epsilon", "claimed_epsilon", "noise_norm") if name in row
+    }
     released = [sigma is not None for sigma in row.get("sigma", [0.0] * len(layers))]
     columns = {
-        "bound": row.get("clip"), "noise": row.get("layer_noise"), "snr": row.get("snr"), "share": row.get("share"),
-        "released_norm": row.get("released_norm"), "clipped": clipped(row),
-    }  # fmt: skip
+        "bound": row.get("clip"),
+        "noise": row.get("layer_noise"),
+        "snr": row.get("snr"),
+        "share": row.get("share"),
+        "released_norm": row.get("released_norm"),
+        "clipped": clipped(row),
+    }
     for kind, values in columns.items():
         for layer, value, shown in zip(layers, values or (), released, strict=False):
             if shown:
@@ -211,7 +237,9 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
 
 
 def clipped(row: Mapping[str, Any]) -> list[float] | None:
-    """Noisy share of clients clipped in each layer, [K], if a round released it; it may lie outside [0, 1]."""
+    """Noisy share of clients clipped in each layer, [K], if a round released it; it may lie outside
+    [0, 1].
+    """
     within = (row.get("queries") or {}).get("below-bound")
     return None if within is None else [1.0 - share for share in within]
 

@@ -1,4 +1,6 @@
-"""MLflow, with one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI names."""
+"""MLflow, with one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI
+names.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    The experiment is $MLFLOW_EXPERIMENT_NAME, or else "fedlgm". The server is MLflow's own ($MLFLOW_TRACKING_URI, or
-    else files or a database in this directory).
+    The experiment is $MLFLOW_EXPERIMENT_NAME, or else "fedlgm". The server is MLflow's own
+    ($MLFLOW_TRACKING_URI, or else files or a database in this directory).
     """
 
     def start(self, run: RunStart) -> None:
@@ -37,7 +39,9 @@ class MlflowTracker:
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             made: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
             parameters = flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier}
-            self._client.log_batch(made, params=[Param(name, str(value)) for name, value in parameters.items()])
+            self._client.log_batch(
+                made, params=[Param(name, str(value)) for name, value in parameters.items()]
+            )
             return made
 
         self._run = remembered(run.folder, "mlflow", create)

@@ -16,16 +16,25 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = run.rounds_done + 1 if run.rounds_done else None
-        self._board: Any = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=5)
+        self._board: Any = SummaryWriter(
+            str(run.folder / "tensorboard"), purge_step=purge, flush_secs=5
+        )
         self._layers = tuple(run.layers)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Write one scalar per figure, all in one event; `add_scalar` would queue and hash each in Python."""
+        """Write one scalar per figure, all in one event; `add_scalar` would queue and hash each in
+        Python.
+        """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(row, self._layers).items()]
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in scalars(row, self._layers).items()
+        ]
         # Real times between rounds would show how many clients took part.
-        self._board.file_writer.add_summary(Summary(value=values), row["round"], walltime=float(row["round"]))
+        self._board.file_writer.add_summary(
+            Summary(value=values), row["round"], walltime=float(row["round"])
+        )
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """Add the guarantee as text."""

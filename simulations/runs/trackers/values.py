@@ -10,7 +10,15 @@ from typing import Any
 from fedlgm.files import PUBLIC, write_durably
 from simulations.runs.rows import excerpt
 
-_SHOWN = ("guarantee", "guarantee_status", "ledger_head", "model_sha256", "delta", "noise_reproducible", "epsilon")
+_SHOWN = (
+    "guarantee",
+    "guarantee_status",
+    "ledger_head",
+    "model_sha256",
+    "delta",
+    "noise_reproducible",
+    "epsilon",
+)
 _FILE = "trackers.json"
 
 
@@ -25,7 +33,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             result |= flat(value, f"{prefix}{key}.")
         else:
-            result[f"{prefix}{key}"] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+            result[f"{prefix}{key}"] = (
+                json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+            )
     return result
 
 
@@ -35,7 +45,9 @@ def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
-    """The tracker's identifier of the run in `folder`, created the first time and then read from `trackers.json`."""
+    """The tracker's identifier of the run in `folder`, created the first time and then read from
+    `trackers.json`.
+    """
     file = folder / _FILE
     try:
         known = dict(json.loads(file.read_text(encoding="utf-8")))

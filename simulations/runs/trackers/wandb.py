@@ -1,4 +1,6 @@
-"""Weights & Biases, with one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and similar variables work as usual."""
+"""Weights & Biases, with one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and similar
+variables work as usual.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from simulations.runs.trackers.values import flat, remembered, summary_figures
 
 
 class WandbTracker:
-    """Logs the recipe as the configuration, rounds as history, and guarantee and ledger head into the summary.
+    """Logs the recipe as the configuration, rounds as history, and guarantee and ledger head into
+    the summary.
 
-    A resumed run continues the same W&B run. Only public figures are sent. System metrics, the console and the code
-    are switched off, because times and memory reveal the number of participants.
+    A resumed run continues the same W&B run. Only public figures are sent. System metrics, the
+    console and the code are switched off, because times and memory reveal the number of
+    participants.
 
     Args:
         project: name of the project; by default $WANDB_PROJECT, else "fedlgm".
@@ -32,7 +36,11 @@ class WandbTracker:
         import wandb
 
         quiet = wandb.Settings(
-            console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, x_save_requirements=False
+            console="off",
+            x_disable_stats=True,
+            x_disable_meta=True,
+            disable_git=True,
+            x_save_requirements=False,
         )
         arguments: dict[str, Any] = {
             "project": self._project,

@@ -1,4 +1,5 @@
-"""No row, client or query moves a sum by more than its bound, whatever it is made of; who bounds is a type."""
+"""No row, client or query moves a sum by more than its bound, whatever it is made of; who bounds is
+a type."""
 
 from __future__ import annotations
 
@@ -34,29 +35,45 @@ GUARANTEE = Guarantee("proven", "a test")
 
 
 def plan_of(**changes) -> ReleasePlan:
-    return replace(ReleasePlan(LAYERS, np.array([2.0, 0.5]), np.array([3.0, 3.0]), FACTS, GUARANTEE), **changes)
+    return replace(
+        ReleasePlan(LAYERS, np.array([2.0, 0.5]), np.array([3.0, 3.0]), FACTS, GUARANTEE), **changes
+    )
 
 
-# -- rows that are chosen to make rounding errors add up ---------------------------------------------------------------
+# -- rows that are chosen to make rounding errors add up
+# ---------------------------------------------------------------
 
 
 def adversarial(big: int, small: int, ulps: int, start: float = 0.5) -> np.ndarray:
-    """Values in [0, 1] whose sum in order crosses the power of two `big` or not, by the very first one.
+    """Values in [0, 1] whose sum in order crosses the power of two `big` or not, by the very first
+    one.
 
-    After it every value is an odd number of half steps of the coarser grid, so that each addition rounds the same way.
-    """
+    After it every value is an odd number of half steps of the coarser grid, so that each addition
+    rounds the same way."""
     step = big * 2.0**-53
     return np.concatenate([np.ones(big), [start], np.full(small, ulps * step)])
 
 
 def tasks_of(x: np.ndarray) -> list[ClientTask]:
-    return [ClientTask(torch.from_numpy(x), -torch.ones(len(x), dtype=torch.float64), torch.Generator(), 1)]
+    return [
+        ClientTask(
+            torch.from_numpy(x), -torch.ones(len(x), dtype=torch.float64), torch.Generator(), 1
+        )
+    ]
 
 
 def descent_upload(values: np.ndarray, clip: float = 1.0) -> tuple[np.ndarray, float]:
-    """What a client uploads for coordinate 0 if its rows' derivatives are `values`, and the bound of one row."""
+    """What a client uploads for coordinate 0 if its rows' derivatives are `values`, and the bound
+    of one row."""
     plan = cd.plan_descent(
-        np.ones(2), budget=1.0, rule="spr", clip=clip * math.sqrt(2), rate=1.0, passes=1, rows=10, relation="add-remove"
+        np.ones(2),
+        budget=1.0,
+        rule="spr",
+        clip=clip * math.sqrt(2),
+        rate=1.0,
+        passes=1,
+        rows=10,
+        relation="add-remove",
     )
     x = np.stack([values * plan.clip[0], np.zeros_like(values)], axis=1)
     (update,) = CoordinateSums(Lasso(0.0), plan).updates(torch.zeros(2), tasks_of(x))
@@ -77,7 +94,8 @@ def moved_by_descent(values: np.ndarray) -> float:
 
 
 def moved_by_pca(values: np.ndarray, method: str) -> float:
-    """The same for second moments: rows along the first axis whose squares (or clipped entries) are `values`."""
+    """The same for second moments: rows along the first axis whose squares (or clipped entries) are
+    `values`."""
     plan = pca.covariance_plan(method, 2, 1.0, 0.0 if method.startswith("laplace") else 1e-6)
     entry = 1.0 if plan.entry_clip is None else plan.entry_clip[0]
     uploads = []
@@ -91,14 +109,23 @@ def moved_by_pca(values: np.ndarray, method: str) -> float:
     bounds, _ = layer_bounds(plan)
     order = 2 if plan.family == "gaussian" else 1
     parts = covariance_table(plan).split(torch.from_numpy(difference))
-    return max(float(np.linalg.norm(part, ord=order)) / bound for part, bound in zip(parts, bounds, strict=True))
+    return max(
+        float(np.linalg.norm(part, ord=order)) / bound
+        for part, bound in zip(parts, bounds, strict=True)
+    )
 
 
 ATTACKS = st.builds(
-    adversarial, st.sampled_from([2**14, 2**15, 2**16]), st.integers(1, 2**16), st.sampled_from([1, 3, 5, 7, 11])
+    adversarial,
+    st.sampled_from([2**14, 2**15, 2**16]),
+    st.integers(1, 2**16),
+    st.sampled_from([1, 3, 5, 7, 11]),
 )
 LARGE = st.builds(
-    adversarial, st.sampled_from([2**19, 2**20]), st.integers(2**19, 2 * 2**20), st.sampled_from([1, 3, 5, 7, 11])
+    adversarial,
+    st.sampled_from([2**19, 2**20]),
+    st.integers(2**19, 2 * 2**20),
+    st.sampled_from([1, 3, 5, 7, 11]),
 )
 METHODS = sorted(set(pca.methods()) - {"gaussian-inid-unclipped"})
 
@@ -131,7 +158,8 @@ def test_no_row_of_millions_moves_a_sum_of_second_moments_by_more_than_its_bound
 
 @pytest.mark.slow
 def test_the_rows_are_adversarial():
-    """Power: added up in order, or in float32, as the upload once was, the same rows do move it by more."""
+    """Power: added up in order, or in float32, as the upload once was, the same rows do move it by
+    more."""
     values = adversarial(2**20, 2 * 10**6, 3)
     table = np.stack([values, np.zeros_like(values)], axis=1)
     other = np.stack([without_first(values), np.zeros_like(values)], axis=1)
@@ -151,7 +179,9 @@ def test_sums_in_groups_are_near_the_exact_sum():
     assert abs(gram(x)[0, 0] - math.fsum((x[:, 0] ** 2).tolist())) < 1100 * exact * 2.0**-53
 
 
-@pytest.mark.parametrize("shape", [(0, 2), (1, 2), (127, 2), (128, 3), (129, 1), (128**2 + 1, 2), (5,), (300, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", [(0, 2), (1, 2), (127, 2), (128, 3), (129, 1), (128**2 + 1, 2), (5,), (300, 2, 2)]
+)
 def test_sums_in_groups_of_any_shape(shape):
     values = np.random.default_rng(0).standard_normal(shape)
     assert sum_rows(values) == pytest.approx(values.sum(axis=0), abs=1e-9)
@@ -164,13 +194,17 @@ def test_sums_in_groups_of_any_shape(shape):
 
 @settings(max_examples=60)
 @given(
-    update=st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=5, max_size=5),
+    update=st.lists(
+        st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=5, max_size=5
+    ),
     clips=st.lists(st.sampled_from([0.0, 2.0**-36, 1e-3, 1.0, 3e5]), min_size=2, max_size=2),
     kind=st.sampled_from(["cpu", "kernels"]),
 )
 def test_no_client_exceeds_its_bounds(update, clips, kind):
     plan = plan_of(clip=np.array(clips), sigma=np.ones(2))
-    total = BoundedSum.empty(plan) if kind == "cpu" else DeviceSum(plan, torch.device("cpu"), "torch")
+    total = (
+        BoundedSum.empty(plan) if kind == "cpu" else DeviceSum(plan, torch.device("cpu"), "torch")
+    )
     total.add(torch.tensor([update], dtype=torch.float32))
     norms = [float(torch.linalg.vector_norm(part)) for part in total.total.split([3, 2])]
     assert all(norm <= clip for norm, clip in zip(norms, clips, strict=True))
@@ -217,10 +251,13 @@ class Lying(queries.AuxiliaryQuery):
     kind=st.sampled_from(["cpu", "kernels"]),
 )
 def test_no_query_exceeds_its_bound_whatever_its_encoder_does(answer, dtype, kind):
-    """An encoder once gave 1,000 times what the plan counted: a multiplier of 7.07 where 0.005 was true."""
+    """An encoder once gave 1,000 times what the plan counted: a multiplier of 7.07 where 0.005 was
+    true."""
     Lying.ANSWER = torch.tensor([answer], dtype=torch.float64).to(dtype)
     plan = plan_of(queries=(NoisyQuery(Lying((3, 2)), 0.5),))
-    total = BoundedSum.empty(plan) if kind == "cpu" else DeviceSum(plan, torch.device("cpu"), "torch")
+    total = (
+        BoundedSum.empty(plan) if kind == "cpu" else DeviceSum(plan, torch.device("cpu"), "torch")
+    )
     total.add(torch.ones(1, 5))
     answered = total.total[5:]
     assert torch.isfinite(answered).all()
@@ -228,7 +265,8 @@ def test_no_query_exceeds_its_bound_whatever_its_encoder_does(answer, dtype, kin
 
 
 def test_a_query_with_one_nan_is_cut_all_the_same():
-    """NaN made the length unknown, and the other coordinate went through as it was: 1e9 where the bound is 0.1."""
+    """NaN made the length unknown, and the other coordinate went through as it was: 1e9 where the
+    bound is 0.1."""
     Lying.ANSWER = torch.tensor([[math.nan, 1e9]])
     assert float(Lying((3, 2)).contribution(torch.ones(1, 2), torch.ones(2)).norm()) <= 0.1
 
@@ -259,20 +297,26 @@ def test_the_librarys_own_queries_keep_their_bounds_without_being_cut(kind, norm
 
 
 def test_a_plan_cannot_state_another_bound_than_the_query():
-    """What the accountant sees is made of the object's own bound; a message names the query and its noise only."""
+    """What the accountant sees is made of the object's own bound; a message names the query and its
+    noise only."""
     plan = plan_of(queries=(NoisyQuery(queries.named("below-bound", (3, 2)), 0.5),))
     assert plan.parts[-1].clip == math.sqrt(2) / 2
     told = plan.to_json()
     assert ReleasePlan.from_json(LAYERS, told).effective_multiplier == plan.effective_multiplier
     with pytest.raises(ConfigError):
-        ReleasePlan.from_json(LAYERS, told.replace('["below-bound", 0.5]', '["below-bound", 0.5, 0.0001]'))
+        ReleasePlan.from_json(
+            LAYERS, told.replace('["below-bound", 0.5]', '["below-bound", 0.5, 0.0001]')
+        )
     with pytest.raises(ConfigError, match="unknown auxiliary query"):
         ReleasePlan.from_json(LAYERS, told.replace("below-bound", "anything"))
 
 
 # -- who bounds --------------------------------------------------------------------------------------------------------
 
-SUMS = [lambda plan: BoundedSum.empty(plan), lambda plan: DeviceSum(plan, torch.device("cpu"), "torch")]
+SUMS = [
+    lambda plan: BoundedSum.empty(plan),
+    lambda plan: DeviceSum(plan, torch.device("cpu"), "torch"),
+]
 
 
 @pytest.mark.parametrize("empty", SUMS)
@@ -280,17 +324,21 @@ class TestWhoBounds:
     """The sum refuses what does not fit the plan: a label once switched clipping off."""
 
     def test_raw_updates_where_the_trainer_was_to_bound(self, empty):
-        with pytest.raises(PrivacyError, match="needs a trainer that bounds its updates, but this one returns raw"):
+        with pytest.raises(
+            PrivacyError, match="needs a trainer that bounds its updates, but this one returns raw"
+        ):
             empty(plan_of(bounded_by="trainer")).add(torch.full((1, 5), 1e6))
 
     def test_bounded_updates_where_clients_are_to_be_bounded(self, empty):
         with pytest.raises(
-            PrivacyError, match="the plan bounds whole clients, but the trainer has bounded single units"
+            PrivacyError,
+            match="the plan bounds whole clients, but the trainer has bounded single units",
         ):
             empty(plan_of()).add(BoundedUpdates(torch.full((1, 5), 1e6), (2.0, 0.5)))
 
     @pytest.mark.parametrize(
-        "bounds", [(2.1, 0.5), (2.0, 0.6), (2.0,), (), (math.nan, 0.5), (math.inf, 0.5), (2.0, 0.5, 0.1)]
+        "bounds",
+        [(2.1, 0.5), (2.0, 0.6), (2.0,), (), (math.nan, 0.5), (math.inf, 0.5), (2.0, 0.5, 0.1)],
     )
     def test_bounds_above_the_plans(self, empty, bounds):
         with pytest.raises(PrivacyError, match="the trainer kept the bounds"):
@@ -298,7 +346,9 @@ class TestWhoBounds:
 
     def test_what_fits_is_added_as_it_is_in_float64(self, empty):
         total = empty(plan_of(bounded_by="trainer"))
-        values = torch.tensor([[1e6 + 2.0**-20, 0, 0, 0, 1.0], [math.nan, 0, 0, 0, 0]], dtype=torch.float64)
+        values = torch.tensor(
+            [[1e6 + 2.0**-20, 0, 0, 0, 1.0], [math.nan, 0, 0, 0, 0]], dtype=torch.float64
+        )
         total.add(BoundedUpdates(values, (2.0, 0.1)))
         assert total.total.tolist() == values[0].tolist()
         assert (total.count, int(total.discarded)) == (2, 1)
@@ -313,11 +363,16 @@ class TestWhoBounds:
 
 @pytest.mark.parametrize("empty", SUMS)
 class TestAnswersOfTheTrainer:
-    """A query beside updates that the trainer bounds is answered by the same trainer, within the query's bound."""
+    """A query beside updates that the trainer bounds is answered by the same trainer, within the
+    query's bound."""
 
-    PLAN = plan_of(bounded_by="trainer", queries=(NoisyQuery(queries.named("layer-strength", (3, 2)), 0.5),))
+    PLAN = plan_of(
+        bounded_by="trainer", queries=(NoisyQuery(queries.named("layer-strength", (3, 2)), 0.5),)
+    )
     ROWS = torch.ones(2, 5)
-    ANSWER = BoundedAnswer("layer-strength", torch.tensor([[0.6, 0.8], [0.0, 3.0]], dtype=torch.float64), 1.0)
+    ANSWER = BoundedAnswer(
+        "layer-strength", torch.tensor([[0.6, 0.8], [0.0, 3.0]], dtype=torch.float64), 1.0
+    )
 
     def test_what_fits_is_added(self, empty):
         total = empty(self.PLAN)
@@ -330,9 +385,16 @@ class TestAnswersOfTheTrainer:
         assert torch.equal(one_by_one.total, total.total)
 
     def test_a_row_that_is_not_finite_counts_as_zero_with_its_answer(self, empty):
-        for rows, answer in ((math.nan * self.ROWS, self.ANSWER.values), (self.ROWS, math.inf * self.ANSWER.values)):
+        for rows, answer in (
+            (math.nan * self.ROWS, self.ANSWER.values),
+            (self.ROWS, math.inf * self.ANSWER.values),
+        ):
             total = empty(self.PLAN)
-            total.add(BoundedUpdates(rows, (2.0, 0.5), (BoundedAnswer("layer-strength", answer, 1.0),))[:1])
+            total.add(
+                BoundedUpdates(rows, (2.0, 0.5), (BoundedAnswer("layer-strength", answer, 1.0),))[
+                    :1
+                ]
+            )
             assert (int(total.discarded), total.total.tolist()) == (1, [0.0] * 7)
 
     @pytest.mark.parametrize(
@@ -353,6 +415,8 @@ class TestAnswersOfTheTrainer:
 
     def test_answers_that_nobody_asked_for_are_refused(self, empty):
         with pytest.raises(PrivacyError, match="asks for the queries"):
-            empty(plan_of(bounded_by="trainer")).add(BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,)))
+            empty(plan_of(bounded_by="trainer")).add(
+                BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,))
+            )
         with pytest.raises(PrivacyError, match="raw updates"):
             empty(self.PLAN).add(self.ROWS)

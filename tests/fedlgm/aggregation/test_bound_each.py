@@ -1,4 +1,5 @@
-"""Contributions bounded side by side are those that sums of one client hold, and nothing else passes."""
+"""Contributions bounded side by side are those that sums of one client hold, and nothing else
+passes."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ PLANS = [
     replace(PLAN, bounded_by="trainer"),
     replace(PLAN, bounded_by="trainer", released=np.array([True, False, True])),
     replace(PLAN, bounded_by="trainer", released=np.array([False, True, False])),
-    replace(PLAN, bounded_by="trainer", released=np.array([False, True, True]), queries=(STRENGTH,)),
-    replace(PLAN, bounded_by="trainer", released=np.array([True, True, False]), queries=(STRENGTH,)),
+    replace(
+        PLAN, bounded_by="trainer", released=np.array([False, True, True]), queries=(STRENGTH,)
+    ),
+    replace(
+        PLAN, bounded_by="trainer", released=np.array([True, True, False]), queries=(STRENGTH,)
+    ),
 ]
 
 
@@ -67,7 +72,9 @@ def test_each_is_a_sum_of_one(plan, kind):
 
 def test_what_does_not_fit_the_plan_is_refused():
     trained = PLANS[1]
-    with pytest.raises(PrivacyError, match="needs a trainer that bounds its updates, but this one returns raw"):
+    with pytest.raises(
+        PrivacyError, match="needs a trainer that bounds its updates, but this one returns raw"
+    ):
         bound_each(torch.ones(2, 6), trained)
     with pytest.raises(PrivacyError, match="the trainer has bounded single units"):
         bound_each(BoundedUpdates(torch.ones(2, 6), PLAN.bounds), PLAN)

@@ -25,7 +25,9 @@ def plan(clip, sigma=None, family="gaussian", sizes=SIZES, **more):
     layers = LayerTable.from_sizes(sizes)
     sigma = np.ones(len(layers)) if sigma is None else sigma
     facts = RunFacts(1.0, Sampling("poisson", 10, 0.5))
-    return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "test"), family=family, **more)
+    return ReleasePlan(
+        layers, clip, sigma, facts, Guarantee("proven", "test"), family=family, **more
+    )
 
 
 @pytest.mark.parametrize(("family", "p"), [("gaussian", 2), ("laplace", 1)])
@@ -35,7 +37,9 @@ def test_every_layer_stays_within_its_bound(family, p, seed, magnitude, bound):
     generator = torch.Generator().manual_seed(seed)
     update = torch.randn(made.layers.size, generator=generator) * 10.0**magnitude
     bounded = bound_update(update, made)
-    for part, raw, s in zip(made.layers.split(bounded), made.layers.split(update), made.clip, strict=True):
+    for part, raw, s in zip(
+        made.layers.split(bounded), made.layers.split(update), made.clip, strict=True
+    ):
         norm = torch.linalg.vector_norm(part.double(), p).item()
         assert norm <= s
         if torch.linalg.vector_norm(raw.double(), p).item() < s * (1 - 2e-5):
@@ -63,11 +67,15 @@ def test_bounds_below_what_float32_can_measure_are_refused():
 
 
 def test_three_four_five():
-    bounded = bound_update(torch.tensor([3.0, 4.0, 0.3]), plan([1.0, 1.0], [1.0, 1.0], sizes={"a": 2, "b": 1}))
+    bounded = bound_update(
+        torch.tensor([3.0, 4.0, 0.3]), plan([1.0, 1.0], [1.0, 1.0], sizes={"a": 2, "b": 1})
+    )
     assert bounded.tolist() == pytest.approx([0.6, 0.8, 0.3], rel=2e-5)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])  # the last one's square overflows
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), 3e38]
+)  # the last one's square overflows
 def test_what_is_not_finite_counts_as_nothing(value):
     made = plan([1.0, 1.0, 1.0], queries=(NoisyQuery(BelowBound(tuple(SIZES.values())), 1.0),))
     update = torch.ones(made.layers.size)
@@ -94,31 +102,49 @@ def test_zero_updates_stay_zero():
 def test_unbounded_layers_pass_unchanged():
     layers = LayerTable.from_sizes({"a": 3})
     facts = RunFacts(0.0, Sampling("poisson", 10, 0.5))
-    made = UnprotectedPlan(layers, np.array([math.inf]), np.zeros(1), facts, Guarantee("none", "test"))
-    assert bound_update(torch.tensor([1e18, 2.0, 3.0]), made).tolist() == pytest.approx([1e18, 2.0, 3.0])
+    made = UnprotectedPlan(
+        layers, np.array([math.inf]), np.zeros(1), facts, Guarantee("none", "test")
+    )
+    assert bound_update(torch.tensor([1e18, 2.0, 3.0]), made).tolist() == pytest.approx(
+        [1e18, 2.0, 3.0]
+    )
 
 
 class TestBoundedByTheTrainer:
-    """A label cannot switch bounding off: the trainer says in numbers what it kept to, and the sum compares."""
+    """A label cannot switch bounding off: the trainer says in numbers what it kept to, and the sum
+    compares."""
 
     MADE = plan([1.0, 2.0], sizes={"a": 1, "b": 2}, bounded_by="trainer")
 
     def test_what_it_bounded_is_added_as_it_is(self):
         total = BoundedSum.empty(self.MADE)
-        total.add(BoundedUpdates(torch.tensor([[3.0, 4.0, 5.0], [1.0, math.nan, 1.0], [1.0, 1.0, 1.0]]), (1.0, 1.5)))
+        total.add(
+            BoundedUpdates(
+                torch.tensor([[3.0, 4.0, 5.0], [1.0, math.nan, 1.0], [1.0, 1.0, 1.0]]), (1.0, 1.5)
+            )
+        )
         assert total.total.tolist() == [4.0, 5.0, 6.0]
         assert (total.count, total.discarded) == (3, 1)
 
     def test_finite_numbers_count_although_their_sum_overflows(self):
         total, most = BoundedSum.empty(self.MADE), torch.finfo(torch.float32).max
-        for row in ([most, most, most], [math.inf, 0.0, 0.0], [math.inf, -math.inf, 0.0], [most, most, math.nan]):
+        for row in (
+            [most, most, most],
+            [math.inf, 0.0, 0.0],
+            [math.inf, -math.inf, 0.0],
+            [most, most, math.nan],
+        ):
             total.add(BoundedUpdates(torch.tensor([row]), (1.0, 2.0)))
         assert total.total.tolist() == [most, most, most]
         assert (total.count, total.discarded) == (4, 3)
 
     def test_layers_that_are_not_released_are_left_out(self):
         made = plan(
-            [1.0, 2.0], np.array([1.0, np.inf]), sizes={"a": 1, "b": 2}, bounded_by="trainer", released=[True, False]
+            [1.0, 2.0],
+            np.array([1.0, np.inf]),
+            sizes={"a": 1, "b": 2},
+            bounded_by="trainer",
+            released=[True, False],
         )
         total = BoundedSum.empty(made)
         total.add(BoundedUpdates(torch.tensor([[3.0, 4.0, 5.0]]), (1.0, 2.0)))
@@ -126,10 +152,16 @@ class TestBoundedByTheTrainer:
 
     def test_float64_stays_float64(self):
         total = BoundedSum.empty(self.MADE)
-        total.add(BoundedUpdates(torch.tensor([[1 + 2.0**-40, 0.0, 0.0]], dtype=torch.float64), (1.0, 2.0)))
+        total.add(
+            BoundedUpdates(
+                torch.tensor([[1 + 2.0**-40, 0.0, 0.0]], dtype=torch.float64), (1.0, 2.0)
+            )
+        )
         assert total.total[0] == 1 + 2.0**-40
 
-    @pytest.mark.parametrize("bounds", [(1.0, 2.1), (1.0,), (1.0, 2.0, 0.0), (1.0, math.inf), (1.0, math.nan)])
+    @pytest.mark.parametrize(
+        "bounds", [(1.0, 2.1), (1.0,), (1.0, 2.0, 0.0), (1.0, math.inf), (1.0, math.nan)]
+    )
     def test_bounds_that_are_not_the_plans_are_refused(self, bounds):
         with pytest.raises(PrivacyError, match="allows at most"):
             BoundedSum.empty(self.MADE).add(BoundedUpdates(torch.zeros(1, 3), bounds))

@@ -22,11 +22,26 @@ D = tuple(LAYERS.sizes.tolist())
 QUERIES = (NoisyQuery(BelowBound(D), 2.0), NoisyQuery(LayerStrength(D), 3.0))
 
 
-def plan(family="gaussian", skipped=(), queries=(), bounded_by="aggregator", clip=(1.0, 4.0, math.inf, 0.5)):
-    sigma = np.array([math.inf if name in skipped else 0.5 + i for i, name in enumerate(LAYERS.names)])
+def plan(
+    family="gaussian",
+    skipped=(),
+    queries=(),
+    bounded_by="aggregator",
+    clip=(1.0, 4.0, math.inf, 0.5),
+):
+    sigma = np.array(
+        [math.inf if name in skipped else 0.5 + i for i, name in enumerate(LAYERS.names)]
+    )
     facts, guarantee = RunFacts(1.0, Sampling("poisson", 10, 0.5)), Guarantee("none", "test")
     return UnprotectedPlan(
-        LAYERS, np.array(clip), sigma, facts, guarantee, family=family, queries=queries, bounded_by=bounded_by
+        LAYERS,
+        np.array(clip),
+        sigma,
+        facts,
+        guarantee,
+        family=family,
+        queries=queries,
+        bounded_by=bounded_by,
     )
 
 
@@ -57,7 +72,8 @@ def updates() -> torch.Tensor:
 
 
 def handed_over(made, rows):
-    """What a trainer hands over: raw updates, or updates of which it says that it kept the plan's bounds."""
+    """What a trainer hands over: raw updates, or updates of which it says that it kept the plan's
+    bounds."""
     return BoundedUpdates(rows, tuple(made.clip.tolist())) if made.bounded_by == "trainer" else rows
 
 
@@ -87,7 +103,9 @@ def test_updates_that_the_trainer_bounded_are_added_as_they_are(backend):
     with pytest.raises(PrivacyError, match="at most"):
         ours.add(BoundedUpdates(on(rows, backend), (1.0, 4.1, math.inf, 0.5)))
     with pytest.raises(PrivacyError, match="has bounded single units"):
-        DeviceSum(PLANS["all layers"], on(rows, backend).device, backend).add(handed_over(made, on(rows, backend)))
+        DeviceSum(PLANS["all layers"], on(rows, backend).device, backend).add(
+            handed_over(made, on(rows, backend))
+        )
 
 
 @pytest.mark.parametrize("name", ["bounded by the trainer", "two layers bounded by the trainer"])

@@ -7,7 +7,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernel_backends import BACKENDS, GPU, INTERPRETED, KEY, SIZES, TRITON, block, noise, offsets_of, on, per_layer
+from kernel_backends import (
+    BACKENDS,
+    GPU,
+    INTERPRETED,
+    KEY,
+    SIZES,
+    TRITON,
+    block,
+    noise,
+    offsets_of,
+    on,
+    per_layer,
+)
 from scipy import stats
 
 from fedlgm.aggregation.kernels import (
@@ -50,13 +62,16 @@ def test_each_layer_has_its_own_scale(backend, family, law, grid):
 
 
 def test_streams_never_repeat_and_are_uncorrelated(backend):
-    """Over layers, clients and rounds; a group of four values is compared, since single float32 values may coincide."""
+    """Over layers, clients and rounds; a group of four values is compared, since single float32
+    values may coincide."""
     ring, sizes = KeyRing(9), [600, 600, 600]
     rows = [
         part
         for round in (1, 2)
         for stream in (0, 1, 77, SERVER_STREAM)
-        for part in per_layer(noise(backend, sizes, 1.0, key=noise_key(ring, round), stream=stream), sizes)
+        for part in per_layer(
+            noise(backend, sizes, 1.0, key=noise_key(ring, round), stream=stream), sizes
+        )
     ]
     table = np.stack(rows)
     groups = table.reshape(-1, 4)
@@ -86,7 +101,8 @@ def test_central_values_come_from_the_documented_counter(backend):
 
 
 def test_tail_values_come_from_the_second_counter(backend):
-    """Streams that were searched for: the first word of their first counter is the one given, far in the tail."""
+    """Streams that were searched for: the first word of their first counter is the one given, far
+    in the tail."""
     for stream, word in ((18993048, 109), (6404258, 222), (9815417, 283)):
         words, more = (philox4x32((0, 0, stream, depth), KEY) for depth in (0, 1))
         assert words[0] == word
@@ -104,7 +120,9 @@ def test_zero_scale_leaves_every_bit(backend):
     vector = block(1, 2240)[0]
     for family in ("gaussian", "laplace"):
         scale = on(torch.tensor([1.0, 0.0, 0.5]), backend)
-        noisy = add_noise_(on(vector.clone(), backend), offsets_of(sizes), scale, family, KEY, backend=backend).cpu()
+        noisy = add_noise_(
+            on(vector.clone(), backend), offsets_of(sizes), scale, family, KEY, backend=backend
+        ).cpu()
         assert torch.equal(noisy[100:2200], vector[100:2200])
         assert (noisy[:100] != vector[:100]).any()
         assert (noisy[2200:] != vector[2200:]).any()
@@ -115,12 +133,25 @@ def test_released_values_lie_on_the_grid(backend, family):
     sizes, scale = [300] * 6, [1e-3, 0.7, 1.0, 1.999, 37.0, 5e8]
     vector = on(block(1, 1800)[0] * torch.tensor(scale).repeat_interleave(300), backend)
     exact = add_noise_(
-        vector.clone(), offsets_of(sizes), on(torch.tensor(scale), backend), family, KEY, grid=False, backend=backend
+        vector.clone(),
+        offsets_of(sizes),
+        on(torch.tensor(scale), backend),
+        family,
+        KEY,
+        grid=False,
+        backend=backend,
     )
     snapped = add_noise_(
-        vector.clone(), offsets_of(sizes), on(torch.tensor(scale), backend), family, KEY, backend=backend
+        vector.clone(),
+        offsets_of(sizes),
+        on(torch.tensor(scale), backend),
+        family,
+        KEY,
+        backend=backend,
     )
-    for b, fine, coarse in zip(scale, per_layer(exact, sizes), per_layer(snapped, sizes), strict=True):
+    for b, fine, coarse in zip(
+        scale, per_layer(exact, sizes), per_layer(snapped, sizes), strict=True
+    ):
         step = 2.0 ** (math.floor(math.log2(np.float32(b))) - GRID_BITS)
         np.testing.assert_array_equal(coarse / step, np.round(fine / step))
 
@@ -133,28 +164,42 @@ def test_a_sum_in_float64_gets_the_same_noise_and_grid(backend, family):
     there = on(torch.tensor(scale), backend)
     zero = on(torch.zeros(sum(sizes)), backend)
     unit = add_noise_(zero, offsets_of(sizes), there, family, KEY, grid=False, backend=backend)
-    out = add_noise_(on(vector.clone(), backend), offsets_of(sizes), there, family, KEY, backend=backend)
+    out = add_noise_(
+        on(vector.clone(), backend), offsets_of(sizes), there, family, KEY, backend=backend
+    )
     assert out.dtype == torch.float64
     expected = vector + unit.cpu().double()
-    for b, exact, snapped in zip(scale, per_layer(expected, sizes), per_layer(out, sizes), strict=True):
+    for b, exact, snapped in zip(
+        scale, per_layer(expected, sizes), per_layer(out, sizes), strict=True
+    ):
         step = 2.0 ** (math.floor(math.log2(np.float32(b))) - GRID_BITS) if b else 1.0
         np.testing.assert_array_equal(snapped, np.round(exact / step) * step if b else exact)
 
 
 def test_large_values_survive_the_grid(backend):
-    """Beyond 2^23 steps float32 has no finer values than the grid: nothing may change or overflow."""
+    """Beyond 2^23 steps float32 has no finer values than the grid: nothing may change or
+    overflow."""
     vector = torch.tensor([1e4, -3e7, 3e38, -1e30, 8191.99])
-    out = add_noise_(on(vector.clone(), backend), torch.tensor([0, 5]), on(torch.ones(1), backend), "gaussian", KEY)
+    out = add_noise_(
+        on(vector.clone(), backend),
+        torch.tensor([0, 5]),
+        on(torch.ones(1), backend),
+        "gaussian",
+        KEY,
+    )
     np.testing.assert_allclose(out.cpu(), vector, rtol=0, atol=7)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_grid_closes_the_low_bits(family):
-    """Outputs in (0, 1/2) off the multiples of 2^-24 prove that the value was 0 and not 1; the grid leaves none."""
+    """Outputs in (0, 1/2) off the multiples of 2^-24 prove that the value was 0 and not 1; the grid
+    leaves none."""
 
     def proofs(value: float, grid: bool) -> float:
         vector = torch.full((200_000,), value)
-        add_noise_(vector, torch.tensor([0, 200_000]), torch.ones(1), family, (3, int(value)), grid=grid)
+        add_noise_(
+            vector, torch.tensor([0, 200_000]), torch.ones(1), family, (3, int(value)), grid=grid
+        )
         fine = vector * 2**24
         return ((vector > 0) & (vector < 0.5) & (fine != fine.round())).double().mean().item()
 
@@ -175,7 +220,8 @@ def one_step(kernels, sizes, family, **launch) -> torch.Tensor:
 
 
 def tail_words(sizes) -> int:
-    """Words below the tail's threshold that Gaussian noise for layers of these sizes draws in stream `TAILED`."""
+    """Words below the tail's threshold that Gaussian noise for layers of these sizes draws in
+    stream `TAILED`."""
     counters = [(i, layer) for layer, size in enumerate(sizes) for i in range(-(-size // 4))]
     group, layer = torch.tensor(counters).T
     return int(sum((w < TAIL).sum() for w in philox4x32((group, layer, TAILED, 0), KEY)[::2]))

@@ -88,12 +88,15 @@ def test_sum_against_float64(backend, total, name, clients, dtype):
     updates, factors = block(clients, sum(sizes), dtype), block(clients, len(sizes), seed=1).abs()
     start = block(1, sum(sizes), seed=2)[0].to(total)
     out = on(start.clone(), backend)
-    clip_scale_sum(on(updates, backend), offsets_of(sizes), on(factors, backend), out, backend=backend)
+    clip_scale_sum(
+        on(updates, backend), offsets_of(sizes), on(factors, backend), out, backend=backend
+    )
     spread = np.repeat(factors.double().numpy(), sizes, axis=1)
     expected = start.double().numpy() + (spread * updates.double().numpy()).sum(0)
     np.testing.assert_allclose(out.cpu(), expected, rtol=1e-6, atol=1e-6)
     assert out.cpu().shape == (sum(sizes),)
-    # The same operations in the same order: the same bits as multiplying and adding client by client.
+    # The same operations in the same order: the same bits as multiplying and adding client by
+    # client.
     exact = start.clone()
     for client in range(clients):
         exact += factors[client].repeat_interleave(torch.tensor(sizes)) * updates[client].float()
@@ -106,7 +109,9 @@ def test_factor_zero_keeps_nan_and_inf_out(backend):
     updates[1, 0], updates[1, 4000 % 3105], updates[1, 3104] = math.nan, math.inf, -math.inf
     factors[1] = 0
     out = on(torch.zeros(3105), backend)
-    clip_scale_sum(on(updates, backend), offsets_of(sizes), on(factors, backend), out, backend=backend)
+    clip_scale_sum(
+        on(updates, backend), offsets_of(sizes), on(factors, backend), out, backend=backend
+    )
     assert torch.equal(out.cpu(), updates[0] + updates[2])
 
 
@@ -128,7 +133,10 @@ def test_padded_and_unaligned_rows(backend):
     padded = storage[1:].view(3, size + 9)[:, :size]
     padded.copy_(plain)
     clip = on(torch.linspace(0.5, 20, len(sizes)), backend)
-    results = [bounded_sum(u, offsets_of(sizes), clip, clip / 8, backend=backend) for u in (on(plain, backend), padded)]
+    results = [
+        bounded_sum(u, offsets_of(sizes), clip, clip / 8, backend=backend)
+        for u in (on(plain, backend), padded)
+    ]
     (one, bounds), (other, others) = results
     assert torch.equal(one, other)
     assert all(torch.equal(a, b) for a, b in zip(bounds, others, strict=True))
@@ -180,12 +188,15 @@ def test_factors_bound_every_layer(backend, family):
 
 @pytest.mark.parametrize("size", [1, 300])
 def test_factors_too_small_for_single_precision_let_nothing_through(backend, size):
-    """Subnormal ones are rounded by up to their own size: layers were up to 1.9 times as long as their bound."""
+    """Subnormal ones are rounded by up to their own size: layers were up to 1.9 times as long as
+    their bound."""
     norms = torch.tensor(np.geomspace(1e30, 3e38, 40), dtype=torch.float32)
     updates = on(torch.cat([norms[:, None] / size] * size, dim=1).contiguous(), backend)
     for bound in np.geomspace(2.0**-36, 10.0, 40):
         clip = on(torch.tensor([bound], dtype=torch.float32), backend)
-        factors = clip_factors(updates, offsets_of([size]), clip, "laplace", backend=backend).factors
+        factors = clip_factors(
+            updates, offsets_of([size]), clip, "laplace", backend=backend
+        ).factors
         lengths = (updates * factors).double().abs().sum(dim=1)
         assert float(lengths.max()) <= bound
     assert float(factors.min()) > 0  # for the last, largest bound
@@ -194,7 +205,9 @@ def test_factors_too_small_for_single_precision_let_nothing_through(backend, siz
 def test_a_bound_of_zero_lets_nothing_through(backend):
     """Not even numbers whose squares vanish, so that their norm is 0."""
     updates = on(torch.cat([torch.full((3, 5), 1e-23), block(3, 2)], dim=1), backend)
-    total, bounds = bounded_sum(updates, offsets_of([5, 2]), on(torch.tensor([0.0, 1e6]), backend), backend=backend)
+    total, bounds = bounded_sum(
+        updates, offsets_of([5, 2]), on(torch.tensor([0.0, 1e6]), backend), backend=backend
+    )
     assert bounds.factors.tolist() == [[0.0, 1.0]] * 3
     assert total[:5].tolist() == [0.0] * 5
 
@@ -218,7 +231,8 @@ def test_a_thousand_layers_with_a_nan_client(backend):
     expected = [raw * min(1, 1.5 / np.linalg.norm(raw)) for raw in per_layer(updates[0], sizes)]
     np.testing.assert_allclose(total.cpu(), np.concatenate(expected), rtol=3e-5)
     if INTERPRETED:
-        return  # half a minute more; the layer's place in the counter does not depend on how many there are
+        # half a minute more; the layer's place in the counter does not depend on how many there are
+        return
     values = noise(backend, sizes, 2.0)
     assert stats.kstest(values.numpy() / 2, stats.norm.cdf).pvalue > 1e-3
     assert len(values[offsets[:-1]].unique()) == 1000
@@ -231,7 +245,9 @@ def test_tiles_and_segments_cover_every_layer_once(sizes, tile):
     layer_of = np.repeat(np.arange(len(sizes)), sizes)
     index_in_layer = np.concatenate([np.arange(size) for size in sizes])
     tiles = layout.tiles(tile, torch.device("cpu"))
-    seen = [(k, start + i, base + i) for k, start, n, base in tiles.table.tolist() for i in range(n)]
+    seen = [
+        (k, start + i, base + i) for k, start, n, base in tiles.table.tolist() for i in range(n)
+    ]
     assert seen == list(zip(layer_of, index_in_layer, range(len(layer_of)), strict=True))
     assert (tiles.table[:, 3] % tiles.alignment == 0).all()
     assert [tiles.table[t, 1].item() for t in tiles.first[:-1]] == [0] * len(sizes)
@@ -267,12 +283,15 @@ def test_rows_begin_where_wide_accesses_can(dtype):
 
 
 def test_torch_backend_reads_no_value_back():
-    """On an accelerator no operation hands a number to the host: it even runs on tensors that hold no values."""
+    """On an accelerator no operation hands a number to the host: it even runs on tensors that hold
+    no values."""
     sizes = [3, 5000, 1]
     with torch.device("meta"):
         updates, ones = torch.empty(2, 5004), torch.empty(3)
     for family in ("gaussian", "laplace"):
-        total, _ = bounded_sum(updates, offsets_of(sizes), ones, ones, family=family, backend="torch")
+        total, _ = bounded_sum(
+            updates, offsets_of(sizes), ones, ones, family=family, backend="torch"
+        )
         assert total.shape == (5004,)
     with pytest.raises((RuntimeError, NotImplementedError)):
         ones[0].item()
@@ -320,7 +339,9 @@ def test_bad_arguments_are_refused():
         moments_of(updates.double(), offsets)
     with pytest.raises(ConfigError, match="side by side"):
         moments_of(torch.zeros(4, 2).T, offsets)
-    with pytest.raises(ConfigError, match=r"factors must be contiguous torch.float32 \[2, 2\] on cpu"):
+    with pytest.raises(
+        ConfigError, match=r"factors must be contiguous torch.float32 \[2, 2\] on cpu"
+    ):
         clip_scale_sum(updates, offsets, ones, torch.zeros(4))
     with pytest.raises(ConfigError, match="out must be"):
         clip_scale_sum(updates, offsets, torch.ones(2, 2), torch.zeros(4, 2)[:, 0])
@@ -344,7 +365,8 @@ def test_import_needs_neither_triton_nor_flower():
         "import sys; sys.modules['triton'] = None; import fedlgm.aggregation.kernels as k, torch; "
         "k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1)); "
         "assert not {'flwr', 'ray', 'opacus'} & set(sys.modules)\n"
-        "try: k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1), backend='triton')\n"
+        "try: k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1), "
+        "backend='triton')\n"
         "except ValueError as error: assert 'needs the package triton' in str(error)\n"
         "else: raise SystemExit('not refused')"
     )

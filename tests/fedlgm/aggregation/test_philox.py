@@ -1,4 +1,5 @@
-"""Philox words, their use as noise, and the keys: known answers, an independent float64 reference, exact tails."""
+"""Philox words, their use as noise, and the keys: known answers, an independent float64 reference,
+exact tails."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def test_every_counter_word_and_key_word_changes_every_output_word():
     base = ((1, 2, 3, 4), (5, 6))
     outputs = {philox4x32(*base)}
     for i in range(4):
-        outputs.add(philox4x32(tuple(c ^ (1 << 31) * (i == j) for j, c in enumerate(base[0])), base[1]))
+        outputs.add(
+            philox4x32(tuple(c ^ (1 << 31) * (i == j) for j, c in enumerate(base[0])), base[1])
+        )
     for i in range(2):
         outputs.add(philox4x32(base[0], tuple(k ^ (i == j) for j, k in enumerate(base[1]))))
     for column in zip(*outputs, strict=True):
@@ -75,7 +78,11 @@ def test_words_are_uniform_in_every_bit_and_uncorrelated_between_lanes():
 def test_keys_follow_ring_and_round():
     ring = KeyRing.from_seed(3)
     assert noise_key(ring, 4) == tuple(int(w) for w in ring.words(2, Purpose.NOISE, 4))
-    keys = {noise_key(r, n) for r in (ring, KeyRing.from_seed(4), KeyRing.from_seed(None)) for n in range(200)}
+    keys = {
+        noise_key(r, n)
+        for r in (ring, KeyRing.from_seed(4), KeyRing.from_seed(None))
+        for n in range(200)
+    }
     assert len(keys) == 600
     assert all(0 <= w <= ONES for key in keys for w in key)
     assert SERVER_STREAM == ONES
@@ -92,7 +99,8 @@ def reference_uniform(x: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def reference_pair(u: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The documented map from a uniform and a word to two normal values, in float64 and written without bit tricks."""
+    """The documented map from a uniform and a word to two normal values, in float64 and written
+    without bit tricks."""
     radius = np.sqrt(-2 * np.log(u))
     low = y % 2**30
     odd = 4 * low + 2  # doubled and made odd, as 32 bits
@@ -104,21 +112,31 @@ def reference_pair(u: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 POWERS = [2**k for k in (16, 29, 30, 31)]
-EDGES = np.array([0, 1, 2, 3, *(p - 1 for p in POWERS), *POWERS, 3 * 2**30, ONES - 256, ONES - 1, ONES])
+EDGES = np.array(
+    [0, 1, 2, 3, *(p - 1 for p in POWERS), *POWERS, 3 * 2**30, ONES - 256, ONES - 1, ONES]
+)
 
 
 def test_gaussian_map_against_float64():
     rng = np.random.default_rng(0)
-    x, y, more = (np.concatenate([np.repeat(EDGES, len(EDGES)), rng.integers(0, 2**32, 100_000)]) for _ in range(3))
+    x, y, more = (
+        np.concatenate([np.repeat(EDGES, len(EDGES)), rng.integers(0, 2**32, 100_000)])
+        for _ in range(3)
+    )
     y[: len(EDGES) ** 2] = np.tile(EDGES, len(EDGES))
     u = unit(torch.from_numpy(x), torch.from_numpy(more))
     expected_u = reference_uniform(x, more)
     np.testing.assert_allclose(u.double().numpy(), expected_u, rtol=2**-23)
-    for got, expected in zip(gaussian_pair(u, torch.from_numpy(y)), reference_pair(expected_u, y), strict=True):
-        # Near u = 1 float32 holds u itself to 6e-8: the radius is then a multiple of the smallest one.
+    for got, expected in zip(
+        gaussian_pair(u, torch.from_numpy(y)), reference_pair(expected_u, y), strict=True
+    ):
+        # Near u = 1 float32 holds u itself to 6e-8: the radius is then a multiple of the smallest
+        # one.
         np.testing.assert_allclose(got.double().numpy(), expected, rtol=0, atol=4e-4)
         ordinary = x < 2**31
-        np.testing.assert_allclose(got.double().numpy()[ordinary], expected[ordinary], rtol=0, atol=4e-6)
+        np.testing.assert_allclose(
+            got.double().numpy()[ordinary], expected[ordinary], rtol=0, atol=4e-6
+        )
 
 
 def test_smallest_and_largest_values():
@@ -137,11 +155,13 @@ def test_smallest_and_largest_values():
 
 @pytest.mark.parametrize("bound", [3.0, 4.0, 5.0, 7.0, 8.5])
 def test_gaussian_tails(bound):
-    """|z| > t needs u < exp(-t^2/2): draw only such words, so that even 8.5 sigma is seen 100,000 times."""
+    """|z| > t needs u < exp(-t^2/2): draw only such words, so that even 8.5 sigma is seen 100,000
+    times."""
     rng = np.random.default_rng(int(bound))
     limit = int(2**64 * math.exp(-(bound**2) / 2))
     bits = rng.integers(0, limit, 400_000, dtype=np.uint64)
-    # Bit 0 of a word belongs to the sign of Laplace noise: the words 2 k and 2 k + 1 share an interval.
+    # Bit 0 of a word belongs to the sign of Laplace noise: the words 2 k and 2 k + 1 share an
+    # interval.
     x, more = (bits >> np.uint64(33)) << np.uint64(1), (bits >> np.uint64(1)) & np.uint64(ONES)
     x, more = (torch.from_numpy(w.astype(np.int64)) for w in (x, more))
     y = torch.from_numpy(rng.integers(0, 2**32, 400_000))
@@ -152,9 +172,13 @@ def test_gaussian_tails(bound):
 
 
 def test_the_far_tail_has_the_conditional_law():
-    """Among words below 64 the magnitude less 26 ln 2 is exponential; 32 bits alone would give 32 magnitudes."""
+    """Among words below 64 the magnitude less 26 ln 2 is exponential; 32 bits alone would give 32
+    magnitudes."""
     rng = np.random.default_rng(2)
-    x, more = torch.from_numpy(rng.integers(0, 64, 20_000)), torch.from_numpy(rng.integers(0, 2**32, 20_000))
+    x, more = (
+        torch.from_numpy(rng.integers(0, 64, 20_000)),
+        torch.from_numpy(rng.integers(0, 2**32, 20_000)),
+    )
     excess = {
         "exact": laplace(unit(x, more), x).abs().double().numpy() - 26 * math.log(2),
         "32 bits": laplace(uniform(x), x).abs().double().numpy() - 26 * math.log(2),
@@ -162,11 +186,15 @@ def test_the_far_tail_has_the_conditional_law():
     assert stats.kstest(excess["exact"], stats.expon.cdf).pvalue > 1e-3
     assert stats.kstest(excess["32 bits"], stats.expon.cdf).pvalue < 1e-6
     assert excess["exact"].max() > 6 * math.log(2) > excess["32 bits"].max() - 1e-3
-    # The two halves of a group's angle are uniform whatever the radius is: squared radii follow the same law.
+    # The two halves of a group's angle are uniform whatever the radius is: squared radii follow the
+    # same law.
     a, b = gaussian_pair(unit(x, more), torch.from_numpy(rng.integers(0, 2**32, 20_000)))
     radii = (a.double() ** 2 + b.double() ** 2).numpy() / 2 - 26 * math.log(2)
     assert stats.kstest(radii, stats.expon.cdf).pvalue > 1e-3
-    assert stats.kstest(a.double().numpy() / np.hypot(a, b), stats.arcsine(loc=-1, scale=2).cdf).pvalue > 1e-3
+    assert (
+        stats.kstest(a.double().numpy() / np.hypot(a, b), stats.arcsine(loc=-1, scale=2).cdf).pvalue
+        > 1e-3
+    )
 
 
 def test_laplace_is_symmetric_with_exponential_magnitude():
@@ -181,4 +209,6 @@ def test_laplace_is_symmetric_with_exponential_magnitude():
     x = torch.arange(0, 2**32, 2**14)
     tail = laplace(unit(x, torch.full_like(x, 2**31)), x)
     for bound in (3.0, 6.0, 9.0):
-        assert (tail.abs() > bound).double().mean().item() == pytest.approx(math.exp(-bound), rel=0.03)
+        assert (tail.abs() > bound).double().mean().item() == pytest.approx(
+            math.exp(-bound), rel=0.03
+        )

@@ -26,10 +26,14 @@ def test_published_sets_have_a_name_for_every_class() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "number"),
     [
-        ("cifar10", "bird", 2), ("cifar10", 2, 2), ("cifar10", "2", 2), ("fashion-mnist", "Ankle boot", 9),
-        ("fashion-mnist/public", "Coat", 4), ("digits", "5", 5),
+        ("cifar10", "bird", 2),
+        ("cifar10", 2, 2),
+        ("cifar10", "2", 2),
+        ("fashion-mnist", "Ankle boot", 9),
+        ("fashion-mnist/public", "Coat", 4),
+        ("digits", "5", 5),
     ],
-)  # fmt: skip
+)
 def test_a_class_is_a_name_or_a_number(name: str, given: int | str, number: int) -> None:
     assert class_number(named(name), given) == number
 
@@ -42,11 +46,14 @@ def test_a_set_s_own_names_come_before_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("cifar10", "brid", "did you mean 'bird'"), ("cifar10", "tree", "known: airplane, .*, or cifar10 has numbers"),
-        ("digits", "bird", "digits has numbers from 0 to 9"), ("digits", 10, "numbers from 0 to 9"),
-        ("digits", -1, "numbers from 0 to 9"), ("digits", True, "numbers from 0 to 9"),
+        ("cifar10", "brid", "did you mean 'bird'"),
+        ("cifar10", "tree", "known: airplane, .*, or cifar10 has numbers"),
+        ("digits", "bird", "digits has numbers from 0 to 9"),
+        ("digits", 10, "numbers from 0 to 9"),
+        ("digits", -1, "numbers from 0 to 9"),
+        ("digits", True, "numbers from 0 to 9"),
     ],
-)  # fmt: skip
+)
 def test_others_are_refused_with_what_there_is(name: str, given: int | str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         class_number(named(name), given)

@@ -1,4 +1,5 @@
-"""Data sets by name: what they hold, where they are looked for, and the interval of their pixels."""
+"""Data sets by name: what they hold, where they are looked for, and the interval of their
+pixels."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_digits_is_a_fixed_stratified_split_of_all_samples() -> None:
     assert digits.train_y.dtype == np.int64
     assert digits.train_x.min() == -1.0
     assert digits.train_x.max() == 1.0
-    share = np.bincount(digits.test_y) / np.bincount(np.concatenate([digits.train_y, digits.test_y]))
+    share = np.bincount(digits.test_y) / np.bincount(
+        np.concatenate([digits.train_y, digits.test_y])
+    )
     assert np.abs(share - 0.2).max() < 0.01
     ours = np.concatenate([digits.train_x, digits.test_x]).reshape(1797, 64) * 8 + 8
     labelled = np.c_[ours, np.concatenate([digits.train_y, digits.test_y])]
@@ -64,9 +67,20 @@ def test_sets_are_held_once() -> None:
 
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
-        "digits", "breast-cancer", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
-        "bible-kjv-chapters", "image-folder", "synthetic", "table",
-    }  # fmt: skip
+        "digits",
+        "breast-cancer",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "femnist",
+        "bible-kjv",
+        "bible-kjv-chapters",
+        "image-folder",
+        "synthetic",
+        "table",
+    }
     with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; did you mean 'cifar10'"):
         data.load("cifar")
 
@@ -108,7 +122,9 @@ def test_published_numbers_of_sets_that_are_made_here(name: str) -> None:
     assert data.published_examples(name) == len(data.load(name).train_y)
 
 
-@pytest.mark.skipif(not DEBIAN_FASHION.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+@pytest.mark.skipif(
+    not DEBIAN_FASHION.is_dir(), reason="needs Debian's package dataset-fashion-mnist"
+)
 def test_fashion_mnist_of_debian() -> None:
     fashion = data.load("fashion-mnist")
     assert fashion.train_x.shape == (60_000, 1, 28, 28)
@@ -134,7 +150,9 @@ def test_pixels_move_to_another_interval(tmp_path: Path, name: str) -> None:
     assert unit.train_y.tolist() == usual.train_y.tolist()
 
 
-@pytest.mark.parametrize("pixels", [(1, 0), (0, 0), (0,), (0, 1, 2), (0, float("inf")), (float("nan"), 1)])
+@pytest.mark.parametrize(
+    "pixels", [(1, 0), (0, 0), (0,), (0, 1, 2), (0, float("inf")), (float("nan"), 1)]
+)
 def test_pixels_that_are_no_interval_are_refused(pixels: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="pixels must be two numbers"):
         data.load("digits", pixels=pixels)

@@ -47,7 +47,9 @@ def test_cifar10_joins_batches_channel_first(tmp_path: Path) -> None:
     assert cifar.train_y.tolist() == [label for _, y in batches[:-1] for label in y]
     assert cifar.test_y.tolist() == batches[-1][1]
     # Green of image 1 of batch 2, row 3, column 5: bytes 1024 + 32 * 3 + 5 of its row.
-    assert cifar.train_x[7, 1, 3, 5] == pytest.approx(batches[1][0][1, 1024 + 101] / 127.5 - 1, abs=1e-6)
+    assert cifar.train_x[7, 1, 3, 5] == pytest.approx(
+        batches[1][0][1, 1024 + 101] / 127.5 - 1, abs=1e-6
+    )
     assert cifar.train_x.min() == -1.0
     assert cifar.train_x.max() == 1.0
 
@@ -84,7 +86,10 @@ def test_svhn_label_ten_is_the_digit_zero(tmp_path: Path, below: str) -> None:
     (tmp_path / below).mkdir(exist_ok=True)
     x = bytes_array(32, 32, 3, 5)
     for split in ("train", "test"):
-        savemat(tmp_path / below / f"{split}_32x32.mat", {"X": x, "y": np.array([[10], [1], [9], [10], [5]], np.uint8)})
+        savemat(
+            tmp_path / below / f"{split}_32x32.mat",
+            {"X": x, "y": np.array([[10], [1], [9], [10], [5]], np.uint8)},
+        )
     svhn = data.load("svhn", tmp_path)
     assert svhn.train_y.tolist() == [0, 1, 9, 0, 5]
     assert svhn.shape == (3, 32, 32)
@@ -93,7 +98,9 @@ def test_svhn_label_ten_is_the_digit_zero(tmp_path: Path, below: str) -> None:
 
 def test_femnist_keeps_users(tmp_path: Path) -> None:
     pixel = [[0.25] * 784]
-    write_leaf(tmp_path / "train/all_data_0.json", {"f02": (pixel * 2, [61, 3]), "f01": (pixel, [7])})
+    write_leaf(
+        tmp_path / "train/all_data_0.json", {"f02": (pixel * 2, [61, 3]), "f01": (pixel, [7])}
+    )
     write_leaf(tmp_path / "train/all_data_1.json", {"f03": (pixel * 3, [0, 0, 1])})
     write_leaf(tmp_path / "test/all_data_0.json", {"f01": (pixel, [9])})
     femnist = data.load("femnist", tmp_path)
@@ -107,7 +114,11 @@ def test_femnist_keeps_users(tmp_path: Path) -> None:
     clients = data.partition(femnist.train_y, 3, "natural", users=femnist.train_user)
     assert clients.sizes.tolist() == [1, 2, 3]
     of_a_recipe = recipe.load(
-        "digits", [f"data={{name = 'femnist', dir = '{tmp_path}', partition = 'natural'}}", "federation.clients=3"]
+        "digits",
+        [
+            f"data={{name = 'femnist', dir = '{tmp_path}', partition = 'natural'}}",
+            "federation.clients=3",
+        ],
     )
     assert Assembly(of_a_recipe).partition.sizes.tolist() == [1, 2, 3]
     other = Assembly(recipe.load("digits", ["data={name = 'digits', partition = 'natural'}"]))
@@ -131,7 +142,9 @@ def _damage_mat(folder: Path) -> None:
 
 def _mismatched_mat(folder: Path) -> None:
     for split in ("train", "test"):
-        savemat(folder / f"{split}_32x32.mat", {"X": bytes_array(32, 32, 3, 2), "y": np.ones((3, 1))})
+        savemat(
+            folder / f"{split}_32x32.mat", {"X": bytes_array(32, 32, 3, 2), "y": np.ones((3, 1))}
+        )
 
 
 def _damage_cifar(folder: Path) -> None:
@@ -157,8 +170,16 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("mnist", _damage_idx(IMAGES, b"<html>"), IMAGES + " is not an IDX file"),
     ("mnist", _damage_idx(IMAGES, b""), IMAGES + " is not an IDX file"),
     ("mnist", _damage_idx(IMAGES, gzip.compress(bytes(5000))[:-9]), IMAGES + ".gz cannot be read"),
-    ("mnist", _damage_idx(LABELS, idx_bytes(bytes_array(19, high=10))), LABELS + " holds labels of shape"),
-    ("mnist", _damage_idx(LABELS, idx_bytes(np.full(20, 10, np.uint8))), "training labels of mnist"),
+    (
+        "mnist",
+        _damage_idx(LABELS, idx_bytes(bytes_array(19, high=10))),
+        LABELS + " holds labels of shape",
+    ),
+    (
+        "mnist",
+        _damage_idx(LABELS, idx_bytes(np.full(20, 10, np.uint8))),
+        "training labels of mnist",
+    ),
     ("cifar10", _damage_cifar, "data_batch_2 is not a batch"),
     ("svhn", _damage_mat, "test_32x32.mat is not a cropped-digits file"),
     ("svhn", _mismatched_mat, "train_32x32.mat is damaged: 2 images but 3 labels"),
@@ -168,7 +189,9 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("name", "damage", "message"), DAMAGES)
-def test_damage_is_reported(tmp_path: Path, name: str, damage: Callable[[Path], None], message: str) -> None:
+def test_damage_is_reported(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], message: str
+) -> None:
     damage(tmp_path)
     with pytest.raises(DataError, match=message):
         data.load(name, tmp_path)

@@ -1,4 +1,5 @@
-"""Folders of images: classes by subfolder or attribute, resized once, one message for what is wrong."""
+"""Folders of images: classes by subfolder or attribute, resized once, one message for what is
+wrong."""
 
 from __future__ import annotations
 
@@ -63,15 +64,22 @@ def test_an_attribute_of_celeba(tmp_path):
     found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
     assert found.labels == ("not Smiling", "Smiling")
     assert found.train_y.tolist() + found.test_y.tolist() == [0, 1, 0, 1, 1, 0, 1, 0, 0, 1]
-    (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10)))
+    (folder / "list_eval_partition.txt").write_text(
+        "\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10))
+    )
     images._resized.cache_clear()
     found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
-    assert (found.train_y.tolist(), found.test_y.tolist()) == ([0] * 4, [1, 0, 1])  # 1 is for validation: left out
+    assert (found.train_y.tolist(), found.test_y.tolist()) == (
+        [0] * 4,
+        [1, 0, 1],
+    )  # 1 is for validation: left out
 
 
 def test_an_image_that_the_partition_file_leaves_out(tmp_path):
     folder = celeba(tmp_path / "celeba")
-    (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 * (i % 2)}" for i in range(9)))
+    (folder / "list_eval_partition.txt").write_text(
+        "\n".join(f"{i:06}.jpg {2 * (i % 2)}" for i in range(9))
+    )
     with pytest.raises(DataError, match=r"does not say whether '000009\.jpg' is for training"):
         data.load("image-folder", folder, image_size=8, attribute="Smiling")
 
@@ -80,13 +88,22 @@ class TestStatedNumbers:
     """What a plan goes by where there is no folder is what a run demands of the folder."""
 
     def test_a_folder_with_these_numbers_is_taken(self, tmp_path):
-        found = data.load("image-folder", by_class(tmp_path / "set"), image_size=4, train_images=24, image_classes=3)
+        found = data.load(
+            "image-folder",
+            by_class(tmp_path / "set"),
+            image_size=4,
+            train_images=24,
+            image_classes=3,
+        )
         assert (len(found.train_y), found.classes) == (24, 3)
 
     @pytest.mark.parametrize(
         ("stated", "message"),
         [
-            ({"train_images": 25}, r"data\.train_images = 25, but .*set has 24 training images.* to 24 \(to none"),
+            (
+                {"train_images": 25},
+                r"data\.train_images = 25, but .*set has 24 training images.* to 24 \(to none",
+            ),
             ({"image_classes": 2}, r"data\.image_classes = 2, but .*set has 3 classes"),
         ],
     )
@@ -147,7 +164,9 @@ def test_a_store_that_cannot_be_written_is_said_and_does_no_harm(tmp_path, monke
 
 def test_halves_of_a_folder(tmp_path):
     folder = by_class(tmp_path / "set")
-    halves = [data.load(f"image-folder/{half}", folder, image_size=6) for half in ("private", "public")]
+    halves = [
+        data.load(f"image-folder/{half}", folder, image_size=6) for half in ("private", "public")
+    ]
     assert [len(half.train_y) for half in halves] == [12, 12]
 
 
@@ -202,13 +221,15 @@ def test_a_folder_must_be_named():
 
 def test_options_of_images_are_for_folders_of_images():
     with pytest.raises(
-        ConfigError, match=r"image_size is for data\.name = 'image-folder' or 'hf:owner/name', not for 'digits'"
+        ConfigError,
+        match=r"image_size is for data\.name = 'image-folder' or 'hf:owner/name', not for 'digits'",
     ):
         data.load("digits", image_size=8)
 
 
 class TestPixelsKeepTheirMeaning:
-    """Black is -1 and white is 1 in every mode, or the mode is refused; a photograph stands upright."""
+    """Black is -1 and white is 1 in every mode, or the mode is refused; a photograph stands
+    upright."""
 
     def one(self, folder, array, ending="tif", **options):
         for name in ("a", "b"):
@@ -219,26 +240,35 @@ class TestPixelsKeepTheirMeaning:
 
     @pytest.mark.parametrize("ending", ["png", "tif"])
     def test_sixteen_bits_are_scaled(self, tmp_path, ending):
-        found = self.one(tmp_path / "set", np.tile(np.array([0, 20000, 40000, 65535], np.uint16), (4, 1)), ending)
+        found = self.one(
+            tmp_path / "set", np.tile(np.array([0, 20000, 40000, 65535], np.uint16), (4, 1)), ending
+        )
         assert found.train_x[0, 0, 0].tolist() == pytest.approx([-1, -0.389, 0.221, 1], abs=0.01)
 
     @pytest.mark.parametrize(("kind", "mode"), [(np.float32, "F"), (np.int32, "I")])
     def test_modes_without_black_and_white_are_refused(self, tmp_path, kind, mode):
-        with pytest.raises(DataError, match=rf"x\.tif: an image of Pillow's mode '{mode}' does not say"):
+        with pytest.raises(
+            DataError, match=rf"x\.tif: an image of Pillow's mode '{mode}' does not say"
+        ):
             self.one(tmp_path / "set", np.ones((4, 4), kind))
 
     def test_exif_data_turn_an_image(self, tmp_path):
         exif = Image.Exif()
         exif[0x0112] = 3  # upside down
         found = self.one(
-            tmp_path / "set", np.repeat([[0], [255]], 2, axis=0).repeat(4, 1).astype(np.uint8), "png", exif=exif
+            tmp_path / "set",
+            np.repeat([[0], [255]], 2, axis=0).repeat(4, 1).astype(np.uint8),
+            "png",
+            exif=exif,
         )
         assert found.train_x[0, 0, 0].tolist() == [1] * 4
         assert found.train_x[0, 0, 3].tolist() == [-1] * 4
 
     def test_an_image_beyond_pillows_limit_is_one_sentence(self, tmp_path, monkeypatch):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
-        with pytest.raises(DataError, match=r"x\.png is too large an image to decode: save it with fewer pixels"):
+        with pytest.raises(
+            DataError, match=r"x\.png is too large an image to decode: save it with fewer pixels"
+        ):
             self.one(tmp_path / "set", np.zeros((4, 4), np.uint8), "png")
 
 
@@ -246,7 +276,9 @@ def test_a_class_of_private_images_only_is_refused(tmp_path):
     by_class(tmp_path / "set" / "train", each=3)
     for name in ("cats", "dogs"):
         draw(tmp_path / "set" / "test" / name / "0.png", (0, 0, 0))
-    with pytest.raises(DataError, match=r"no test image has the class 'eels', so private images alone would add"):
+    with pytest.raises(
+        DataError, match=r"no test image has the class 'eels', so private images alone would add"
+    ):
         data.load("image-folder", tmp_path / "set", image_size=4)
     with pytest.raises(DataError, match=r"no test image has the class 'eels'"):
         data.load("image-folder", few(tmp_path / "few"), image_size=4)

@@ -51,7 +51,8 @@ def test_isolation_ii_is_skewed_and_isolated() -> None:
         p = partition(y, 100, "isolation-ii", seed=seed)
         histogram = p.label_histogram(y, 10)
         assert histogram[-1, 9] == 0
-        # FedLab's balance: a client gains a public class only while it has fewer than 45,000 / 100 samples.
+        # FedLab's balance: a client gains a public class only while it has fewer than 45,000 / 100
+        # samples.
         before = np.cumsum(histogram[:, :9], axis=1) - histogram[:, :9]
         assert before[histogram[:, :9] > 0].max() < 450
         empty.append(int((p.sizes == 0).sum()))
@@ -60,8 +61,13 @@ def test_isolation_ii_is_skewed_and_isolated() -> None:
 
 def test_isolation_ii_concentration() -> None:
     y = np.tile(np.arange(2), 20_000)
-    shares = [partition(y, 101, "isolation-ii", alpha=0.1, seed=s).label_histogram(y, 2)[:100, 1] for s in range(60)]
+    shares = [
+        partition(y, 101, "isolation-ii", alpha=0.1, seed=s).label_histogram(y, 2)[:100, 1]
+        for s in range(60)
+    ]
     squares = np.sum((np.array(shares) / 20_000) ** 2, axis=-1)
     error = squares.std() / np.sqrt(60)
-    assert abs(squares.mean() - 1.1 / 11) < 4 * error  # (alpha + 1) / (100 alpha + 1): all but the last client
+    assert (
+        abs(squares.mean() - 1.1 / 11) < 4 * error
+    )  # (alpha + 1) / (100 alpha + 1): all but the last client
     assert abs(squares.mean() - 1.2 / 21) > 4 * error

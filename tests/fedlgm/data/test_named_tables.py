@@ -1,4 +1,5 @@
-"""Tables by name: files, and data sets of the Hugging Face Hub in their real formats; class names."""
+"""Tables by name: files, and data sets of the Hugging Face Hub in their real formats; class
+names."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from fedlgm import data
 from fedlgm.errors import ConfigError, DataError
 
 TABLE = pandas.DataFrame(
-    {"site": ["b", "a", "b"], "age": [52, 61, 40], "dose": [0.5, 1.0, 2.0], "out": ["ill", "well", "ill"]}
+    {
+        "site": ["b", "a", "b"],
+        "age": [52, 61, 40],
+        "dose": [0.5, 1.0, 2.0],
+        "out": ["ill", "well", "ill"],
+    }
 )
 
 
@@ -52,24 +58,43 @@ def test_files_become_the_set_that_frames_become(files: dict[str, Path]) -> None
     found = data.load("table", **files, target="out", users="site")
     frames = data.load({"train": TABLE, "test": TABLE[1:], "target": "out", "users": "site"})
     assert all(np.array_equal(found.parts()[name], frames.parts()[name]) for name in frames.parts())
-    assert (found.train_x.tolist(), found.train_y.tolist()) == ([[52, 0.5], [61, 1], [40, 2]], [0, 1, 0])
-    assert (found.labels, found.classes, found.train_user.tolist()) == (("ill", "well"), 2, [1, 0, 1])
+    assert (found.train_x.tolist(), found.train_y.tolist()) == (
+        [[52, 0.5], [61, 1], [40, 2]],
+        [0, 1, 0],
+    )
+    assert (found.labels, found.classes, found.train_user.tolist()) == (
+        ("ill", "well"),
+        2,
+        [1, 0, 1],
+    )
 
 
 def test_named_labels_keep_their_order_and_inputs_their_columns(files: dict[str, Path]) -> None:
-    found = data.load("table", **files, target="out", inputs=["dose"], labels=["well", "ill", "dead"])
+    found = data.load(
+        "table", **files, target="out", inputs=["dose"], labels=["well", "ill", "dead"]
+    )
     assert (found.train_x.tolist(), found.train_y.tolist()) == ([[0.5], [1], [2]], [1, 0, 1])
     assert (found.labels, found.classes) == (("well", "ill", "dead"), 3)
-    half = data.load("table/private", **files, target="out", inputs=["dose"], labels=["well", "ill", "dead"])
+    half = data.load(
+        "table/private", **files, target="out", inputs=["dose"], labels=["well", "ill", "dead"]
+    )
     assert (half.labels, len(half.train_y)) == (found.labels, 1)
 
 
 def test_names_of_classes_come_with_arrays_too_and_survive_other_users() -> None:
     x = np.zeros((3, 2))
-    own = data.load({"train": (x, ["cat", "dog", "cat"]), "test": (x[:2], np.array(["dog", "cat"]))})
-    assert (own.train_y.tolist(), own.test_y.tolist(), own.labels) == ([0, 1, 0], [1, 0], ("cat", "dog"))
+    own = data.load(
+        {"train": (x, ["cat", "dog", "cat"]), "test": (x[:2], np.array(["dog", "cat"]))}
+    )
+    assert (own.train_y.tolist(), own.test_y.tolist(), own.labels) == (
+        [0, 1, 0],
+        [1, 0],
+        ("cat", "dog"),
+    )
     assert data.with_users(own, [0, 0, 1]).labels == own.labels
-    numbered = data.load({"train": (x, [0, 1, 0]), "test": (x, [0, 1, 0]), "labels": ["cat", "dog"]})
+    numbered = data.load(
+        {"train": (x, [0, 1, 0]), "test": (x, [0, 1, 0]), "labels": ["cat", "dog"]}
+    )
     assert (numbered.labels, numbered.classes) == (("cat", "dog"), 2)
 
 
@@ -86,7 +111,12 @@ def test_a_copy_of_a_hub_data_set_is_read_from_its_folder(tmp_path: Path) -> Non
     pixels = np.asarray(images(10)[0]["image"], dtype=np.float32)
     assert np.allclose(found.train_x[0, 0], pixels / 127.5 - 1)
     small = data.load(
-        "hf:x/y", folder, splits=["train[:80%]", "train[80%:]"], inputs=["image"], target="character", image_size=4
+        "hf:x/y",
+        folder,
+        splits=["train[:80%]", "train[80%:]"],
+        inputs=["image"],
+        target="character",
+        image_size=4,
     )
     assert small.shape == (3, 4, 4)
 
@@ -102,9 +132,13 @@ def test_the_local_cache_is_enough_without_a_network(tmp_path: Path) -> None:
         part.rename(place / f"name-{split}.arrow")
         splits.add(datasets.SplitInfo(split, num_examples=3, dataset_name="name"))
     info = datasets.DatasetInfo(
-        builder_name="parquet", dataset_name="name", config_name="default", version="0.0.0", splits=splits,
+        builder_name="parquet",
+        dataset_name="name",
+        config_name="default",
+        version="0.0.0",
+        splits=splits,
         features=table.features,
-    )  # fmt: skip
+    )
     info.write_to_directory(str(place))
     found = data.load("hf:owner/name", target="out")
     assert (found.train_x.shape, found.labels) == ((3, 2), ("ill", "well"))
@@ -114,34 +148,63 @@ def test_the_local_cache_is_enough_without_a_network(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"target": "out"}, r"column 'site' of 'train' holds text, not numbers: drop it"),
-        ({"users": "site"}, r"data\.target: which column is the target\? It must be one of 'age', 'dose', 'out'"),
+        (
+            {"users": "site"},
+            r"data\.target: which column is the target\? It must be one of 'age', 'dose', 'out'",
+        ),
         ({"target": "Out"}, r"'train' has no column 'Out'; did you mean 'out'\?"),
-        ({"target": "out", "inputs": ["agee"]}, r"'train' has no column 'agee'; did you mean 'age'"),
+        (
+            {"target": "out", "inputs": ["agee"]},
+            r"'train' has no column 'agee'; did you mean 'age'",
+        ),
         ({"target": "out", "users": "Site"}, r"'train' has no column 'Site'"),
-        ({"target": "out", "inputs": ["age"], "labels": ["ill"]}, r"labels: must name two or more classes"),
-        ({"target": "out", "inputs": ["age"], "labels": ["ill", "dead"]},
-         r"data\.labels: 1 training targets, the first in row 1, are none of the classes that data\.labels names"),
+        (
+            {"target": "out", "inputs": ["age"], "labels": ["ill"]},
+            r"labels: must name two or more classes",
+        ),
+        (
+            {"target": "out", "inputs": ["age"], "labels": ["ill", "dead"]},
+            r"data\.labels: 1 training targets, the first in row 1, are none of the classes that data\.labels names",
+        ),
         ({"file": "nowhere.csv"}, r"data\.file: there is no file 'nowhere\.csv'"),
-        ({"file": None}, r"data\.file: name the \.csv or \.parquet file with the training examples"),
-        ({"test_file": None}, r"data\.test_file: name the \.csv or \.parquet file with public test examples"),
-        ({"test_file": "rows.tsv"}, r"data\.test_file: 'rows\.tsv' must be a \.csv, \.csv\.gz or \.parquet file"),
+        (
+            {"file": None},
+            r"data\.file: name the \.csv or \.parquet file with the training examples",
+        ),
+        (
+            {"test_file": None},
+            r"data\.test_file: name the \.csv or \.parquet file with public test examples",
+        ),
+        (
+            {"test_file": "rows.tsv"},
+            r"data\.test_file: 'rows\.tsv' must be a \.csv, \.csv\.gz or \.parquet file",
+        ),
     ],
-)  # fmt: skip
-def test_a_mistake_in_files_is_one_sentence(options: dict, message: str, files: dict[str, Path]) -> None:
+)
+def test_a_mistake_in_files_is_one_sentence(
+    options: dict, message: str, files: dict[str, Path]
+) -> None:
     with pytest.raises(DataError, match=message) as caught:
         data.load("table", **files | options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files, tmp_path: Path) -> None:
+def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(
+    files, tmp_path: Path
+) -> None:
     TABLE[:1].to_csv(tmp_path / "few.csv", index=False)
-    with pytest.raises(DataError, match=r"labels: must name two or more classes, each once, got ill"):
-        data.load("table", file=files["file"], test_file=tmp_path / "few.csv", target="out", users="site")
+    with pytest.raises(
+        DataError, match=r"labels: must name two or more classes, each once, got ill"
+    ):
+        data.load(
+            "table", file=files["file"], test_file=tmp_path / "few.csv", target="out", users="site"
+        )
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "bad.parquet").write_text("no parquet")
     TABLE.to_csv(tmp_path / "german.csv", sep=";", index=False)
     with pytest.raises(
-        DataError, match=r"data\.file: '.*german.csv' has ';' between its columns, not commas: write it with"
+        DataError,
+        match=r"data\.file: '.*german.csv' has ';' between its columns, not commas: write it with",
     ):
         data.load("table", **files | {"file": tmp_path / "german.csv"}, target="out")
     for name in ("empty.csv", "bad.parquet"):
@@ -152,16 +215,41 @@ def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("hf:owner/absent", {}, r"'hf:owner/absent' is not in the local cache, and .* cannot be reached"),
-        ("hf:owner/name", {"data_dir": "nowhere"}, r"data\.dir: 'nowhere' is not a folder; it must hold the files"),
-        ("hf:owner/name", {"data_dir": ".", "splits": ["train", "dev"]}, r"cannot be read: Unknown split \"dev\""),
-        ("hf:owner/name", {"data_dir": ".", "subset": "other"}, r"cannot be read: BuilderConfig 'other' not found"),
-        ("hf:owner/name", {"splits": ["train", "train"]}, r"data\.splits: must be two different splits"),
-        ("hf:owner/name", {"data_dir": ".", "splits": ["train[:5]", "train[5:]"], "target": "character"},
-         r"data\.inputs: column 'image' holds an array per row: name only it, as data\.inputs = \['image'\]"),
+        (
+            "hf:owner/absent",
+            {},
+            r"'hf:owner/absent' is not in the local cache, and .* cannot be reached",
+        ),
+        (
+            "hf:owner/name",
+            {"data_dir": "nowhere"},
+            r"data\.dir: 'nowhere' is not a folder; it must hold the files",
+        ),
+        (
+            "hf:owner/name",
+            {"data_dir": ".", "splits": ["train", "dev"]},
+            r"cannot be read: Unknown split \"dev\"",
+        ),
+        (
+            "hf:owner/name",
+            {"data_dir": ".", "subset": "other"},
+            r"cannot be read: BuilderConfig 'other' not found",
+        ),
+        (
+            "hf:owner/name",
+            {"splits": ["train", "train"]},
+            r"data\.splits: must be two different splits",
+        ),
+        (
+            "hf:owner/name",
+            {"data_dir": ".", "splits": ["train[:5]", "train[5:]"], "target": "character"},
+            r"data\.inputs: column 'image' holds an array per row: name only it, as data\.inputs = \['image'\]",
+        ),
     ],
-)  # fmt: skip
-def test_a_mistake_about_the_hub_is_one_sentence(name, given, message, tmp_path, monkeypatch) -> None:
+)
+def test_a_mistake_about_the_hub_is_one_sentence(
+    name, given, message, tmp_path, monkeypatch
+) -> None:
     whole = images(10).remove_columns("writer_id").add_column("hsf_id", list(range(10)))
     (tmp_path / "copy").mkdir()
     monkeypatch.chdir(tmp_path / "copy")
@@ -172,8 +260,12 @@ def test_a_mistake_about_the_hub_is_one_sentence(name, given, message, tmp_path,
 
 
 def test_images_of_several_sizes_need_one_and_lists_one_length(tmp_path: Path) -> None:
-    mixed = datasets.concatenate_datasets([images(2), images(2, size=8)]).remove_columns("writer_id")
-    with pytest.raises(DataError, match=r"data\.image_size: images of column 'image' differ in size"):
+    mixed = datasets.concatenate_datasets([images(2), images(2, size=8)]).remove_columns(
+        "writer_id"
+    )
+    with pytest.raises(
+        DataError, match=r"data\.image_size: images of column 'image' differ in size"
+    ):
         data.load({"train": mixed, "test": mixed, "target": "character"})
     lists = datasets.Dataset.from_dict({"curve": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
     assert data.load({"train": lists, "test": lists}).train_x.tolist() == [[1, 2], [3, 4]]
@@ -185,9 +277,14 @@ def test_images_of_several_sizes_need_one_and_lists_one_length(tmp_path: Path) -
 def test_keys_of_another_kind_of_set_are_refused(files: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"file is for data\.name = 'table', not for 'digits'"):
         data.load("digits", **files)
-    with pytest.raises(ConfigError, match=r"subset is for data\.name = 'hf:owner/name', not for 'table'"):
+    with pytest.raises(
+        ConfigError, match=r"subset is for data\.name = 'hf:owner/name', not for 'table'"
+    ):
         data.load("table", **files, subset="x")
-    with pytest.raises(ConfigError, match=r"set data\.name = 'table', data\.file = 'rows\.csv', data\.test_file and"):
+    with pytest.raises(
+        ConfigError,
+        match=r"set data\.name = 'table', data\.file = 'rows\.csv', data\.test_file and",
+    ):
         data.load("rows.csv")
 
 
@@ -197,7 +294,9 @@ def test_the_file_of_the_cache_test_is_what_datasets_writes(tmp_path: Path) -> N
     TABLE.to_parquet(tmp_path / "copy" / "train.parquet")
     datasets.load_dataset(str(tmp_path / "copy"), cache_dir=str(tmp_path / "cache"))
     (info,) = (tmp_path / "cache").rglob("dataset_info.json")
-    assert {"builder_name", "config_name", "dataset_name", "features", "splits"} <= set(json.loads(info.read_text()))
+    assert {"builder_name", "config_name", "dataset_name", "features", "splits"} <= set(
+        json.loads(info.read_text())
+    )
     assert [path.suffix for path in info.parent.glob("*train*")] == [".arrow"]
 
 
@@ -213,7 +312,9 @@ class TestTextStaysText:
         files = {"file": write(folder, "a.csv", train), "test_file": write(folder, "b.csv", test)}
         return data.load("table", **files, target="out", **options)
 
-    @pytest.mark.parametrize(("a", "b"), [("007", "7"), ("1e5", "100000"), ("1.10", "1.1"), ("None", "NA")])
+    @pytest.mark.parametrize(
+        ("a", "b"), [("007", "7"), ("1e5", "100000"), ("1.10", "1.1"), ("None", "NA")]
+    )
     def test_users_are_as_many_as_their_spellings(self, tmp_path, recwarn, a, b):
         rows = f"who,x,out\n{a},1,0\n{b},2,1\n"
         found = self.load(tmp_path, rows, rows, users="who")
@@ -221,7 +322,11 @@ class TestTextStaysText:
         assert any("count as two users" in str(one.message) for one in recwarn) is (a != "None")
 
     def test_one_text_among_many_numbers_is_a_user(self, tmp_path):
-        rows = "who,x,out\n" + "".join(f"{i % 50},{i},{i % 2}\n" for i in range(300_000)) + "guest,1,1\n"
+        rows = (
+            "who,x,out\n"
+            + "".join(f"{i % 50},{i},{i % 2}\n" for i in range(300_000))
+            + "guest,1,1\n"
+        )
         found = self.load(tmp_path, rows, "who,x,out\n1,1,0\n2,2,1\n", users="who")
         assert len(set(found.train_user)) == 51
 
@@ -232,7 +337,9 @@ class TestTextStaysText:
     @pytest.mark.parametrize(("a", "b"), [("01", "1"), ("1", "1.0")])
     def test_two_spellings_of_a_class_are_refused(self, tmp_path, a, b):
         rows = f"x,out\n1,{a}\n2,{b}\n3,0\n"
-        with pytest.raises(DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"):
+        with pytest.raises(
+            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"
+        ):
             self.load(tmp_path, rows, "x,out\n1,0\n2,1\n")
 
     def test_labels_make_numbers_names(self, tmp_path):
@@ -247,7 +354,10 @@ class TestTextStaysText:
 
     @pytest.mark.parametrize("gap", ["NA", "", "nan"])
     def test_a_gap_among_numbers_is_no_class(self, tmp_path, gap):
-        with pytest.raises(DataError, match=r"data\.target: column 'out' of 'train' holds numbers, but '.*' in 1 rows"):
+        with pytest.raises(
+            DataError,
+            match=r"data\.target: column 'out' of 'train' holds numbers, but '.*' in 1 rows",
+        ):
             self.load(tmp_path, f"x,out\n1,0\n2,{gap}\n", "x,out\n1,0\n2,1\n")
 
     def test_an_empty_name_is_no_class(self, tmp_path):
@@ -262,5 +372,11 @@ class TestTextStaysText:
     def test_endings_in_capitals_and_compressed_files_are_read(self, tmp_path):
         TABLE.to_csv(tmp_path / "A.CSV", index=False)
         TABLE.to_csv(tmp_path / "b.csv.gz", index=False)
-        found = data.load("table", file=tmp_path / "A.CSV", test_file=tmp_path / "b.csv.gz", target="out", users="site")
+        found = data.load(
+            "table",
+            file=tmp_path / "A.CSV",
+            test_file=tmp_path / "b.csv.gz",
+            target="out",
+            users="site",
+        )
         assert found.train_x.tolist() == found.test_x.tolist()

@@ -23,7 +23,9 @@ REAL = DataSet.from_mapping({"train": (X, X[:, 0]), "test": (X, X[:, 0])})
 
 
 def test_arrays_become_a_data_set() -> None:
-    data = DataSet.from_mapping({**ARRAYS, "clients": [[0, 5, 2], [], np.array([7])], "name": "mine"})
+    data = DataSet.from_mapping(
+        {**ARRAYS, "clients": [[0, 5, 2], [], np.array([7])], "name": "mine"}
+    )
     assert (data.name, data.shape, data.classes) == ("mine", (3,), int(Y[:9].max()) + 1)
     assert data.train_x.dtype == np.float32  # type: ignore[union-attr]
     assert data.train_y.dtype == np.int64
@@ -48,7 +50,10 @@ def test_own_sets_are_loaded_from_objects_functions_and_dotted_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(LABELLED)
-    assert all(getattr(loaded, field) is getattr(LABELLED, field) for field in ("name", "train_x", "train_y", "test_x"))
+    assert all(
+        getattr(loaded, field) is getattr(LABELLED, field)
+        for field in ("name", "train_x", "train_y", "test_x")
+    )
     assert load(lambda: ARRAYS).shape == (3,)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -63,7 +68,9 @@ def test_own_sets_are_loaded_from_objects_functions_and_dotted_names(
     }.items():
         with pytest.raises(DataError, match=message):
             load(name)
-    with pytest.raises(ConfigError, match=r"data set 'my_sets:absent': module 'my_sets' has no 'absent'"):
+    with pytest.raises(
+        ConfigError, match=r"data set 'my_sets:absent': module 'my_sets' has no 'absent'"
+    ):
         load("my_sets:absent")
     with pytest.raises(DataError, match=r"missing 1 required positional argument"):
         load(lambda needed: ARRAYS)
@@ -82,11 +89,20 @@ HOLES[4, 1] = np.nan
     [
         (changed(train=(X, Y[:-1])), r"training data: 60 inputs but 59 targets"),
         (changed(train=((X, X[:5]), Y)), r"training data: 60, 5 inputs but 60 targets"),
-        (changed(train=(HOLES, Y)), r"training inputs: 1 values are NaN or infinite, the first at index \(4, 1\)"),
+        (
+            changed(train=(HOLES, Y)),
+            r"training inputs: 1 values are NaN or infinite, the first at index \(4, 1\)",
+        ),
         (changed(train=(X, np.full(60, np.nan))), r"training targets: 60 values are NaN"),
-        (changed(test=(X[:, :2], Y)), r"test: its arrays .* are not like the training set's .*only their lengths"),
+        (
+            changed(test=(X[:, :2], Y)),
+            r"test: its arrays .* are not like the training set's .*only their lengths",
+        ),
         (changed(test=(X[:0], Y[:0])), r"at least one test example"),
-        (changed(train=X), r"training data must be a pair of arrays \(inputs, targets\), got a ndarray"),
+        (
+            changed(train=X),
+            r"training data must be a pair of arrays \(inputs, targets\), got a ndarray",
+        ),
         (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: not an array of numbers"),
         (
             changed(train=([[1.0]], ["cat"])),
@@ -95,8 +111,14 @@ HOLES[4, 1] = np.nan
         (changed(train=(np.array(["a"]), [0])), r"training inputs must be an array of numbers"),
         (changed(train=(X + 1j, Y)), r"are complex"),
         (changed(label=Y), r"unknown key 'label'; its keys: train, test, clients"),
-        (changed(labels=["a", "b", "a"]), r"labels: must name two or more classes, each once, got a, b, a"),
-        (changed(labels=["a", "b", "c"]), r"data\.labels: \d+ training targets, .* none of the classes .*a, b, c"),
+        (
+            changed(labels=["a", "b", "a"]),
+            r"labels: must name two or more classes, each once, got a, b, a",
+        ),
+        (
+            changed(labels=["a", "b", "c"]),
+            r"data\.labels: \d+ training targets, .* none of the classes .*a, b, c",
+        ),
         (changed(labels=list("abcd"), classes=3), r"classes = 3, but labels names 4: a, b, c, d"),
         ({"train": (X, Y)}, r"key 'test' is missing"),
         (changed(clients=[]), r"clients: there must be at least one"),
@@ -107,19 +129,37 @@ HOLES[4, 1] = np.nan
         (changed(clients=[[0.5]]), r"clients\[0\] must be a list of sample numbers"),
         (changed(clients=[[0]], users=Y), r"clients and users: pass at most one"),
         (changed(users=Y[:3]), r"users must name the user of each of the 60"),
-        (changed(users=[None if i % 2 else "a" for i in range(60)]), r"users: 30 of 60 rows have no user"),
-        (changed(users=np.array([1, "a"] * 30, dtype=object)), r"users must all be numbers or all be names"),
+        (
+            changed(users=[None if i % 2 else "a" for i in range(60)]),
+            r"users: 30 of 60 rows have no user",
+        ),
+        (
+            changed(users=np.array([1, "a"] * 30, dtype=object)),
+            r"users must all be numbers or all be names",
+        ),
         (changed(users=["a", math.nan, *["b"] * 58]), r"users: 1 of 60 rows have no user"),
         (changed(users=["1", 1.0, *["2"] * 58]), r"users must all be numbers or all be names"),
-        (changed(users=["a", " ", *["b"] * 58]), r"users: training examples with the name ' ' have no user"),
+        (
+            changed(users=["a", " ", *["b"] * 58]),
+            r"users: training examples with the name ' ' have no user",
+        ),
         (changed(users=HOLES[:, 1]), r"users: 1 of 60 rows have no user"),
-        (changed(train=({"a": X, "b": X}, Y)), r"training inputs: several inputs are a tuple .*, not a dict"),
+        (
+            changed(train=({"a": X, "b": X}, Y)),
+            r"training inputs: several inputs are a tuple .*, not a dict",
+        ),
         (changed(train=([X, X], Y)), r"2 inputs but 60 targets; .*several inputs are a tuple"),
         (changed(train=(X[:0], Y[:0])), r"at least one training example"),
         (changed(train=(1e300 * X, Y)), r"training inputs: 180 values are too large for float32"),
-        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than signed 64-bit integers"),
+        (
+            changed(train=(np.full((60, 3), 2**63, np.uint64), Y)),
+            r"more than signed 64-bit integers",
+        ),
         (changed(classes="4"), r"classes must be a whole number of at least 1, got '4'"),
-        (changed(clients={"a": [0]}), r"clients: give a list of sample numbers for each client, not a dict"),
+        (
+            changed(clients={"a": [0]}),
+            r"clients: give a list of sample numbers for each client, not a dict",
+        ),
         (changed(clients=[{0, 1}]), r"clients\[0\] must be a list of sample numbers, got set"),
         (changed(clients=[[], []]), r"clients: none of them has an example"),
     ],
@@ -158,7 +198,10 @@ def test_a_set_that_was_not_made_of_arrays_is_checked_when_it_is_loaded() -> Non
     for wrong, message in (
         (DataSet("mine", held, Y[:-1], held, Y), "60 inputs but 59 targets"),
         (DataSet("mine", np.full_like(held, np.nan), Y, held, Y), "180 values are NaN"),
-        (DataSet("mine", held, Y, held, Y, clients=Partition(np.arange(90), np.array([0, 90]))), "outside"),
+        (
+            DataSet("mine", held, Y, held, Y, clients=Partition(np.arange(90), np.array([0, 90]))),
+            "outside",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             load(wrong)
@@ -181,16 +224,23 @@ def whole(found: Partition, examples: int = 60) -> bool:
 def test_natural_clients_are_the_sets_own() -> None:
     own = DataSet.from_mapping(changed(clients=[[0, 1], [5]]))
     assert divide(own, 2, "natural") is own.clients
-    with pytest.raises(ConfigError, match=r"'own' has 2 clients of its own, but federation.clients is 3"):
+    with pytest.raises(
+        ConfigError, match=r"'own' has 2 clients of its own, but federation.clients is 3"
+    ):
         divide(own, 3, "natural")
     assert divide(LABELLED, 7, "natural").sizes.tolist() == [9, 9, 9, 9, 8, 8, 8]
-    with pytest.raises(ConfigError, match=r"'natural' needs a set with clients or users of its own: 'own' has none"):
+    with pytest.raises(
+        ConfigError, match=r"'natural' needs a set with clients or users of its own: 'own' has none"
+    ):
         divide(REAL, 3, "natural")
 
 
 def test_labels_are_needed_only_where_a_scheme_divides_by_them() -> None:
     assert whole(divide(REAL, 7, "iid", seed=3))
-    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], but the targets .* float32"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'dirichlet' divides by integer labels \[n\], but the targets .* float32",
+    ):
         divide(REAL, 7, "dirichlet", alpha=0.5)
 
 
@@ -203,10 +253,16 @@ def test_labels_are_needed_only_where_a_scheme_divides_by_them() -> None:
         ("InnerDirichletPartitioner", {"partition_sizes": [20, 25, 15], "alpha": 1.0}, 3),
         ("SizePartitioner", {"partition_sizes": [20, 25, 15]}, 3),
         ("NaturalIdPartitioner", {"partition_by": "user"}, 7),
-        ("GroupedNaturalIdPartitioner", {"partition_by": "user", "group_size": 3, "mode": "allow-smaller"}, 3),
+        (
+            "GroupedNaturalIdPartitioner",
+            {"partition_by": "user", "group_size": 3, "mode": "allow-smaller"},
+            3,
+        ),
     ],
 )
-def test_partitioners_of_flwr_datasets_by_name(scheme: str, options: dict[str, Any], clients: int) -> None:
+def test_partitioners_of_flwr_datasets_by_name(
+    scheme: str, options: dict[str, Any], clients: int
+) -> None:
     found = divide(LABELLED, clients, scheme, seed=5, **options)
     assert len(found) == clients
     assert whole(found)
@@ -243,10 +299,30 @@ def test_a_function_divides() -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "error", "message"),
     [
-        ("NoSuchPartitioner", {}, ConfigError, r"module 'flwr_datasets.partitioner' has no 'NoSuchPartitioner'"),
-        ("no_such_module:divide", {}, ConfigError, r"partition scheme 'no_such_module:divide': module"),
-        ("math:pi", {}, ConfigError, r"is neither one of iid, .* nor a Partitioner of flwr-datasets"),
-        ("SizePartitioner", {"partition_sizes": [30, 40]}, ConfigError, r"'SizePartitioner' cannot divide 60 samples"),
+        (
+            "NoSuchPartitioner",
+            {},
+            ConfigError,
+            r"module 'flwr_datasets.partitioner' has no 'NoSuchPartitioner'",
+        ),
+        (
+            "no_such_module:divide",
+            {},
+            ConfigError,
+            r"partition scheme 'no_such_module:divide': module",
+        ),
+        (
+            "math:pi",
+            {},
+            ConfigError,
+            r"is neither one of iid, .* nor a Partitioner of flwr-datasets",
+        ),
+        (
+            "SizePartitioner",
+            {"partition_sizes": [30, 40]},
+            ConfigError,
+            r"'SizePartitioner' cannot divide 60 samples",
+        ),
         ("SizePartitioner", {"sizes": [30]}, ConfigError, r"cannot divide .*: TypeError"),
         (
             "NaturalIdPartitioner",
@@ -254,17 +330,54 @@ def test_a_function_divides() -> None:
             ConfigError,
             r"makes 7 clients, but federation.clients is 2",
         ),
-        (lambda data, clients, seed: [[0]], {}, ConfigError, r"makes 1 clients, but federation.clients is 2"),
-        (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which another client has"),
+        (
+            lambda data, clients, seed: [[0]],
+            {},
+            ConfigError,
+            r"makes 1 clients, but federation.clients is 2",
+        ),
+        (
+            lambda data, clients, seed: [[0], [0]],
+            {},
+            DataError,
+            r"names sample 0, which another client has",
+        ),
         (object(), {}, ConfigError, r"partition scheme '<object>' is neither one of iid"),
-        (lambda data, clients, seed: None, {}, ConfigError, r"partition scheme '<lambda>': TypeError: 'NoneType'"),
-        (lambda data, clients, seed: [][0], {}, ConfigError, r"IndexError: .*\(test_own.py, line \d+\)"),
-        (lambda data, clients, seed: {0: [0], 1: [1]}, {}, DataError, r"a list of sample numbers for each client"),
-        (lambda *_: Partition(np.arange(90), np.array([0, 45, 90])), {}, DataError, r"clients\[1\] names samples out"),
-        (halves, {"even": True}, ConfigError, r"partition scheme '<halves>': .*unexpected keyword argument 'even'"),
+        (
+            lambda data, clients, seed: None,
+            {},
+            ConfigError,
+            r"partition scheme '<lambda>': TypeError: 'NoneType'",
+        ),
+        (
+            lambda data, clients, seed: [][0],
+            {},
+            ConfigError,
+            r"IndexError: .*\(test_own.py, line \d+\)",
+        ),
+        (
+            lambda data, clients, seed: {0: [0], 1: [1]},
+            {},
+            DataError,
+            r"a list of sample numbers for each client",
+        ),
+        (
+            lambda *_: Partition(np.arange(90), np.array([0, 45, 90])),
+            {},
+            DataError,
+            r"clients\[1\] names samples out",
+        ),
+        (
+            halves,
+            {"even": True},
+            ConfigError,
+            r"partition scheme '<halves>': .*unexpected keyword argument 'even'",
+        ),
     ],
 )
-def test_divisions_that_do_not_work_are_refused(scheme: Any, options: Any, error: type, message: str) -> None:
+def test_divisions_that_do_not_work_are_refused(
+    scheme: Any, options: Any, error: type, message: str
+) -> None:
     with pytest.raises(error, match=message):
         divide(LABELLED, 2, scheme, **options)
 
@@ -272,26 +385,36 @@ def test_divisions_that_do_not_work_are_refused(scheme: Any, options: Any, error
 @pytest.mark.slow
 def test_schemes_of_our_own_do_not_import_flwr_datasets() -> None:
     program = (
-        "import sys, numpy as np\nfrom fedlgm import data\nx = np.zeros((60, 2)); y = np.arange(60) % 3\n"
+        "import sys, numpy as np\nfrom fedlgm import data\nx = np.zeros((60, 2)); y = "
+        "np.arange(60) % 3\n"
         "own = data.load({'train': (x, y), 'test': (x, y), 'users': y})\n"
         "data.divide(own, 3, 'natural'); data.divide(own, 3, 'dirichlet-large', alpha=1.0)\n"
         "print('flwr_datasets' in sys.modules, 'datasets' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.slow
-def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_it_is_asked_for() -> None:
+def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_it_is_asked_for() -> (
+    None
+):
     program = (
         "import sys, numpy as np\nfrom fedlgm import data\n"
         "data.partition(np.arange(60) % 3, 4, 'dirichlet', alpha=1.0)\n"
-        "print('flwr_datasets' in sys.modules, 'seaborn' in sys.modules, 'matplotlib' in sys.modules)\n"
-        "import flwr_datasets\nfrom flwr_datasets import FederatedDataset\nimport flwr_datasets.partitioner\n"
+        "print('flwr_datasets' in sys.modules, 'seaborn' in sys.modules, 'matplotlib' in "
+        "sys.modules)\n"
+        "import flwr_datasets\nfrom flwr_datasets import FederatedDataset\nimport "
+        "flwr_datasets.partitioner\n"
         "from fedlgm.data.partitioners import partitioners\n"
-        "print(flwr_datasets.partitioner.IidPartitioner is partitioners().IidPartitioner, flwr_datasets.__version__)"
+        "print(flwr_datasets.partitioner.IidPartitioner is partitioners().IidPartitioner, "
+        "flwr_datasets.__version__)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     first, second = done.stdout.splitlines()
     assert first.split() == ["True", "False", "False"]
     assert second.split()[0] == "True"
@@ -312,11 +435,16 @@ class TestValuesThatAreNotThere:
 
     @pytest.mark.parametrize(
         ("pair", "message"),
-        [((X, [0, 1]), "training inputs"), ((np.zeros((2, 1)), np.ma.masked_equal([0, 9], 9)), "training targets"),
-         (([X[0], X[1]], [0, 1]), "training inputs")],
-    )  # fmt: skip
+        [
+            ((X, [0, 1]), "training inputs"),
+            ((np.zeros((2, 1)), np.ma.masked_equal([0, 9], 9)), "training targets"),
+            (([X[0], X[1]], [0, 1]), "training inputs"),
+        ],
+    )
     def test_masked_values_are_refused(self, pair, message):
-        with pytest.raises(DataError, match=rf"{message}: 1 values are masked: leave out their rows, or fill them"):
+        with pytest.raises(
+            DataError, match=rf"{message}: 1 values are masked: leave out their rows, or fill them"
+        ):
             DataSet.from_arrays(pair, (np.zeros((2, 2)), [0, 1]))
 
     def test_an_empty_mask_is_no_fault(self):
@@ -328,13 +456,18 @@ class TestValuesThatAreNotThere:
         with pytest.raises(DataError, match=r"users: 1 values are masked"):
             DataSet.from_arrays((x, y), (x, y), users=np.ma.masked_equal([1, 9], 9))
         with pytest.raises(DataError, match=r"users: 1 of 2 rows have no user"):
-            DataSet.from_arrays((x, y), (x, y), users=np.array(["2024-01-01", "NaT"], dtype="datetime64[D]"))
+            DataSet.from_arrays(
+                (x, y), (x, y), users=np.array(["2024-01-01", "NaT"], dtype="datetime64[D]")
+            )
 
 
-@pytest.mark.parametrize("labels", [np.array([b"ill", b"well"]), [b"ill", b"well"], np.array([b"ill", "well"], object)])
+@pytest.mark.parametrize(
+    "labels", [np.array([b"ill", b"well"]), [b"ill", b"well"], np.array([b"ill", "well"], object)]
+)
 def test_byte_strings_are_no_classes(labels):
     with pytest.raises(
-        DataError, match=r"training targets hold byte strings: decode them, as in \[one\.decode\(\) for"
+        DataError,
+        match=r"training targets hold byte strings: decode them, as in \[one\.decode\(\) for",
     ):
         DataSet.from_arrays((np.zeros((2, 2)), labels), (np.zeros((2, 2)), labels))
 

@@ -52,7 +52,9 @@ def test_every_scheme_is_exercised() -> None:
     clients=st.integers(2, 40),
     seed=st.integers(0, 2**128 - 1),
 )
-def test_every_sample_belongs_to_exactly_one_client(scheme: str, labels: list[int], clients: int, seed: int) -> None:
+def test_every_sample_belongs_to_exactly_one_client(
+    scheme: str, labels: list[int], clients: int, seed: int
+) -> None:
     y = np.array(labels)
     p = partition(y, clients, scheme, seed=seed, **ALL_SAMPLES[scheme])
     assert len(p) == clients
@@ -68,7 +70,9 @@ def test_every_sample_belongs_to_exactly_one_client(scheme: str, labels: list[in
     clients=st.integers(2, 12),
     seed=st.integers(0, 2**32),
 )
-def test_no_sample_goes_to_two_clients(scheme: str, each: int, classes: int, clients: int, seed: int) -> None:
+def test_no_sample_goes_to_two_clients(
+    scheme: str, each: int, classes: int, clients: int, seed: int
+) -> None:
     p = partition(balanced(classes, each), clients, scheme, seed=seed, **EXAMPLES[scheme])
     assert len(np.unique(p.order)) == len(p.order) == p.sizes.sum()
     assert p.sizes.min() > 0
@@ -82,9 +86,17 @@ def test_result_depends_on_the_seed_and_on_no_global_generator(scheme: str) -> N
         np.random.seed(world)  # noqa: NPY002
         random.seed(world)
         torch.manual_seed(world)
-        before = (pickle.dumps(np.random.get_state()), random.getstate(), torch.get_rng_state().tolist())  # noqa: NPY002
+        before = (
+            pickle.dumps(np.random.get_state()),  # noqa: NPY002
+            random.getstate(),
+            torch.get_rng_state().tolist(),
+        )
         p = partition(y, 20, scheme, seed=seed, **EXAMPLES[scheme])
-        after = (pickle.dumps(np.random.get_state()), random.getstate(), torch.get_rng_state().tolist())  # noqa: NPY002
+        after = (
+            pickle.dumps(np.random.get_state()),  # noqa: NPY002
+            random.getstate(),
+            torch.get_rng_state().tolist(),
+        )
         assert before == after
         return p
 
@@ -129,7 +141,8 @@ def test_iid_clients_see_all_classes_of_sorted_labels() -> None:
 
 
 def dirichlet_gini(scheme: str, alpha: float) -> tuple[float, float]:
-    """Mean over 60 classes of sum_i p_i^2 with its standard error, for the shares p of 20 clients in a class."""
+    """Mean over 60 classes of sum_i p_i^2 with its standard error, for the shares p of 20 clients
+    in a class."""
     y = balanced(60, 2000)
     squares = gini(partition(y, 20, scheme, alpha=alpha, seed=11).label_histogram(y, 60).T / 2000)
     return float(squares.mean()), float(squares.std() / np.sqrt(60))
@@ -158,10 +171,14 @@ def test_more_clients_than_samples() -> None:
 
 
 def hsu_first_client(alpha: float) -> tuple[float, float]:
-    """Mean over seeds of sum_k (share of class k)^2 of the first of 100 clients with 60 samples, and its error."""
+    """Mean over seeds of sum_k (share of class k)^2 of the first of 100 clients with 60 samples,
+    and its error."""
     y = balanced(10, 600)
     squares = np.array(
-        [gini(partition(y, 100, "hsu", alpha=alpha, seed=s).label_histogram(y, 10)[0] / 60) for s in range(150)]
+        [
+            gini(partition(y, 100, "hsu", alpha=alpha, seed=s).label_histogram(y, 10)[0] / 60)
+            for s in range(150)
+        ]
     )
     return float(squares.mean()), float(squares.std() / np.sqrt(len(squares)))
 
@@ -176,13 +193,21 @@ def test_hsu_mixtures_follow_the_prior_scaled_dirichlet(alpha: float) -> None:
 
     assert abs(mean - expected(alpha)) < 4 * error
     assert abs(mean - expected(2 * alpha)) > 4 * error
-    assert abs(mean - expected(10 * alpha)) > 4 * error  # Dirichlet(alpha, ..., alpha) would be this
+    assert (
+        abs(mean - expected(10 * alpha)) > 4 * error
+    )  # Dirichlet(alpha, ..., alpha) would be this
 
 
 def hsu_one_by_one(
-    rng: np.random.Generator, stock: list[int], clients: int, alpha: float, *, renormalise: bool = True
+    rng: np.random.Generator,
+    stock: list[int],
+    clients: int,
+    alpha: float,
+    *,
+    renormalise: bool = True,
 ) -> tuple[int, ...]:
-    """First client's counts by the definition: one label at a time, renormalised when a class has run out."""
+    """First client's counts by the definition: one label at a time, renormalised when a class has
+    run out."""
     left = np.array(stock)
     q = rng.dirichlet(alpha * left / left.sum())
     counts = np.zeros(len(stock), dtype=int)
@@ -199,7 +224,10 @@ def hsu_one_by_one(
 def test_hsu_draws_like_the_one_by_one_definition() -> None:
     stock, alpha, draws = [1, 1, 6], 1.0, 2500
     y = np.repeat(np.arange(3), stock)
-    ours = [tuple(partition(y, 2, "hsu", alpha=alpha, seed=s).label_histogram(y, 3)[0]) for s in range(draws)]
+    ours = [
+        tuple(partition(y, 2, "hsu", alpha=alpha, seed=s).label_histogram(y, 3)[0])
+        for s in range(draws)
+    ]
     rng = np.random.default_rng(0)
     theirs = [hsu_one_by_one(rng, stock, 2, alpha) for _ in range(draws)]
     # Wrong: what a class cannot give comes from the others in proportion to what is left of them.
@@ -252,21 +280,45 @@ def test_natural_never_splits_a_user() -> None:
         ("dirichlet", 5, {"alpha": "small"}, r"alpha must be finite and positive, got 'small'"),
         ("dirichlet-large", 5, {"alpha": -1}, r"alpha must be finite and positive, got -1"),
         ("hsu", 5, {"alpha": float("inf")}, r"alpha must be finite and positive"),
-        ("isolation", 1, {}, r"clients \(with a private class\) must be a whole number of at least 2"),
-        ("isolation-ii", 5, {"private_class": 7}, r"private_class=7 is not among the labels: \[0, 1, 2, 3, 4\]"),
+        (
+            "isolation",
+            1,
+            {},
+            r"clients \(with a private class\) must be a whole number of at least 2",
+        ),
+        (
+            "isolation-ii",
+            5,
+            {"private_class": 7},
+            r"private_class=7 is not among the labels: \[0, 1, 2, 3, 4\]",
+        ),
         ("isolation-i", 5, {"labels_per_client": 6}, r"labels_per_client=6 exceeds the 5 classes"),
-        ("isolation-i", 5, {"labels_per_client": 1}, r"labels_per_client must be a whole number of at least 2"),
+        (
+            "isolation-i",
+            5,
+            {"labels_per_client": 1},
+            r"labels_per_client must be a whole number of at least 2",
+        ),
         ("isolation-i", 90, {}, r"use fewer clients or labels"),
-        ("natural", 5, {"users": np.arange(99)}, r"users must name the user of each of the 100 samples"),
+        (
+            "natural",
+            5,
+            {"users": np.arange(99)},
+            r"users must name the user of each of the 100 samples",
+        ),
         ("natural", 5, {"users": np.zeros(100)}, r"5 clients exceed the 1 users"),
     ],
 )
-def test_bad_options_are_refused(scheme: str, clients: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(
+    scheme: str, clients: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         partition(balanced(5, 20), clients, scheme, **options)
 
 
-@pytest.mark.parametrize("labels", [np.zeros(0, int), np.zeros((2, 2), int), np.zeros(5), np.array([1, -1])])
+@pytest.mark.parametrize(
+    "labels", [np.zeros(0, int), np.zeros((2, 2), int), np.zeros(5), np.array([1, -1])]
+)
 def test_bad_labels_are_refused(labels: np.ndarray) -> None:
     with pytest.raises(ConfigError, match="labels must be integers >= 0"):
         partition(labels, 2, "iid")

@@ -53,7 +53,11 @@ def test_bytes_travel_as_bytes(codes: np.ndarray) -> None:
     held = data.load("mnist/private")
     parts = held.parts()
     assert parts["train_x"].dtype == np.uint8
-    for arrived in (DataSet.from_parts("mnist", parts, 10), pickle.loads(pickle.dumps(held)), held.checked()):
+    for arrived in (
+        DataSet.from_parts("mnist", parts, 10),
+        pickle.loads(pickle.dumps(held)),
+        held.checked(),
+    ):
         assert isinstance(arrived.held("train_x"), Pixels)
         assert np.array_equal(arrived.train_x, held.train_x)
         assert np.array_equal(arrived.test_x, held.test_x)

@@ -26,7 +26,9 @@ from tests.support.data_files import (
 
 
 @pytest.mark.parametrize("name", list(sources.FILE_SETS))
-def test_missing_set_says_where_and_what(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_set_says_where_and_what(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "_DEBIAN", tmp_path / "debian")
     spec = sources.FILE_SETS[name]
     packaged = None if spec.debian is None else tmp_path / "debian" / "lib"
@@ -35,7 +37,12 @@ def test_missing_set_says_where_and_what(tmp_path: Path, name: str, monkeypatch:
         data.load(name, tmp_path)
     message = str(caught.value)
     assert message.startswith(f"{name} not found: looked for {spec.files[0]}")
-    for folder in (tmp_path, tmp_path / name, tmp_path / "store" / name, packaged or tmp_path / "debian" / name):
+    for folder in (
+        tmp_path,
+        tmp_path / name,
+        tmp_path / "store" / name,
+        packaged or tmp_path / "debian" / name,
+    ):
         assert str(folder) in message
     assert ("No ready-made files" if spec.torchvision is None else "Downloads are off.") in message
     assert ("dataset-fashion-mnist" in message) == (name == "fashion-mnist")
@@ -63,7 +70,9 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
     served = tmp_path / "served"
     served.mkdir()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(served)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(served))
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield served, f"http://127.0.0.1:{server.server_port}/"
@@ -72,7 +81,9 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server.server_close()
 
 
-def test_download_fills_the_store(tmp_path: Path, mirror: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_fills_the_store(
+    tmp_path: Path, mirror: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torchvision
 
     served, address = mirror
@@ -80,7 +91,9 @@ def test_download_fills_the_store(tmp_path: Path, mirror: tuple[Path, str], monk
     names = [name + ".gz" for name in IDX_NAMES]
     sums = [hashlib.md5((served / name).read_bytes()).hexdigest() for name in names]
     monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
-    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", list(zip(names, sums, strict=True)))
+    monkeypatch.setattr(
+        torchvision.datasets.MNIST, "resources", list(zip(names, sums, strict=True))
+    )
     monkeypatch.delenv("FEDLGM_OFFLINE")
     before = socket.getdefaulttimeout()
     mnist = data.load("mnist")
@@ -91,7 +104,9 @@ def test_download_fills_the_store(tmp_path: Path, mirror: tuple[Path, str], monk
     assert data.load("mnist") is mnist
 
 
-def test_svhn_download_fills_the_store(mirror: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_svhn_download_fills_the_store(
+    mirror: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torchvision
 
     served, address = mirror
@@ -114,7 +129,8 @@ def test_failed_download_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{closed_port}/"])
     monkeypatch.delenv("FEDLGM_OFFLINE")
     with pytest.raises(
-        DataError, match=r"^mnist not found.*The download failed: .*[Rr]efused.*To fix it, put the four"
+        DataError,
+        match=r"^mnist not found.*The download failed: .*[Rr]efused.*To fix it, put the four",
     ):
         data.load("mnist")
 
@@ -126,7 +142,9 @@ def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(sources, "_TIMEOUT", 0.2)
-        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
+        monkeypatch.setattr(
+            torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"]
+        )
         monkeypatch.delenv("FEDLGM_OFFLINE")
         with pytest.raises(DataError, match=r"The download failed: .*timed out"):
             data.load("mnist")

@@ -1,4 +1,5 @@
-"""Tables as data sets: pandas frames, `datasets.Dataset` objects, and what a newcomer gets wrong."""
+"""Tables as data sets: pandas frames, `datasets.Dataset` objects, and what a newcomer gets
+wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ NUMBERS = pandas.DataFrame(
     }
 )
 TOKENS = datasets.Dataset.from_dict(
-    {"input_ids": [[5, 6, 7], [8], [9, 4]], "label": [0, 1, 2], "who": ["x", "y", "x"], "text": ["a b c", "d", "e f"]}
+    {
+        "input_ids": [[5, 6, 7], [8], [9, 4]],
+        "label": [0, 1, 2],
+        "who": ["x", "y", "x"],
+        "text": ["a b c", "d", "e f"],
+    }
 )
 GAPS = NUMBERS.drop(columns="site").assign(age=[1.0, float("nan"), *[1.0] * (len(NUMBERS) - 2)])
 
@@ -31,7 +37,10 @@ class Tokenizer:
     pad_token_id = 9
 
     def __call__(self, texts, truncation, max_length):
-        rows = [[len(word) for word in text.split()][: max_length if truncation else None] for text in texts]
+        rows = [
+            [len(word) for word in text.split()][: max_length if truncation else None]
+            for text in texts
+        ]
         return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
 
 
@@ -72,7 +81,9 @@ def test_labels_of_tokens_are_padded_with_what_does_not_count_and_even_rows_need
 
 
 def test_a_mask_of_the_tables_own_and_types_are_kept_in_the_models_order():
-    table = datasets.Dataset.from_dict({"token_type_ids": [[0, 1]], "input_ids": [[1, 2]], "label": [0]})
+    table = datasets.Dataset.from_dict(
+        {"token_type_ids": [[0, 1]], "input_ids": [[1, 2]], "label": [0]}
+    )
     tokens, mask, types = data.load({"train": table, "test": table}).train_x
     assert (tokens.tolist(), mask.tolist(), types.tolist()) == ([[1, 2]], [[1, 1]], [[0, 1]])
 
@@ -86,22 +97,33 @@ def test_a_frame_of_texts_is_tokenized():
 
 
 def test_no_private_text_decides_how_many_tokens_the_others_have():
-    """One text more would change the inputs of all others, which no bound of its own contribution covers."""
+    """One text more would change the inputs of all others, which no bound of its own contribution
+    covers."""
     texts = pandas.DataFrame({"text": ["to be", "be", "to be or not"], "label": [0, 1, 0]})
     given = {"test": texts[1:2], "text": "text", "tokenizer": Tokenizer()}
-    whole, fewer = (data.load({"train": train, "length": 5, **given}) for train in (texts, texts[:2]))
+    whole, fewer = (
+        data.load({"train": train, "length": 5, **given}) for train in (texts, texts[:2])
+    )
     for one, other in zip(whole.train_x, fewer.train_x, strict=True):
         assert one.shape == (3, 5)
         np.testing.assert_array_equal(one[:2], other)
-    with pytest.raises(DataError, match=r"longest training row, which is private: .* give a public number of tokens"):
+    with pytest.raises(
+        DataError,
+        match=r"longest training row, which is private: .* give a public number of tokens",
+    ):
         data.load({"train": texts, **given})
-    longest = data.load({"train": texts[:2], **given, "test": texts[2:]})  # of the test texts, which are public
+    longest = data.load(
+        {"train": texts[:2], **given, "test": texts[2:]}
+    )  # of the test texts, which are public
     assert longest.train_x[0].shape == (2, 4)
 
 
 def test_rows_of_tokens_beyond_a_given_length_are_refused():
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [3]], "label": [0, 1]})
-    assert data.load({"train": rows, "test": rows, "length": 4}).train_x[0].tolist() == [[1, 2, 3, 0], [3, 0, 0, 0]]
+    assert data.load({"train": rows, "test": rows, "length": 4}).train_x[0].tolist() == [
+        [1, 2, 3, 0],
+        [3, 0, 0, 0],
+    ]
     with pytest.raises(DataError, match="rows have up to 3 tokens, but length is 2"):
         data.load({"train": rows, "test": rows, "length": 2})
 
@@ -112,19 +134,45 @@ def test_rows_of_tokens_beyond_a_given_length_are_refused():
         (TOKENS, r"one table has no test part.*train_test_split"),
         ({"train": NUMBERS, "test": (1, 2)}, r"'test' is of type tuple"),
         ({"train": NUMBERS, "test": NUMBERS}, r"which column is the target.*'age'.*'out'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; did you mean 'out'\?"),
-        ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, "'site' of 'train' holds text, not numbers: drop it"),
+        (
+            {"train": NUMBERS, "test": NUMBERS, "target": "Out"},
+            r"no column 'Out'; did you mean 'out'\?",
+        ),
+        (
+            {"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"},
+            r"no column 'Site'",
+        ),
+        (
+            {"train": NUMBERS, "test": NUMBERS, "target": "out"},
+            ("'site' of 'train' holds text, not numbers: drop it"),
+        ),
         (
             {"train": GAPS, "test": GAPS, "target": "out"},
             r"column 'age' of 'train' has no finite number in 1 of \d rows, first in row 1, counted from 0: fill",
         ),
-        ({"train": NUMBERS, "test": NUMBERS, "text": "site"}, r"'text'.*and 'tokenizer'.*given together"),
-        ({"train": TOKENS, "test": TOKENS.remove_columns("input_ids")}, r"'test' has no column 'input_ids'"),
-        ({"train": NUMBERS, "test": NUMBERS.drop(columns="age"), "users": "site", "target": "out"}, r"no column 'age'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "out", "usres": "site"}, r"unknown key 'usres'"),
+        (
+            {"train": NUMBERS, "test": NUMBERS, "text": "site"},
+            r"'text'.*and 'tokenizer'.*given together",
+        ),
+        (
+            {"train": TOKENS, "test": TOKENS.remove_columns("input_ids")},
+            r"'test' has no column 'input_ids'",
+        ),
+        (
+            {
+                "train": NUMBERS,
+                "test": NUMBERS.drop(columns="age"),
+                "users": "site",
+                "target": "out",
+            },
+            r"no column 'age'",
+        ),
+        (
+            {"train": NUMBERS, "test": NUMBERS, "target": "out", "usres": "site"},
+            r"unknown key 'usres'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_named_with_its_remedy(given, message):
     with pytest.raises(DataError, match=message):
         data.load(given)
@@ -145,37 +193,66 @@ def test_users_are_for_data_of_ones_own():
     ("train", "test", "words"),
     [
         ({"token_type_ids": [[0, 0], [0]]}, {}, "'test' has no column 'token_type_ids'"),
-        ({"attention_mask": [[1, 1, 1], [1]]}, {}, "row 0 of 'train' has 2 tokens, but 3 in 'attention_mask'"),
-        ({"input_ids": [[1.5, 2.0], [4.0]]}, {}, "row 0 of column 'input_ids' of 'train' is not a list of whole"),
-        ({}, {"input_ids": [None, [4]]}, "row 0 of column 'input_ids' of 'test' is not a list of whole"),
-        ({"input_ids": [1, 4]}, {}, "row 0 of column 'input_ids' of 'train' is not a list of whole"),
+        (
+            {"attention_mask": [[1, 1, 1], [1]]},
+            {},
+            "row 0 of 'train' has 2 tokens, but 3 in 'attention_mask'",
+        ),
+        (
+            {"input_ids": [[1.5, 2.0], [4.0]]},
+            {},
+            "row 0 of column 'input_ids' of 'train' is not a list of whole",
+        ),
+        (
+            {},
+            {"input_ids": [None, [4]]},
+            "row 0 of column 'input_ids' of 'test' is not a list of whole",
+        ),
+        (
+            {"input_ids": [1, 4]},
+            {},
+            "row 0 of column 'input_ids' of 'train' is not a list of whole",
+        ),
     ],
 )
 def test_rows_of_tokens_that_are_none_are_named(train, test, words):
     tokens = {"input_ids": [[1, 2], [4]], "label": [0, 1]}
     with pytest.raises(DataError, match=words):
         data.load(
-            {"train": datasets.Dataset.from_dict(tokens | train), "test": datasets.Dataset.from_dict(tokens | test)}
+            {
+                "train": datasets.Dataset.from_dict(tokens | train),
+                "test": datasets.Dataset.from_dict(tokens | test),
+            }
         )
 
 
 def test_all_unsuitable_columns_are_named_at_once():
     table = GAPS.assign(day=pandas.Timestamp("2026-01-01"), sex="f")
-    with pytest.raises(DataError, match=r"'age' .* in 1 of 3 rows.*; also unsuitable: 'day' \(dates\), 'sex' \(text\)"):
+    with pytest.raises(
+        DataError,
+        match=r"'age' .* in 1 of 3 rows.*; also unsuitable: 'day' \(dates\), 'sex' \(text\)",
+    ):
         data.load({"train": table, "test": table, "target": "out"})
 
 
 def test_two_columns_of_one_name_and_missing_names_are_refused():
     table = NUMBERS.drop(columns="site")
     twice = pandas.concat([table, table[["age"]]], axis=1)
-    with pytest.raises(DataError, match="'train' has several columns 'age': rename or drop all but one"):
+    with pytest.raises(
+        DataError, match="'train' has several columns 'age': rename or drop all but one"
+    ):
         data.load({"train": twice, "test": twice, "target": "out"})
     named = table.assign(out=["ill", None, "well"])
-    with pytest.raises(DataError, match=r"training targets: 1 of 3 rows have no target \(NaN or empty\), first row 1"):
+    with pytest.raises(
+        DataError,
+        match=r"training targets: 1 of 3 rows have no target \(NaN or empty\), first row 1",
+    ):
         data.load({"train": named, "test": named.dropna(), "target": "out"})
     for absent in (None, float("nan"), pandas.NA):
         sites = NUMBERS.assign(site=["a", absent, "b"])
-        with pytest.raises(DataError, match=r"users: 1 of 3 rows have no user \(NaN or empty\), first row 1"):
+        with pytest.raises(
+            DataError, match=r"users: 1 of 3 rows have no user \(NaN or empty\), first row 1"
+        ):
             data.load({"train": sites, "test": table, "target": "out", "users": "site"})
 
 
@@ -187,7 +264,10 @@ def test_a_dictionary_of_splits_without_a_test_part_names_the_one_that_could_be_
 
 def test_a_column_without_a_name_is_noticed():
     table = NUMBERS.drop(columns="site").rename(columns={"age": "Unnamed: 0"})
-    with pytest.warns(Notice, match=r"column 'Unnamed: 0' is an input of the model, but it has no name and may be the"):
+    with pytest.warns(
+        Notice,
+        match=r"column 'Unnamed: 0' is an input of the model, but it has no name and may be the",
+    ):
         data.load({"train": table, "test": table, "target": "out"})
 
 
@@ -196,7 +276,9 @@ def test_whether_there_is_a_mask_follows_from_public_rows_alone():
     ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]], "label": [0, 1]})
     assert isinstance(data.load({"train": even, "test": even}).train_x, np.ndarray)
     assert len(data.load({"train": even, "test": ragged}).train_x) == 2
-    with pytest.raises(DataError, match=r"all test rows have 2 tokens, but some training rows have fewer.*'length'"):
+    with pytest.raises(
+        DataError, match=r"all test rows have 2 tokens, but some training rows have fewer.*'length'"
+    ):
         data.load({"train": ragged, "test": even})
     assert len(data.load({"train": ragged, "test": even, "length": 2}).train_x) == 2
 
@@ -207,13 +289,28 @@ AGE: dict = {"name": "age", "dtype": "float"}
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ([AGE], r"columns: 1 is described, but the training inputs are \(3, 2\): describe each column of a table"),
+        (
+            [AGE],
+            r"columns: 1 is described, but the training inputs are \(3, 2\): describe each column of a table",
+        ),
         ([AGE, {"name": "age", "dtype": "int"}], r"columns: two are named 'age': rename one"),
-        ([AGE, {"name": "(intercept)", "dtype": "int"}], r"columns: '\(intercept\)' is the name of a linear model's"),
-        ([AGE, {"name": "dose"}], r"columns: 'dose' must have a dtype, one of bool, int, float; got None"),
-        ([AGE, {"dtype": "int"}], r"columns: each must be a mapping such as .*, got \{'dtype': 'int'\}"),
+        (
+            [AGE, {"name": "(intercept)", "dtype": "int"}],
+            r"columns: '\(intercept\)' is the name of a linear model's",
+        ),
+        (
+            [AGE, {"name": "dose"}],
+            r"columns: 'dose' must have a dtype, one of bool, int, float; got None",
+        ),
+        (
+            [AGE, {"dtype": "int"}],
+            r"columns: each must be a mapping such as .*, got \{'dtype': 'int'\}",
+        ),
         (["age", "dose"], r"columns: each must be a mapping such as .*, got 'age'"),
-        ([AGE, {"name": "dose", "dtype": "float", "mean": 0, "deviation": 0}], r"data\.standardise: 'dose' needs"),
+        (
+            [AGE, {"name": "dose", "dtype": "float", "mean": 0, "deviation": 0}],
+            r"data\.standardise: 'dose' needs",
+        ),
     ],
 )
 def test_columns_that_do_not_describe_the_inputs_are_refused(columns, words):
@@ -227,13 +324,17 @@ def test_columns_that_do_not_describe_the_inputs_are_refused(columns, words):
 def test_columns_do_not_describe_images_or_several_inputs():
     x, y = np.zeros((3, 2, 2)), np.arange(3) % 2
     for inputs in (x, (x, x)):
-        with pytest.raises(DataError, match=r"columns: 1 is described, but the training inputs are "):
+        with pytest.raises(
+            DataError, match=r"columns: 1 is described, but the training inputs are "
+        ):
             data.DataSet.from_arrays((inputs, y), (inputs, y), columns=(AGE,))
 
 
 def test_a_column_named_like_the_intercept_is_refused():
     table = NUMBERS.drop(columns="site").rename(columns={"age": "(intercept)"})
-    with pytest.raises(DataError, match=r"'\(intercept\)' is the name of a linear model's intercept: rename"):
+    with pytest.raises(
+        DataError, match=r"'\(intercept\)' is the name of a linear model's intercept: rename"
+    ):
         data.load({"train": table, "test": table, "target": "out"})
 
 
@@ -246,25 +347,38 @@ def test_constants_of_the_public_test_rows_standardise_both_parts():
         {"name": "smokes", "dtype": "bool"},
     )
     assert found.train_x.tolist() == [[-1, -1, 1], [1, 1, 0], [np.float32((40 - 56.5) / 4.5), 5, 1]]
-    other = data.load({"train": train.assign(age=0), "test": test, "target": "out", "standardise": "test"})
+    other = data.load(
+        {"train": train.assign(age=0), "test": test, "target": "out", "standardise": "test"}
+    )
     assert other.columns == found.columns
 
 
 def test_constants_of_test_rows_need_rows_that_differ():
     table = NUMBERS.drop(columns="site").assign(dose=1.0)
-    with pytest.raises(DataError, match=r"data\.standardise: all test rows have one value of 'dose': leave it out of"):
+    with pytest.raises(
+        DataError,
+        match=r"data\.standardise: all test rows have one value of 'dose': leave it out of",
+    ):
         data.load({"train": table, "test": table, "target": "out", "standardise": "test"})
-    with pytest.raises(DataError, match=r"data\.standardise: must be 'test' or name columns, got 'train'"):
+    with pytest.raises(
+        DataError, match=r"data\.standardise: must be 'test' or name columns, got 'train'"
+    ):
         data.load({"train": table, "test": table, "target": "out", "standardise": "train"})
 
 
 @pytest.mark.parametrize("constants", ["test", {"input_ids": (0, 1)}])
 def test_tokens_are_not_standardised(constants):
-    with pytest.raises(DataError, match=r"data\.standardise: is for columns of numbers, not for images, tokens"):
+    with pytest.raises(
+        DataError, match=r"data\.standardise: is for columns of numbers, not for images, tokens"
+    ):
         data.load({"train": TOKENS, "test": TOKENS, "length": 3, "standardise": constants})
 
 
 def test_a_frame_of_constants_is_refused():
     table = NUMBERS.drop(columns="site")
-    with pytest.raises(DataError, match=r"data\.standardise: must be 'test' or name columns, got .*age"):
-        data.load({"train": table, "test": table, "target": "out", "standardise": table[["age"]].mean()})
+    with pytest.raises(
+        DataError, match=r"data\.standardise: must be 'test' or name columns, got .*age"
+    ):
+        data.load(
+            {"train": table, "test": table, "target": "out", "standardise": table[["age"]].mean()}
+        )

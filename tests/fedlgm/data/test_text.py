@@ -1,4 +1,5 @@
-"""Text: a small file in the format of Debian's bible.data always, the real one where it is installed."""
+"""Text: a small file in the format of Debian's bible.data always, the real one where it is
+installed."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
     assert str(tmp_path / "bible.data") in str(caught.value)
 
 
-def test_a_missing_text_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_text_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = replace(sources.FILE_SETS["bible-kjv"], debian=tmp_path)
     monkeypatch.setitem(sources.FILE_SETS, "bible-kjv", elsewhere)
     with pytest.raises(DataError, match="install Debian's package bible-kjv-text"):
@@ -107,6 +110,8 @@ def test_windows_cover_each_text_once_and_never_two_users() -> None:
         ({"a": "abc" * 9}, 5, "abca", r"names a character twice"),
     ],
 )
-def test_texts_that_are_too_short_are_refused(texts: dict[str, str], length: int, alphabet: str, message: str) -> None:
+def test_texts_that_are_too_short_are_refused(
+    texts: dict[str, str], length: int, alphabet: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         text.windows(texts, length, alphabet)

@@ -28,7 +28,13 @@ class Items(Dataset):
 
 
 def test_a_set_is_read_as_its_arrays():
-    found = load({"train": Subset(SET, range(8)), "test": Subset(SET, range(8, 12)), "users": list("aabbccdd")})
+    found = load(
+        {
+            "train": Subset(SET, range(8)),
+            "test": Subset(SET, range(8, 12)),
+            "users": list("aabbccdd"),
+        }
+    )
     assert np.array_equal(found.train_x, X[:8].float().numpy())
     assert found.train_y.tolist() == Y[:8].tolist()
     assert found.train_user.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -44,10 +50,19 @@ def test_items_may_hold_several_inputs_and_names_of_classes():
     ("part", "words"),
     [
         (DataLoader(SET), r"got a DataLoader: give \(x, y\), or its data set \(loader.dataset\)"),
-        (TensorDataset(X), r"the torch data set TensorDataset: its items must be tuples \(input, target\), got tuple"),
-        (Items([{"x": X[0], "y": 1}]), r"the torch data set Items: .* \(input, target\), got dict: give arrays"),
+        (
+            TensorDataset(X),
+            r"the torch data set TensorDataset: its items must be tuples \(input, target\), got tuple",
+        ),
+        (
+            Items([{"x": X[0], "y": 1}]),
+            r"the torch data set Items: .* \(input, target\), got dict: give arrays",
+        ),
         (Items([]), r"the torch data set Items: it has no items"),
-        (Items([(X[0], 1), (X[0, :2], 0)]), r"entry 0 of its items has several shapes, such as \[\(2,\), \(3,\)\]"),
+        (
+            Items([(X[0], 1), (X[0, :2], 0)]),
+            r"entry 0 of its items has several shapes, such as \[\(2,\), \(3,\)\]",
+        ),
         (Items([(X[0], 1), 3]), r"must be tuples"),
         (TensorDataset(), r"the torch data set TensorDataset: IndexError"),
     ],

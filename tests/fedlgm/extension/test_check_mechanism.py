@@ -1,4 +1,5 @@
-"""The test kit for mechanisms: every bundled one passes, each way to break the contract is one sentence."""
+"""The test kit for mechanisms: every bundled one passes, each way to break the contract is one
+sentence."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_bundled_mechanisms_pass(name: str) -> None:
     check_mechanism(mechanisms.get(name), facts=LOCAL)
 
 
-EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", accountant="rdp", steps=LocalSteps(3, 0.1, 8.0))
+EXAMPLES_LOCAL = replace(
+    LOCAL, relation="add-remove", accountant="rdp", steps=LocalSteps(3, 0.1, 8.0)
+)
 
 
 @pytest.mark.parametrize("name", mechanisms.names("example"))
@@ -89,11 +92,15 @@ def test_the_example_of_the_documentation_passes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(EXAMPLES))
     kind = load_object("own_mechanism:InverseSize", "mechanism")
     check_mechanism(kind("inverse-size"))
-    lines = [line for line in (EXAMPLES / "own_mechanism.py").read_text().splitlines() if line.strip()]
+    lines = [
+        line for line in (EXAMPLES / "own_mechanism.py").read_text().splitlines() if line.strip()
+    ]
     assert len(lines) <= 20
 
 
-def test_the_query_of_the_documentation_is_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_query_of_the_documentation_is_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     kind = load_object("own_query:FallingBound", "mechanism")
     check_mechanism(kind("falling-bound"))
@@ -117,7 +124,9 @@ def test_a_query_that_is_not_registered_is_refused_before_a_run(tmp_path: Path) 
             asked = queries.NoisyQuery(query, query.bound * facts.noise_multiplier / 0.1**0.5)
             return replace(plan, sigma=plan.sigma / 0.9**0.5, queries=(asked,))
 
-    with pytest.raises(ConfigError, match=r"unknown-to-clients'.*register your own .*fedlgm\.queries\.register"):
+    with pytest.raises(
+        ConfigError, match=r"unknown-to-clients'.*register your own .*fedlgm\.queries\.register"
+    ):
         simulations.simulate(mechanism=Asking("asking"), run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +137,9 @@ class Equal(Mechanism):
 
     def plan(self, layers, facts, transcript):
         clip = np.full(len(layers), len(layers) ** -0.5)
-        return ReleasePlan(layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN)
+        return ReleasePlan(
+            layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN
+        )
 
 
 class Impure(Equal):
@@ -148,7 +159,9 @@ class HalfTheNoise(Equal):
 
 class OtherFacts(Equal):
     def plan(self, layers, facts, transcript):
-        return super().plan(layers, replace(facts, sampling=Sampling("poisson", 10**6, 1e-6)), transcript)
+        return super().plan(
+            layers, replace(facts, sampling=Sampling("poisson", 10**6, 1e-6)), transcript
+        )
 
 
 class Cheaper(Equal):
@@ -162,7 +175,9 @@ class Cheaper(Equal):
 
 class OtherUnit(Equal):
     def plan(self, layers, facts, transcript):
-        return replace(super().plan(layers, facts, transcript), guarantee=Guarantee("proven", "", unit="user"))
+        return replace(
+            super().plan(layers, facts, transcript), guarantee=Guarantee("proven", "", unit="user")
+        )
 
 
 class OtherNoise(Equal):
@@ -172,7 +187,9 @@ class OtherNoise(Equal):
         positive = transcript.mean is not None and float(transcript.mean[0]) > 0
         family = "laplace" if positive else "gaussian"
         clip = np.full(len(layers), 1 / (len(layers) if positive else len(layers) ** 0.5))
-        return ReleasePlan(layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN, family)
+        return ReleasePlan(
+            layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN, family
+        )
 
 
 class NoCosts(Equal):
@@ -223,7 +240,9 @@ class Fails(Equal):
         (NoPlan, "must return a ReleasePlan"),
     ],
 )
-def test_what_breaks_the_contract_is_refused_in_one_sentence(kind: type[Mechanism], sentence: str) -> None:
+def test_what_breaks_the_contract_is_refused_in_one_sentence(
+    kind: type[Mechanism], sentence: str
+) -> None:
     with pytest.raises((FedlgmError, AttributeError), match=sentence) as caught:
         check_mechanism(kind("broken"))
     assert "\n" not in str(caught.value)
@@ -284,7 +303,8 @@ def test_pasts_that_differ_much_are_tried(kind: type[Mechanism]) -> None:
 
 
 class TestARunsOwnPlans:
-    """What the kit finds is refused in a run as well, whether or not its user has called the kit."""
+    """What the kit finds is refused in a run as well, whether or not its user has called the
+    kit."""
 
     LAYERS = LayerTable.from_sizes({"a": 3, "b": 2})
     FACTS = RunFacts(1.0, Sampling("fixed", 10, 0.5), "replace-one", rounds=3)
@@ -306,7 +326,9 @@ class TestARunsOwnPlans:
             def plan(self, layers, facts, transcript):
                 return super().plan(layers, replace(facts, **other), transcript)
 
-        with pytest.raises(FedlgmError, match=rf"slip: the plan's facts are not the run's \(.*{sorted(other)[0]}"):
+        with pytest.raises(
+            FedlgmError, match=rf"slip: the plan's facts are not the run's \(.*{sorted(other)[0]}"
+        ):
             self.method(Slip("slip")).plan(Transcript.start(torch.zeros(5)))
 
     def test_layers_that_are_not_the_models_are_refused(self):
@@ -340,7 +362,9 @@ class TestARunsOwnPlans:
         past = Transcript.start(torch.zeros(5))
         plan = method.plan(past)
         method.plan(past.extend(torch.zeros(5), -torch.ones(5), plan))
-        with pytest.raises(FedlgmError, match="how noise is spread, but not how much noise there is"):
+        with pytest.raises(
+            FedlgmError, match="how noise is spread, but not how much noise there is"
+        ):
             method.plan(past.extend(torch.zeros(5), torch.ones(5), plan))
 
     def test_private_norms_get_the_runs_facts_too(self):
@@ -348,7 +372,9 @@ class TestARunsOwnPlans:
             def plan_from_private_norms(self, layers, facts, norms):
                 plan = Equal.plan(self, layers, facts, Transcript(0, ()))
                 other = replace(facts, rounds=1)
-                return UnprotectedPlan(layers, plan.clip, plan.sigma, other, Guarantee("none", "test"))
+                return UnprotectedPlan(
+                    layers, plan.clip, plan.sigma, other, Guarantee("none", "test")
+                )
 
         with pytest.raises(FedlgmError, match="facts are not the run's"):
             self.method(Slip("slip")).plan_from_private_norms(np.ones((1, 2)))
@@ -372,7 +398,10 @@ class LooksAndClaimsLater(LooksAndClaims):
 def test_plans_made_of_private_norms_are_never_charged_as_private() -> None:
     with pytest.raises(FedlgmError, match="must be of the type UnprotectedPlan"):
         check_mechanism(LooksAndClaims("claims"))
-    layers, facts = LayerTable.from_sizes({"a": 3, "b": 2}), RunFacts(1.0, Sampling("poisson", 10, 1.0))
+    layers, facts = (
+        LayerTable.from_sizes({"a": 3, "b": 2}),
+        RunFacts(1.0, Sampling("poisson", 10, 1.0)),
+    )
     method = Method(LooksAndClaimsLater("later"), layers, facts)
     assert not method.plan(Transcript.start(torch.zeros(5))).protected
     with pytest.raises(FedlgmError, match="must be of the type UnprotectedPlan"):

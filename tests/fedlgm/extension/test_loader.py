@@ -38,7 +38,9 @@ def test_modules_beside_the_user_are_found(here: Path) -> None:
     assert path is not None
     assert path.name == "my_things.py"
     assert digest == hashlib.sha256((here / "my_things.py").read_bytes()).hexdigest()
-    assert source_of("math:sqrt", "function")[1] is None or math.__file__  # a compiled module may have no source
+    assert (
+        source_of("math:sqrt", "function")[1] is None or math.__file__
+    )  # a compiled module may have no source
 
 
 @pytest.mark.parametrize(
@@ -47,13 +49,25 @@ def test_modules_beside_the_user_are_found(here: Path) -> None:
         ("", "my_things", r"model 'my_things': name your own object as 'package.module:name'"),
         ("", "my_things:", r"as 'package.module:name'"),
         ("", "my things:Net", r"as 'package.module:name'"),
-        ("", "my_absent_things:Net", r"model 'my_absent_things:Net': module .* there is no module 'my_absent_things'"),
+        (
+            "",
+            "my_absent_things:Net",
+            r"model 'my_absent_things:Net': module .* there is no module 'my_absent_things'",
+        ),
         ("", "my_things.deeper:Net", r"module 'my_things.deeper' cannot be imported"),
-        ("import surely_absent", "my_things:Net", r"it imports 'surely_absent', which is not installed"),
+        (
+            "import surely_absent",
+            "my_things:Net",
+            r"it imports 'surely_absent', which is not installed",
+        ),
         ("def f(:", "my_things:Net", r"module 'my_things' cannot be imported: SyntaxError"),
         ("raise OSError('no disk')", "my_things:Net", r"cannot be imported: OSError: no disk"),
         ("import numpy as np", "my_things:nope", r"module 'my_things' has no 'nope'$"),
-        ("class Nett: pass", "my_things:Net", r"module 'my_things' has no 'Net'; did you mean 'Nett'\?"),
+        (
+            "class Nett: pass",
+            "my_things:Net",
+            r"module 'my_things' has no 'Net'; did you mean 'Nett'\?",
+        ),
     ],
 )
 def test_what_does_not_import_is_refused_with_module_and_reason(
@@ -78,7 +92,9 @@ def _raise(error: BaseException) -> None:
         (RuntimeError("size mismatch"), "RuntimeError: size mismatch"),
     ],
 )
-def test_an_error_of_a_users_code_is_one_line_with_its_place(error: Exception, message: str) -> None:
+def test_an_error_of_a_users_code_is_one_line_with_its_place(
+    error: Exception, message: str
+) -> None:
     line = _raise.__code__.co_firstlineno + 1
     with pytest.raises(ConfigError) as raised, users_code("model 'mine'", _raise):
         _raise(error)
@@ -112,7 +128,10 @@ def test_the_caller_says_which_error_it_is_and_objects_have_their_class_s_place(
     line = Net.__call__.__code__.co_firstlineno + 1
     for found in (Net, Net(), partial(_raise, ValueError("no")), partial(partial(Net()))):
         message = r"^data set 'mine': ValueError: no \(test_loader.py, line \d+\)$"
-        with pytest.raises(DataError, match=message), users_code("data set 'mine'", found, DataError):
+        with (
+            pytest.raises(DataError, match=message),
+            users_code("data set 'mine'", found, DataError),
+        ):
             found()() if isinstance(found, type) else found()
     with pytest.raises(ConfigError, match=rf"line {line}\)$"), users_code("x", Net()):
         Net()()
@@ -126,6 +145,12 @@ def test_arguments_that_do_not_fit_are_found_without_a_call() -> None:
 
     assert misfit(made, 0.1) == "missing a required argument: 'momentum'"
     assert misfit(made, 0.1, momentum=0.2) == ""
-    assert misfit(made, 0.1, nesterov=True, momentum=0.2) == "got an unexpected keyword argument 'nesterov'"
-    assert misfit(type("Class", (), {"__init__": lambda self, depth: None})) == "missing a required argument: 'depth'"
+    assert (
+        misfit(made, 0.1, nesterov=True, momentum=0.2)
+        == "got an unexpected keyword argument 'nesterov'"
+    )
+    assert (
+        misfit(type("Class", (), {"__init__": lambda self, depth: None}))
+        == "missing a required argument: 'depth'"
+    )
     assert misfit(iter, 1, 2, 3) == ""  # Python does not know its parameters

@@ -64,7 +64,8 @@ class FirstNorm(FlatClip):
 
 @pytest.mark.parametrize("kind", [FirstSeen, RunningMean])
 def test_a_query_that_remembers_is_refused_though_rows_come_one_by_one(kind):
-    """In a round's sum each client is encoded in a call of its own; the first one moved the answers of all."""
+    """In a round's sum each client is encoded in a call of its own; the first one moved the answers
+    of all."""
     with pytest.raises(PrivacyError, match=f"query '{kind.name}' remembers what it has seen"):
         kind((5, 2)).contribution(torch.tensor([[5.0, 0.2]]), CLIP)
 
@@ -79,7 +80,9 @@ def test_what_is_kept_outside_of_the_object_is_of_a_public_row():
 @pytest.mark.parametrize("first", [0.1, 2.0])
 def test_a_scaling_that_remembers_is_refused(first):
     with pytest.raises(PrivacyError, match="scaling remembers what it has seen"):
-        one_by_one(FirstNorm(4.0)).factors(torch.tensor([[first, 0.0], [2.0, 0.0]], dtype=torch.float64))
+        one_by_one(FirstNorm(4.0)).factors(
+            torch.tensor([[first, 0.0], [2.0, 0.0]], dtype=torch.float64)
+        )
 
 
 def test_an_object_that_cannot_be_copied_is_refused():

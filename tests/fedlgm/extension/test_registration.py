@@ -1,4 +1,5 @@
-"""Names of users' objects: taken once, defined again as in a notebook, and known in other processes."""
+"""Names of users' objects: taken once, defined again as in a notebook, and known in other
+processes."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_a_cell_that_registers_may_be_run_again_and_its_last_definition_holds() 
 
 def test_other_objects_do_not_take_a_name() -> None:
     allocation.register("mine-alone", lambda s, d: d)
-    with pytest.raises(ConfigError, match="there is an allocation 'mine-alone' already: choose another name"):
+    with pytest.raises(
+        ConfigError, match="there is an allocation 'mine-alone' already: choose another name"
+    ):
         allocation.register("mine-alone", lambda s, d: d**2)
     with pytest.raises(ConfigError, match="there is a trainer 'fedprox' already"):
         kinds.register("fedprox", lambda *given, **options: None)
@@ -83,8 +86,10 @@ def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> 
     allocation.register("nameless", lambda s, d: d**0.25)
     (tmp_path / "own.pkl").write_bytes(cloudpickle.dumps(Own()))
     code = (
-        "import pickle, pathlib; one, own = (pickle.loads(pathlib.Path('own.pkl').read_bytes()) for _ in range(2));"
-        "from fedlgm import mechanisms; print({'cell-rule', 'nameless'} <= {*mechanisms.names()}, own)"
+        "import pickle, pathlib; one, own = (pickle.loads(pathlib.Path('own.pkl').read_bytes()) "
+        "for _ in range(2));"
+        "from fedlgm import mechanisms; print({'cell-rule', 'nameless'} <= {*mechanisms.names()}, "
+        "own)"
     )
     place = Path(__file__).parents[3]
     done = subprocess.run(
@@ -99,8 +104,13 @@ def test_an_allocation_rule_in_place_of_a_mechanism_leads_to_its_registration() 
         return d
 
     how = "fedlgm.planning.allocation.register gives an allocation rule a name"
-    for refused in (lambda: own_of({"mechanism": rule}).into({}), lambda: mechanisms.register("a-rule", rule)):
+    for refused in (
+        lambda: own_of({"mechanism": rule}).into({}),
+        lambda: mechanisms.register("a-rule", rule),
+    ):
         with pytest.raises(ConfigError, match=how):
             refused()
-    with pytest.raises(ConfigError, match="mechanism '<rule>' is an object: register it and pass its name"):
+    with pytest.raises(
+        ConfigError, match="mechanism '<rule>' is an object: register it and pass its name"
+    ):
         Subject.of(rule)

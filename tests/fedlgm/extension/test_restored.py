@@ -25,7 +25,14 @@ from fedlgm.extension.separation import shared_state
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, kinds, tasks
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    SequentialTrainer,
+    VectorizedTrainer,
+    kinds,
+    tasks,
+)
 from tests.support.own_objects import DATA, SMALL, Net
 
 SETTINGS = LocalTraining(lr=0.1, batch_size=16, epochs=2)
@@ -153,7 +160,9 @@ def clients(count: int = 3) -> list[ClientTask]:
 
 
 def again(task: ClientTask, seed: int) -> ClientTask:
-    return ClientTask(task.x, task.y, torch.Generator().manual_seed(seed), task.epochs, task.trained)
+    return ClientTask(
+        task.x, task.y, torch.Generator().manual_seed(seed), task.epochs, task.trained
+    )
 
 
 def trained(make: Any, numbers: Sequence[int], module: nn.Module, task: Task) -> list[Tensor]:
@@ -172,21 +181,39 @@ ATTRIBUTES: dict[str, tuple[Any, Any, Any]] = {
     "pooling": (Pooling, None, SequentialTrainer),
     "layer and list": (Marking, None, SequentialTrainer),
     "task": (Net, Weighing, SequentialTrainer),
-    "task of a stack": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Weighing, SequentialTrainer),
-    "operations": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Recorded, SequentialTrainer),
-    "drawing": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Drawing, SequentialTrainer),
+    "task of a stack": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)),
+        Weighing,
+        SequentialTrainer,
+    ),
+    "operations": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)),
+        Recorded,
+        SequentialTrainer,
+    ),
+    "drawing": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)),
+        Drawing,
+        SequentialTrainer,
+    ),
     "fedprox": (Std, Weighing, kinds.get("fedprox").sequential),
     "bfloat16": (Std, Weighing, kinds.get("bfloat16").sequential),
     "own trainer": (Net, None, kinds.get(Running).sequential),
     "own trainer, own variables": (Net, None, kinds.get(Local).sequential),
-    "own trainer and model": (Counter, Weighing, kinds.get(lambda *g, **o: SequentialTrainer(*g, **o)).sequential),
+    "own trainer and model": (
+        Counter,
+        Weighing,
+        kinds.get(lambda *g, **o: SequentialTrainer(*g, **o)).sequential,
+    ),
     "vectorised model": (Counter, None, VectorizedTrainer),
     "vectorised task": (Net, Weighing, VectorizedTrainer),
 }
 
 
 @pytest.mark.parametrize(("model", "task", "make"), ATTRIBUTES.values(), ids=ATTRIBUTES)
-def test_a_client_s_update_does_not_depend_on_earlier_clients(model: Any, task: Any, make: Any) -> None:
+def test_a_client_s_update_does_not_depend_on_earlier_clients(
+    model: Any, task: Any, make: Any
+) -> None:
     options = {"width": 2} if make is VectorizedTrainer else {}
 
     def maker(*given: Any, **named: Any) -> Any:
@@ -199,7 +226,9 @@ def test_a_client_s_update_does_not_depend_on_earlier_clients(model: Any, task: 
     (alone,) = trained(maker, [last], model(), fresh_task())
     after = trained(maker, list(range(last + 1)), model(), fresh_task())[last]
     assert torch.equal(alone, after)
-    assert shared_state(model(), fresh_task(), make if make is not VectorizedTrainer else None) is None
+    assert (
+        shared_state(model(), fresh_task(), make if make is not VectorizedTrainer else None) is None
+    )
 
 
 def test_the_object_that_was_passed_keeps_nothing_of_a_client() -> None:
@@ -220,13 +249,19 @@ def test_contributions_of_clients_and_users_are_those_of_each_alone(unit: str) -
 
     def made(units: list[int]) -> Tensor:
         trainer = SequentialTrainer(Std(), layers, SETTINGS)
-        work = LocalWork(trainer, SETTINGS, lambda number: ClientData(data[number].x, data[number].y))
+        work = LocalWork(
+            trainer, SETTINGS, lambda number: ClientData(data[number].x, data[number].y)
+        )
         each: Any = ClientUpdates(work, mechanisms.get("gaussian"))
         if unit == "user":
             each = UserUpdates(each, [[0, 1], [2, 3]])
         plan = plan_of(layers, 4 if unit == "client" else 2, None if unit == "client" else "user")
         asked = Asked(plan, layers.flatten(module), 1, units)
-        return [unbounded(u).clone() for _, u in each.updates(asked, KeyRing.from_seed(1)) if u is not None][-1]
+        return [
+            unbounded(u).clone()
+            for _, u in each.updates(asked, KeyRing.from_seed(1))
+            if u is not None
+        ][-1]
 
     assert torch.equal(made([1]), made([0, 1]))
 
@@ -244,7 +279,10 @@ def test_votes_of_a_client_do_not_depend_on_earlier_ones() -> None:
     mechanism, facts = mechanisms.get("voted-filling"), RunFacts(1.0, Sampling("poisson", 9, 0.5))
     layers, start = mechanism.table(LayerTable.from_module(model)), torch.tensor([1.0, 0.0, 0.0])
     plan = mechanism.plan(layers, facts, Transcript.start(start))
-    data, update = ClientData(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)), torch.tensor([[99.0, 1.0, 0.0]])
+    data, update = (
+        ClientData(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)),
+        torch.tensor([[99.0, 1.0, 0.0]]),
+    )
     votes = CutVotes(model, layers, Counts()).added(update.expand(3, -1), plan, start, [data] * 3)
     assert votes.answers["cut-vote"].flatten().tolist() == [0.5, 0.5, 0.5]
 
@@ -281,7 +319,9 @@ def test_a_class_or_function_that_training_changes_is_refused(task: Any, tmp_pat
     with pytest.raises(PrivacyError, match=r"training has changed .*count, which all copies share"):
         trained(SequentialTrainer, [0, 1], Net(), tasks.get(task))
     with pytest.raises(PrivacyError, match=r"training has changed .*count"):
-        simulations.simulate(model=Net, task=task, data=DATA, overrides=SMALL, run_dir=tmp_path / "run")
+        simulations.simulate(
+            model=Net, task=task, data=DATA, overrides=SMALL, run_dir=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -117,7 +117,9 @@ kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
         ),
     ],
 )
-def test_what_cannot_be_restored_is_a_condition_of_the_guarantee(given: Any, why: str, tmp_path: Path) -> None:
+def test_what_cannot_be_restored_is_a_condition_of_the_guarantee(
+    given: Any, why: str, tmp_path: Path
+) -> None:
     changes = [*SMALL, "federation.rounds=1", *given.pop("overrides", ())]
     given = {"model": Net, "data": DATA, "overrides": changes, "run_dir": tmp_path / "run"} | given
     if isinstance(given.get("trainer"), str):
@@ -140,7 +142,9 @@ class Whole(Signs):
         return super().prepare(data)
 
 
-def test_a_task_that_prepares_the_whole_set_is_a_condition_and_targets_are_made_row_by_row(tmp_path: Path) -> None:
+def test_a_task_that_prepares_the_whole_set_is_a_condition_and_targets_are_made_row_by_row(
+    tmp_path: Path,
+) -> None:
     run = partial(simulations.simulate, model=Net, data=DATA, overrides=SMALL)
     assert run(task=Signs, run_dir=tmp_path / "rows").guarantee.startswith("proven")
     result = run(task=Whole, run_dir=tmp_path / "whole")
@@ -156,7 +160,12 @@ def test_hooks_of_all_modules_are_a_condition() -> None:
 
 
 def test_parts_of_this_package_are_known_by_their_type() -> None:
-    for name, shape in (("mlp", (4,)), ("cnn-small", (1, 28, 28)), ("resnet20", (3, 32, 32)), ("transformer", (8,))):
+    for name, shape in (
+        ("mlp", (4,)),
+        ("cnn-small", (1, 28, 28)),
+        ("resnet20", (3, 32, 32)),
+        ("transformer", (8,)),
+    ):
         module = models.build(name, in_shape=shape, classes=10)
         assert keeps_nothing(module)
         assert Restored.of(module, tasks.get()) is None

@@ -59,7 +59,9 @@ def test_bundled_models_pass(name: str, data: DataSet, options: dict[str, Any]) 
         ("mlp", "regression", NUMBERS, {}),
     ],
 )
-def test_bundled_models_pass_with_other_tasks(name: str, task: str, data: DataSet, options: dict[str, Any]) -> None:
+def test_bundled_models_pass_with_other_tasks(
+    name: str, task: str, data: DataSet, options: dict[str, Any]
+) -> None:
     check_model(name, data, task, **options)
 
 
@@ -88,7 +90,10 @@ def test_every_bundled_model_is_checked_above() -> None:
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 1)),
         lambda: Net(lambda module, x: nn.functional.dropout(x, 0.5, module.training)),
         lambda: nn.Sequential(
-            nn.Unflatten(1, (1, 5)), nn.GRU(5, 4, num_layers=2, dropout=0.5, batch_first=True), Last(), nn.Linear(4, 1)
+            nn.Unflatten(1, (1, 5)),
+            nn.GRU(5, 4, num_layers=2, dropout=0.5, batch_first=True),
+            Last(),
+            nn.Linear(4, 1),
         ),
     ],
 )
@@ -172,13 +177,25 @@ def unseeded() -> nn.Module:
             lambda: Net(lambda module, x: x + torch.rand_like(x)),
             r"different outputs for the same inputs .* draws random numbers in evaluation",
         ),
-        (lambda: Net(lambda module, x: x - x.mean(0)), r"depend on the other examples of its batch"),
+        (
+            lambda: Net(lambda module, x: x - x.mean(0)),
+            r"depend on the other examples of its batch",
+        ),
         (lambda: Net(remembers), None),  # it is restored for every client
         (lambda: Net(lambda module, x: x * 0 + torch.nan), r"turns NaN or infinite"),
         (lambda: Net(lambda module, x: x[:, :4]), r"does not take a batch of the data 'own'"),
-        (lambda: nn.Linear(5, 2), r"task 'regression' does not fit the model's outputs of shape \(2, 2\)"),
-        (lambda: Net(hides), r"different outputs for the same inputs .* it remembers what it has seen"),
-        (lambda: Net(lambda module, x: x + numpy_noise(x)), r"draws random numbers in .* without PyTorch"),
+        (
+            lambda: nn.Linear(5, 2),
+            r"task 'regression' does not fit the model's outputs of shape \(2, 2\)",
+        ),
+        (
+            lambda: Net(hides),
+            r"different outputs for the same inputs .* it remembers what it has seen",
+        ),
+        (
+            lambda: Net(lambda module, x: x + numpy_noise(x)),
+            r"draws random numbers in .* without PyTorch",
+        ),
         (lambda: Empty(), r"parameter 'extra' is empty"),
         (unseeded, r"building it twice gives different weights"),
         (lambda: Net(branches), r"use training.vectorize = 'off'"),
@@ -202,7 +219,9 @@ def test_a_task_that_keeps_the_first_targets_is_restored_for_every_client() -> N
         def losses(self, outputs, targets):
             if self.middle is None:
                 self.middle = targets.mean()
-            return (outputs - targets.view_as(outputs) + self.middle).square().flatten(1).mean(dim=1)
+            return (
+                (outputs - targets.view_as(outputs) + self.middle).square().flatten(1).mean(dim=1)
+            )
 
     task = Centred()
     check_model(lambda: Net(), NUMBERS, task, vectorized=False)
@@ -214,7 +233,10 @@ def test_a_model_need_not_be_vectorised() -> None:
 
 
 def bad_set(**changes: Any) -> DataSet:
-    fields = {"name": "own", **{key: getattr(NUMBERS, key) for key in ("train_x", "train_y", "test_x", "test_y")}}
+    fields = {
+        "name": "own",
+        **{key: getattr(NUMBERS, key) for key in ("train_x", "train_y", "test_x", "test_y")},
+    }
     return DataSet(**(fields | changes))
 
 
@@ -226,13 +248,28 @@ NAN[3] = np.nan
     ("data", "message"),
     [
         (bad_set(train_y=NUMBERS.train_y[:-1]), r"training data: 20 inputs but 19 targets"),
-        (bad_set(train_x=NUMBERS.train_x * np.float32(np.nan)), r"training inputs: 100 values are NaN"),
-        (bad_set(train_y=NAN), r"training targets: 1 values are NaN or infinite, the first at index \(3,\)"),
+        (
+            bad_set(train_x=NUMBERS.train_x * np.float32(np.nan)),
+            r"training inputs: 100 values are NaN",
+        ),
+        (
+            bad_set(train_y=NAN),
+            r"training targets: 1 values are NaN or infinite, the first at index \(3,\)",
+        ),
         (bad_set(test_x=NUMBERS.test_x[:, :3]), r"only their lengths may differ"),
-        (bad_set(test_x=NUMBERS.test_x[:0], test_y=NUMBERS.test_y[:0]), r"at least one test example"),
+        (
+            bad_set(test_x=NUMBERS.test_x[:0], test_y=NUMBERS.test_y[:0]),
+            r"at least one test example",
+        ),
         (bad_set(train_user=np.zeros(3, np.int64)), r"users must name the user of each"),
-        (bad_set(clients=Partition(np.array([0, 25], np.int32), np.array([0, 2]))), r"names samples outside"),
-        (bad_set(clients=Partition(np.array([1, 1], np.int32), np.array([0, 1, 2]))), r"a sample has one owner"),
+        (
+            bad_set(clients=Partition(np.array([0, 25], np.int32), np.array([0, 2]))),
+            r"names samples outside",
+        ),
+        (
+            bad_set(clients=Partition(np.array([1, 1], np.int32), np.array([0, 1, 2]))),
+            r"a sample has one owner",
+        ),
         (table(clients=[[0, 1], [], [2], []]), r"2 of 4 clients have no examples: 1, 3"),
         (table(clients=[[], []]), r"none of them has an example"),
         (table, r"loading it twice gives different arrays"),
@@ -261,11 +298,19 @@ class Flawed(tasks.Regression):
         return losses.sum() if self.flaw == "sum" else self.losses(outputs, targets).mean()
 
     def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> Any:
-        return [] if self.flaw == "gradient" else super().gradient_operations(outputs, targets, gradient)
+        return (
+            []
+            if self.flaw == "gradient"
+            else super().gradient_operations(outputs, targets, gradient)
+        )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         sums = super().sums(outputs, targets)
-        return {name: value / len(targets) for name, value in sums.items()} if self.flaw == "means" else sums
+        return (
+            {name: value / len(targets) for name, value in sums.items()}
+            if self.flaw == "means"
+            else sums
+        )
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
         return {} if self.flaw == "metrics" else super().metrics(means)
@@ -279,9 +324,13 @@ class Joined(tasks.Regression):
 
 
 def test_targets_of_a_task_are_prepared_one_row_at_a_time_as_in_a_run() -> None:
-    with pytest.raises(ConfigError, match=r"prepares an example by means of other training examples"):
+    with pytest.raises(
+        ConfigError, match=r"prepares an example by means of other training examples"
+    ):
         check_data(table(), Joined())
-    with pytest.raises(ConfigError, match=r"prepares an example by means of other training examples"):
+    with pytest.raises(
+        ConfigError, match=r"prepares an example by means of other training examples"
+    ):
         check_model(nn.Linear(5, 1), table(), Joined())
 
 

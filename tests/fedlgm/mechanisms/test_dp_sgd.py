@@ -1,4 +1,5 @@
-"""Per-layer DP-SGD under MedClip: bounds from the batch itself, as printed, and bounds that follow noisy bits."""
+"""Per-layer DP-SGD under MedClip: bounds from the batch itself, as printed, and bounds that follow
+noisy bits."""
 
 from __future__ import annotations
 
@@ -30,14 +31,22 @@ FACTS = RunFacts(1.0, Sampling("poisson", 1000, 0.1), rounds=20, epsilon=4.0, de
 
 
 def test_published_bounds_are_the_medians_of_the_batch_over_their_sum():
-    mechanism = mechanisms.get("dp-sgd", variant="published", allocation="snr-consistent", bound=0.5)
+    mechanism = mechanisms.get(
+        "dp-sgd", variant="published", allocation="snr-consistent", bound=0.5
+    )
     norms = np.array([[1.0, 4.0, 0.5], [2.0, 6.0, 0.5], [9.0, 5.0, 7.0], [math.nan, 1.0, 1.0]])
     plan = mechanism.plan_from_private_norms(LAYERS, FACTS, norms)
     np.testing.assert_allclose(plan.clip, 0.5 * np.array([2.0, 5.0, 0.5]) / 7.5)
     roots = np.sqrt(LAYERS.sizes)
-    np.testing.assert_allclose((plan.clip / plan.sigma) ** 2, roots / roots.sum())  # equation 11, sigma_* = 1
+    np.testing.assert_allclose(
+        (plan.clip / plan.sigma) ** 2, roots / roots.sum()
+    )  # equation 11, sigma_* = 1
     assert isinstance(plan, UnprotectedPlan)
-    assert (plan.guarantee.status, plan.guarantee.unit, plan.bounded_by) == ("none", "example", "trainer")
+    assert (plan.guarantee.status, plan.guarantee.unit, plan.bounded_by) == (
+        "none",
+        "example",
+        "trainer",
+    )
     assert mechanism.scaling(plan).clip == tuple(plan.clip)
     empty = mechanism.plan_from_private_norms(LAYERS, FACTS, norms[3:])
     np.testing.assert_allclose(empty.clip, 0.5 / 3)
@@ -45,9 +54,14 @@ def test_published_bounds_are_the_medians_of_the_batch_over_their_sum():
 
 def test_one_example_changes_the_published_noise_by_half():
     """Layer norms (1, 1) or (3, 1): the odd example decides where the median lies."""
-    layers, mechanism = LayerTable.from_sizes({"a": 1000, "b": 1000}), mechanisms.get("dp-sgd", variant="published")
+    layers, mechanism = (
+        LayerTable.from_sizes({"a": 1000, "b": 1000}),
+        mechanisms.get("dp-sgd", variant="published"),
+    )
     scales = [
-        mechanism.plan_from_private_norms(layers, FACTS, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))).clip[0]
+        mechanism.plan_from_private_norms(
+            layers, FACTS, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))
+        ).clip[0]
         for k in (3, 4)
     ]
     assert scales[0] / scales[1] == pytest.approx(1.5)
@@ -59,14 +73,20 @@ def test_what_has_no_published_form_is_refused():
     with pytest.raises(ConfigError, match="belong to style 'per-layer'"):
         mechanisms.get("dp-sgd", variant="published", style="flat")
     local = RunFacts(
-        0.0, Sampling("poisson", 10, 0.5), trust="local", epsilon=8.0, delta=1e-3, steps=LocalSteps(3, 0.1, 8.0)
+        0.0,
+        Sampling("poisson", 10, 0.5),
+        trust="local",
+        epsilon=8.0,
+        delta=1e-3,
+        steps=LocalSteps(3, 0.1, 8.0),
     )
     with pytest.raises(ConfigError, match="use trust = 'central'"):
         mechanisms.get("dp-sgd", variant="published").calibrate(local)
 
 
 def test_bounds_from_shares_settle_at_the_median_shares():
-    """Without noise, far below all norms: the layers' bounds become proportional to their median shares."""
+    """Without noise, far below all norms: the layers' bounds become proportional to their median
+    shares."""
     mechanism = mechanisms.get("dp-sgd", style="per-layer", clip="med", norms="shares", bound=1e-3)
     rng = np.random.default_rng(0)
     norms = torch.from_numpy(np.array([3.0, 0.5, 1.0]) * rng.lognormal(0.0, 0.3, (501, 3)))
@@ -74,24 +94,38 @@ def test_bounds_from_shares_settle_at_the_median_shares():
     transcript, plan = start, mechanism.plan(LAYERS, FACTS, start)
     np.testing.assert_allclose(plan.clip, 1e-3 / math.sqrt(3))
     for _ in range(100):
-        bits = BelowShare(tuple(LAYERS.sizes.tolist())).contribution(norms, torch.from_numpy(plan.clip.copy())).mean(0)
-        transcript = transcript.extend(torch.zeros(0), torch.cat([torch.zeros(LAYERS.size), bits]), plan)
+        bits = (
+            BelowShare(tuple(LAYERS.sizes.tolist()))
+            .contribution(norms, torch.from_numpy(plan.clip.copy()))
+            .mean(0)
+        )
+        transcript = transcript.extend(
+            torch.zeros(0), torch.cat([torch.zeros(LAYERS.size), bits]), plan
+        )
         plan = mechanism.plan(LAYERS, FACTS, transcript)
     medians = (norms / norms.norm(dim=1, keepdim=True)).median(dim=0).values.numpy()
     np.testing.assert_allclose(plan.clip, 1e-3 * medians / np.linalg.norm(medians), rtol=0.05)
     assert float(np.linalg.norm(plan.clip)) == pytest.approx(1e-3)
-    assert plan.effective_multiplier == pytest.approx(FACTS.noise_multiplier)  # bits and gradients together
+    assert plan.effective_multiplier == pytest.approx(
+        FACTS.noise_multiplier
+    )  # bits and gradients together
 
 
-@pytest.mark.parametrize("options", [{"norms": "shares"}, {"norms": "quantile"}, {"variant": "published"}])
+@pytest.mark.parametrize(
+    "options", [{"norms": "shares"}, {"norms": "quantile"}, {"variant": "published"}]
+)
 def test_training(tmp_path, options):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 8, generator=generator)
     y = (x[:, :3].sum(1) > 0).long()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-    mechanism = mechanisms.get("dp-sgd", style="per-layer", clip="med", allocation="snr-consistent", **options)
-    facts = RunFacts(0.0, Sampling("poisson", 600, 0.1), rounds=60, epsilon=8.0, delta=1e-4, accountant="rdp")
+    mechanism = mechanisms.get(
+        "dp-sgd", style="per-layer", clip="med", allocation="snr-consistent", **options
+    )
+    facts = RunFacts(
+        0.0, Sampling("poisson", 600, 0.1), rounds=60, epsilon=8.0, delta=1e-4, accountant="rdp"
+    )
     method = Method.of(model, mechanism, facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         result = train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
@@ -105,7 +139,8 @@ def test_training(tmp_path, options):
 
 
 def test_a_mechanism_that_bounds_examples_is_of_that_unit():
-    """Without a statement of the unit its plans were refused with the advice to state a client's guarantee."""
+    """Without a statement of the unit its plans were refused with the advice to state a client's
+    guarantee."""
 
     @dataclasses.dataclass(frozen=True)
     class Halved(Mechanism, BoundsExamples):

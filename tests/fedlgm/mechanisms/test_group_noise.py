@@ -1,4 +1,5 @@
-"""Group-wise Gaussian and Laplace noise as mechanisms: identities, budgets, accounting, clipping, noise."""
+"""Group-wise Gaussian and Laplace noise as mechanisms: identities, budgets, accounting, clipping,
+noise."""
 
 import math
 
@@ -41,7 +42,9 @@ bounds = hnp.arrays(np.float64, 3, elements=st.floats(1e-3, 1e3))
 def plan_of(name, multiplier=1.5, relation="add-remove", rate=0.1, layers=LAYERS, **options):
     sampling = Sampling("poisson", 100, rate)
     start = Transcript.start(torch.zeros(layers.size))
-    return mechanisms.get(name, **options).plan(layers, RunFacts(multiplier, sampling, relation), start)
+    return mechanisms.get(name, **options).plan(
+        layers, RunFacts(multiplier, sampling, relation), start
+    )
 
 
 # --- plans -------------------------------------------------------------------------------------------------------
@@ -56,9 +59,13 @@ def plan_of(name, multiplier=1.5, relation="add-remove", rate=0.1, layers=LAYERS
     ],
 )
 @given(clip=bounds, multiplier=st.floats(0.01, 100))
-def test_gaussian_rules_are_allocations_of_the_layer_wise_mechanism(name, allocation, clip, multiplier):
+def test_gaussian_rules_are_allocations_of_the_layer_wise_mechanism(
+    name, allocation, clip, multiplier
+):
     plan = plan_of(name, multiplier, bounds=clip.tolist())
-    assert plan.sigma == pytest.approx(allocate(allocation, clip, LAYERS.sizes, multiplier), rel=1e-13)
+    assert plan.sigma == pytest.approx(
+        allocate(allocation, clip, LAYERS.sizes, multiplier), rel=1e-13
+    )
     eq = plan_of(name, multiplier, bound=2.0)
     twin = plan_of(allocation, multiplier, bound=2.0)
     assert eq.clip == pytest.approx(twin.clip, rel=1e-15)
@@ -101,48 +108,71 @@ def test_a_plan_survives_the_wire():
     assert (again.family, again.event) == ("laplace", plan.event)
 
 
-# --- domination: a product of Laplace coordinates costs at most the scalar at the summed shift ----------------------
+# --- domination: a product of Laplace coordinates costs at most the scalar at the summed shift
+# ----------------------
 
 
 def laplace_pld(shift, rate=1.0, interval=1e-3, pessimistic=True):
     return privacy_loss_distribution.from_laplace_mechanism(
-        1 / shift, sampling_prob=rate, value_discretization_interval=interval, pessimistic_estimate=pessimistic
+        1 / shift,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        pessimistic_estimate=pessimistic,
     )
 
 
 @pytest.mark.parametrize(
     "ratios",
-    [[0.5, 0.5], [1.9, 0.1], [0.7, 0.2, 0.1], [0.1] * 10, [3.0, 2.0, 1.0], [0.02] * 100, [1.0, *[0.01] * 60]],
+    [
+        [0.5, 0.5],
+        [1.9, 0.1],
+        [0.7, 0.2, 0.1],
+        [0.1] * 10,
+        [3.0, 2.0, 1.0],
+        [0.02] * 100,
+        [1.0, *[0.01] * 60],
+    ],
     ids=lambda r: f"{len(r)}x{sum(r):.1f}",
 )
 def test_products_of_laplace_coordinates_are_dominated_by_one_scalar(ratios):
-    noise = KeyRing.from_seed(3).numpy_generator(Purpose.PROBE, len(ratios)).laplace(size=(200_000, len(ratios)))
+    noise = (
+        KeyRing.from_seed(3)
+        .numpy_generator(Purpose.PROBE, len(ratios))
+        .laplace(size=(200_000, len(ratios)))
+    )
     losses, total = (np.abs(noise - ratios) - np.abs(noise)).sum(axis=1), sum(ratios)
     slack = []
     for e in np.linspace(-1.2 * total, 1.2 * total, 25):
         kept = np.maximum(1 - np.exp(e - losses), 0)  # its mean is the product's delta at e
-        scalar = 1 - (1.0 if e > total else math.exp(e) if e < -total else math.exp((e - total) / 2))
+        scalar = 1 - (
+            1.0 if e > total else math.exp(e) if e < -total else math.exp((e - total) / 2)
+        )
         assert kept.mean() <= scalar + 5 * kept.std() / math.sqrt(len(kept)) + 1e-12
         slack.append(scalar - kept.mean())
     assert max(slack) > 0.01  # the product is strictly better somewhere
-    # The summed shift is needed: a scalar at the largest coordinate's shift leaks nothing where the product does.
+    # The summed shift is needed: a scalar at the largest coordinate's shift leaks nothing where the
+    # product does.
     assert np.maximum(1 - np.exp(max(ratios) - losses), 0).mean() > 1e-3
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.02])
 @pytest.mark.parametrize("ratios", [[0.5, 0.5], [0.3] * 6, [0.05] * 40], ids=len)
 def test_domination_holds_under_sampling_and_composition_in_both_directions(ratios, rate):
-    """Exact losses of the product on a grid of totals, sampled, composed, against the accountant's scalar event."""
+    """Exact losses of the product on a grid of totals, sampled, composed, against the accountant's
+    scalar event."""
     base = None
     for ratio in ratios:
         one = laplace_pld(ratio, pessimistic=False, interval=1e-3)
         base = one if base is None else base.compose(one)
     scalar_event = laplace_event(sum(ratios), rate)
     for e in (0.05, 0.3, 1.0):
-        # Hockey-stick divergences of the sampled product follow from the product's own at one other order.
+        # Hockey-stick divergences of the sampled product follow from the product's own at one other
+        # order.
         removed = rate * base.get_delta_for_epsilon(math.log1p(math.expm1(e) / rate))
         weight = 1 - math.exp(e) * (1 - rate)
-        added = weight * base.get_delta_for_epsilon(e + math.log(rate / weight)) if weight > 0 else 0.0
+        added = (
+            weight * base.get_delta_for_epsilon(e + math.log(rate / weight)) if weight > 0 else 0.0
+        )
         accountant = accountants.PldAccountant().compose(scalar_event)
         assert max(removed, added) <= accountant.get_delta(e) + 1e-9
     if rate == 1.0:  # composed: 20 products against 20 scalars
@@ -162,7 +192,8 @@ def test_sampled_laplace_is_accounted_by_pld_only():
 
 
 def test_replacement_under_sampling_is_bounded_by_pure_amplification():
-    """A replaced unit's mixtures ((1-q) R + q P, (1-q) R + q P'), exactly, against the event that is charged."""
+    """A replaced unit's mixtures ((1-q) R + q P, (1-q) R + q P'), exactly, against the event that
+    is charged."""
     shift, q, interval = 0.8, 0.3, 1e-3
     edges = np.concatenate([[-60], np.linspace(-shift, shift, 8001), [60]])
 
@@ -173,7 +204,10 @@ def test_replacement_under_sampling_is_bounded_by_pure_amplification():
     theirs = (1 - q) * cells(0) + q * cells(shift)
     levels = np.floor(np.log(ours / theirs) / interval).astype(int)
     exact = privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
-        dict(zip(*(a.tolist() for a in sums(levels, ours)), strict=True)), 0.0, interval, pessimistic_estimate=False
+        dict(zip(*(a.tolist() for a in sums(levels, ours)), strict=True)),
+        0.0,
+        interval,
+        pessimistic_estimate=False,
     )
     event = laplace_event(2 * shift, q, "replace-one")
     assert event == pure_event(math.log1p(q * math.expm1(2 * shift)))
@@ -201,7 +235,10 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
     expected = 4 * 0.5 + 2 * math.log1p(0.25 * math.expm1(1.0))
     for accountant in ("pld", "rdp"):  # no Renyi accounting takes part
         assert composed_epsilon(events, 0.0, accountant) == pytest.approx(expected)
-        assert composed_epsilon([*events, (dp_event.GaussianDpEvent(50.0), 1)], 0.0, accountant) == math.inf
+        assert (
+            composed_epsilon([*events, (dp_event.GaussianDpEvent(50.0), 1)], 0.0, accountant)
+            == math.inf
+        )
         assert composed_epsilon([(dp_event.NonPrivateDpEvent(), 1)], 0.0, accountant) == math.inf
 
 
@@ -215,9 +252,13 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
     st.sampled_from([0.02, 0.3, 1.0]),
     st.sampled_from(["add-remove", "replace-one"]),
 )
-def test_a_calibrated_laplace_run_meets_its_budget_and_hardly_less_noise_would_not(epsilon, steps, rate, relation):
+def test_a_calibrated_laplace_run_meets_its_budget_and_hardly_less_noise_would_not(
+    epsilon, steps, rate, relation
+):
     settings_ = {"steps": steps, "sampling_rate": rate, "relation": relation, "accountant": "pld"}
-    facts = RunFacts(0.0, Sampling("poisson", 100, rate), relation, rounds=steps, epsilon=epsilon, delta=1e-5)
+    facts = RunFacts(
+        0.0, Sampling("poisson", 100, rate), relation, rounds=steps, epsilon=epsilon, delta=1e-5
+    )
     multiplier = mechanisms.get("laplace-inid").calibrate(facts)
     if 2 / multiplier > 40:
         return  # hardly any noise: more of it than needed is given
@@ -238,11 +279,15 @@ def test_pure_calibration(relation, rate):
     local = RunFacts(multiplier, Sampling("poisson", 100, 0.1), "replace-one", "local")
     start = Transcript.start(torch.zeros(LAYERS.size))
     event = mechanisms.get("laplace-spr").plan(LAYERS, local, start).event
-    assert event.noise_multiplier == pytest.approx(multiplier / 2)  # no amplification; a replacement moves twice as far
+    assert event.noise_multiplier == pytest.approx(
+        multiplier / 2
+    )  # no amplification; a replacement moves twice as far
 
 
 def test_gaussian_rules_calibrate_like_every_gaussian():
-    expected = accounting.calibrate(3.0, 1e-5, steps=20, sampling_rate=0.2, relation="add-remove", accountant="pld")
+    expected = accounting.calibrate(
+        3.0, 1e-5, steps=20, sampling_rate=0.2, relation="add-remove", accountant="pld"
+    )
     facts = RunFacts(0.0, Sampling("poisson", 100, 0.2), rounds=20, epsilon=3.0, delta=1e-5)
     assert {mechanisms.get(name).calibrate(facts) for name in GAUSSIAN} == {expected}
 
@@ -270,7 +315,9 @@ def test_a_contribution_never_exceeds_its_l1_bounds(values, bound):
 
 def test_one_client_moves_a_sum_by_its_l1_bound_and_that_is_attained():
     plan, ring = plan_of("laplace-inid", bound=3.0), KeyRing.from_seed(4)
-    updates = [torch.randn(LAYERS.size, generator=ring.torch_generator(Purpose.PROBE, i)) for i in range(6)]
+    updates = [
+        torch.randn(LAYERS.size, generator=ring.torch_generator(Purpose.PROBE, i)) for i in range(6)
+    ]
     sums_ = []
     for members in (updates, updates[1:]):
         total = BoundedSum.empty(plan)
@@ -279,7 +326,9 @@ def test_one_client_moves_a_sum_by_its_l1_bound_and_that_is_attained():
         sums_.append(total.total)
     moved = LAYERS.norms(sums_[0] - sums_[1], 1).numpy()
     assert moved == pytest.approx(plan.clip, rel=1e-4)
-    l2 = plan_of("gaussian-inid", bounds=plan.clip.tolist())  # an l2 clip to the same numbers would not be enough
+    l2 = plan_of(
+        "gaussian-inid", bounds=plan.clip.tolist()
+    )  # an l2 clip to the same numbers would not be enough
     total = BoundedSum.empty(l2)
     total.add(updates[0])
     assert np.all(LAYERS.norms(total.total, 1).numpy() > 2 * plan.clip)
@@ -300,7 +349,9 @@ def test_released_noise_has_the_planned_law(name):
 
 
 def test_laplace_layers_never_share_a_stream():
-    streams = [KeyRing.from_seed(1).torch_generator(Purpose.NOISE, 1, 0, layer) for layer in range(2)]
+    streams = [
+        KeyRing.from_seed(1).torch_generator(Purpose.NOISE, 1, 0, layer) for layer in range(2)
+    ]
     noise = add_noise_(torch.zeros(20_000), [(10_000, 1.0)] * 2, streams, "laplace").numpy()
     assert abs(np.corrcoef(noise[:10_000], noise[10_000:])[0, 1]) < 0.05
 
@@ -317,7 +368,12 @@ LOCAL = ["privacy.trust=local", "privacy.max_participations=2"]
     ],
 )
 def test_the_federation_runs_every_rule_under_central_and_local_trust(tmp_path, name, more):
-    common = ["federation.clients=30", "federation.rounds=2", "federation.rate=0.5", "training.epochs=1"]
+    common = [
+        "federation.clients=30",
+        "federation.rounds=2",
+        "federation.rate=0.5",
+        "training.epochs=1",
+    ]
     chosen = recipe.load("digits", [f"mechanism.name={name}", *common, *more])
     result = launch.simulate(chosen, engine="local", run_dir=tmp_path / name)
     assert result["epsilon"] == pytest.approx(chosen.privacy.epsilon, rel=1e-3)
@@ -370,7 +426,8 @@ def test_bad_calibration(changes, message):
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e4, 0.0), (1e300, 1e-5)])
 def test_huge_budgets_are_no_overflow(relation, epsilon, delta):
-    """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than they allow."""
+    """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than
+    they allow."""
     multiplier = calibrate_laplace(epsilon, delta, steps=3, sampling_rate=0.1, relation=relation)
     loss = accounting.SENSITIVITY_FACTOR[relation] / multiplier
     assert 0 < loss <= events.LARGEST_PURE

@@ -19,7 +19,9 @@ from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.allocation import allocate
 from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
-sensitivities = hnp.arrays(np.float64, st.integers(1, 12), elements=st.floats(1e-6, 1e6) | st.just(0.0)).filter(np.any)
+sensitivities = hnp.arrays(
+    np.float64, st.integers(1, 12), elements=st.floats(1e-6, 1e6) | st.just(0.0)
+).filter(np.any)
 exponents = st.floats(1, 8)
 
 
@@ -40,7 +42,9 @@ def ratios(profile, scales):
     runs = as_profile(profile)
     scale = np.asarray(scales, dtype=np.float64)
     with np.errstate(divide="ignore"):
-        return runs.counts, np.divide(runs.values, scale, out=np.zeros_like(scale), where=runs.values > 0)
+        return runs.counts, np.divide(
+            runs.values, scale, out=np.zeros_like(scale), where=runs.values > 0
+        )
 
 
 def gaussian_spent(profile, scales):
@@ -65,9 +69,9 @@ def test_every_rule_spends_the_gaussian_budget_exactly(profile, p, data):
     assert gaussian_spent(profile, scales) == pytest.approx(gaussian_mu(1.0, 1e-5), rel=1e-12)
     assert np.all((scales == 0) == (profile == 0))
     for rule in ("iid", "spr"):
-        assert gaussian_spent(profile, inid.noise_scales("gaussian", rule, profile, 0.3)) == pytest.approx(
-            0.3, rel=1e-12
-        )
+        assert gaussian_spent(
+            profile, inid.noise_scales("gaussian", rule, profile, 0.3)
+        ) == pytest.approx(0.3, rel=1e-12)
 
 
 @given(sensitivities, exponents, st.data())
@@ -77,7 +81,9 @@ def test_every_rule_spends_the_laplace_budget_exactly(profile, p, data):
     assert laplace_spent(profile, scales) == pytest.approx(1.5, rel=1e-12)
     assert np.all((scales == 0) == (profile == 0))
     for rule in ("iid", "spr"):
-        assert laplace_spent(profile, inid.noise_scales("laplace", rule, profile, 0.3)) == pytest.approx(0.3, rel=1e-12)
+        assert laplace_spent(
+            profile, inid.noise_scales("laplace", rule, profile, 0.3)
+        ) == pytest.approx(0.3, rel=1e-12)
 
 
 @given(sensitivities.filter(np.all), exponents, st.data())
@@ -85,29 +91,42 @@ def test_no_other_scales_of_the_same_budget_do_better(profile, p, data):
     weights = weights_for(profile, data)
     other = data.draw(hnp.arrays(np.float64, profile.shape, elements=st.floats(0.5, 2)))
     for family, best, spent in (
-        ("gaussian", inid.noise_scales("gaussian", "inid", profile, 1.0, p, weights), gaussian_spent),
+        (
+            "gaussian",
+            inid.noise_scales("gaussian", "inid", profile, 1.0, p, weights),
+            gaussian_spent,
+        ),
         ("laplace", inid.noise_scales("laplace", "inid", profile, 1.0, p, weights), laplace_spent),
     ):
         rival = best * other
         rival = rival * spent(profile, rival)  # rescaled to spend 1
 
         def error(scales, family=family):
-            return sum(w * expected_error(family, [s], p) for w, s in zip(weights, scales, strict=True))
+            return sum(
+                w * expected_error(family, [s], p) for w, s in zip(weights, scales, strict=True)
+            )
 
         assert error(best) <= error(rival) * (1 + 1e-9)
 
 
 def test_the_printed_weighting_rule_overspends_tenfold():
-    weights, profile = np.array([0.1, 1.0]), np.ones(2)  # weights on the noise, so squared on its square
+    weights, profile = (
+        np.array([0.1, 1.0]),
+        np.ones(2),
+    )  # weights on the noise, so squared on its square
     mu = gaussian_mu(1.0, 1e-5)
     literal = inid.noise_scales("gaussian", "inid", weights * profile, mu)
     assert gaussian_spent(profile, literal) ** 2 == pytest.approx(10 * mu**2)
-    assert gaussian_epsilon(gaussian_spent(profile, literal), 1e-5) == pytest.approx(3.619, abs=1e-3)
+    assert gaussian_epsilon(gaussian_spent(profile, literal), 1e-5) == pytest.approx(
+        3.619, abs=1e-3
+    )
     assert gaussian_delta(gaussian_spent(profile, literal), 1.0) == pytest.approx(0.0770, abs=1e-4)
     sound = inid.noise_scales("gaussian", "inid", profile, mu, weights=weights**2)
     assert sound == pytest.approx(literal / weights)
     laplace = inid.noise_scales("laplace", "inid", profile, 2.0, weights=weights**2)
-    assert laplace == pytest.approx(inid.noise_scales("laplace", "inid", weights * profile, 2.0) / weights)
+    assert laplace == pytest.approx(
+        inid.noise_scales("laplace", "inid", weights * profile, 2.0) / weights
+    )
 
 
 # --- Laplace with delta > 0 --------------------------------------------------------------------------------------
@@ -116,7 +135,9 @@ def test_the_printed_weighting_rule_overspends_tenfold():
 def laplace_delta(ratios, epsilon):
     total = None
     for ratio in ratios:
-        one = privacy_loss_distribution.from_laplace_mechanism(1 / ratio, value_discretization_interval=1e-4)
+        one = privacy_loss_distribution.from_laplace_mechanism(
+            1 / ratio, value_discretization_interval=1e-4
+        )
         total = one if total is None else total.compose(one)
     return total.get_delta_for_epsilon(epsilon)
 
@@ -129,10 +150,16 @@ def test_corollary_six_is_loose_and_the_tight_budget_is_exact_for_one_coordinate
 
 
 @settings(max_examples=25)
-@given(hnp.arrays(np.float64, st.integers(1, 4), elements=st.floats(0.1, 1)), st.floats(0.3, 2), st.floats(1e-3, 0.3))
+@given(
+    hnp.arrays(np.float64, st.integers(1, 4), elements=st.floats(0.1, 1)),
+    st.floats(0.3, 2),
+    st.floats(1e-3, 0.3),
+)
 def test_the_tight_budget_is_private_for_any_number_of_coordinates(profile, epsilon, delta):
     scales = inid.laplace_inid(profile, epsilon, delta, tight=True)
-    assert laplace_spent(profile, scales) == pytest.approx(epsilon - 2 * math.log1p(-delta), rel=1e-12)
+    assert laplace_spent(profile, scales) == pytest.approx(
+        epsilon - 2 * math.log1p(-delta), rel=1e-12
+    )
     assert laplace_delta(profile / scales, epsilon) <= delta + 1e-4
     if profile.size == 1:  # no larger budget would do
         assert laplace_delta(1.05 * profile / scales, epsilon) > delta
@@ -147,8 +174,12 @@ def test_delta_zero_is_pure():
 
 def test_three_coordinates():
     assert inid.noise_scales("gaussian", "inid", [3, 2, 1], 1.0) ** 2 == pytest.approx([18, 12, 6])
-    assert mse("gaussian", inid.noise_scales("gaussian", "inid", [3, 2, 1], 1.0)) == pytest.approx(36)
-    assert inid.laplace_inid([3, 2, 1], 1.0) == pytest.approx([6.731678, 5.880662, 4.667485], abs=1e-6)
+    assert mse("gaussian", inid.noise_scales("gaussian", "inid", [3, 2, 1], 1.0)) == pytest.approx(
+        36
+    )
+    assert inid.laplace_inid([3, 2, 1], 1.0) == pytest.approx(
+        [6.731678, 5.880662, 4.667485], abs=1e-6
+    )
     assert mse("laplace", inid.laplace_inid([3, 2, 1], 1.0)) == pytest.approx(203.366191, abs=1e-6)
 
 
@@ -164,9 +195,15 @@ def test_equations_nine_and_twelve(profile, p):
 def test_table_one(profile):
     k, l1, l2 = profile.size, profile.sum(), math.sqrt((profile**2).sum())
     mu, epsilon = 0.3, 0.7
-    assert mse("gaussian", inid.noise_scales("gaussian", "iid", profile, mu)) == pytest.approx(k * l2**2 / mu**2)
-    assert mse("gaussian", inid.noise_scales("gaussian", "spr", profile, mu)) == pytest.approx(k * l2**2 / mu**2)
-    assert mse("gaussian", inid.noise_scales("gaussian", "inid", profile, mu)) == pytest.approx(l1**2 / mu**2)
+    assert mse("gaussian", inid.noise_scales("gaussian", "iid", profile, mu)) == pytest.approx(
+        k * l2**2 / mu**2
+    )
+    assert mse("gaussian", inid.noise_scales("gaussian", "spr", profile, mu)) == pytest.approx(
+        k * l2**2 / mu**2
+    )
+    assert mse("gaussian", inid.noise_scales("gaussian", "inid", profile, mu)) == pytest.approx(
+        l1**2 / mu**2
+    )
     assert mse("laplace", inid.noise_scales("laplace", "iid", profile, epsilon)) == pytest.approx(
         2 * k * l1**2 / epsilon**2
     )
@@ -174,7 +211,9 @@ def test_table_one(profile):
         2 * k**2 * l2**2 / epsilon**2
     )
     best = 2 * (profile ** (2 / 3)).sum() ** 3 / epsilon**2
-    assert mse("laplace", inid.noise_scales("laplace", "inid", profile, epsilon)) == pytest.approx(best)
+    assert mse("laplace", inid.noise_scales("laplace", "inid", profile, epsilon)) == pytest.approx(
+        best
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,8 +243,13 @@ def test_saturation_of_the_exponential_profile():
     gaussian = mse("gaussian", inid.gaussian_inid(shaped("exponential", 500), 0.5, 1e-6))
     assert db(gaussian) == pytest.approx(21.47661, abs=1e-5)
     assert gaussian == pytest.approx(1 / math.tanh(0.5) / gaussian_mu(0.5, 1e-6) ** 2)
-    laplace = [mse("laplace", inid.laplace_inid(shaped("exponential", k, norm=1), 0.5)) for k in (6, 7, 500)]
-    assert [db(x) for x in laplace] == pytest.approx([14.213, 14.317, 14.4322], abs=5e-4)  # 14.243 is no K's figure
+    laplace = [
+        mse("laplace", inid.laplace_inid(shaped("exponential", k, norm=1), 0.5))
+        for k in (6, 7, 500)
+    ]
+    assert [db(x) for x in laplace] == pytest.approx(
+        [14.213, 14.317, 14.4322], abs=5e-4
+    )  # 14.243 is no K's figure
     one_hot = mse("laplace", inid.laplace_inid(shaped("one-hot", 500, norm=1), 0.5))
     assert db(laplace[-1] / one_hot) == pytest.approx(5.4013, abs=1e-4)
 
@@ -257,24 +301,33 @@ def test_more_disparate_profiles_cost_less(profile, data):
         assert mse(family, scales(profile, 1.0)) <= flatter * (1 + 1e-12)
 
 
-# --- errors: closed form against sampling ------------------------------------------------------------------------
+# --- errors: closed form against sampling
+# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_closed_form_errors_match_sampling(family, p):
     scales = np.array([0.5, 1.0, 3.0])
-    noise = draw(family, scales, KeyRing.from_seed(7).numpy_generator(Purpose.NOISE, p), size=(200_000, 3))
+    noise = draw(
+        family, scales, KeyRing.from_seed(7).numpy_generator(Purpose.NOISE, p), size=(200_000, 3)
+    )
     errors = (np.abs(noise) ** p).sum(axis=1)
     spread = errors.std() / math.sqrt(len(errors))
     assert abs(errors.mean() - expected_error(family, scales, p)) < 4.5 * spread
-    assert abs(errors.mean() - expected_error(family, 1.05 * scales, p)) > 4.5 * spread  # would be noticed
+    assert (
+        abs(errors.mean() - expected_error(family, 1.05 * scales, p)) > 4.5 * spread
+    )  # would be noticed
 
 
 # --- runs of equal coordinates -----------------------------------------------------------------------------------
 
 
-@given(hnp.arrays(np.float64, st.integers(1, 20), elements=st.sampled_from([0.0, 0.5, 1.0, 7.0])).filter(np.any))
+@given(
+    hnp.arrays(
+        np.float64, st.integers(1, 20), elements=st.sampled_from([0.0, 0.5, 1.0, 7.0])
+    ).filter(np.any)
+)
 def test_runs_and_vectors_agree(dense):
     starts = np.flatnonzero(np.concatenate(([True], dense[1:] != dense[:-1])))
     runs = Profile(dense[starts], np.diff(np.append(starts, dense.size)))
@@ -323,7 +376,9 @@ def test_layers_with_gaussian_noise_are_the_min_total_noise_allocation():
 
 
 def test_equally_clipped_layers_are_the_snr_consistent_allocation():
-    assert gaussian_groups([1, 1, 1], DIMS, 0.5) == pytest.approx(allocate("snr-consistent", [1, 1, 1], DIMS, 2.0))
+    assert gaussian_groups([1, 1, 1], DIMS, 0.5) == pytest.approx(
+        allocate("snr-consistent", [1, 1, 1], DIMS, 2.0)
+    )
 
 
 def test_spr_on_layers_is_the_sensitivity_proportional_allocation():
@@ -351,7 +406,9 @@ def test_layers_with_laplace_noise():
 
 
 @pytest.mark.parametrize(
-    "profile", [[-1, 1], [math.nan, 1], [math.inf, 1], [], [[1, 2]], 3.0, ["a"], [1e300, 1e-300]], ids=str
+    "profile",
+    [[-1, 1], [math.nan, 1], [math.inf, 1], [], [[1, 2]], 3.0, ["a"], [1e300, 1e-300]],
+    ids=str,
 )
 def test_bad_profiles(profile):
     for rule in (lambda v: inid.gaussian_inid(v, 1, 1e-5), lambda v: inid.laplace_inid(v, 1)):

@@ -51,7 +51,9 @@ def history(mechanism: Mechanism, rounds: int = 2, facts: RunFacts = FACTS) -> T
             ]
             position += size
         model = transcript.models[-1].clone()
-        for j, part in zip(plan.indices, mean.split([part.size for part in plan.parts]), strict=False):
+        for j, part in zip(
+            plan.indices, mean.split([part.size for part in plan.parts]), strict=False
+        ):
             model[LAYERS.offsets[j] : LAYERS.offsets[j + 1]] += part
         transcript = transcript.extend(model, mean, plan)
     return transcript
@@ -74,7 +76,9 @@ def test_noise_is_inverse_to_the_scores_and_costs_one_gaussian(options: dict) ->
     transcript = history(mechanism)
     plan = mechanism.plan(LAYERS, FACTS, transcript)
     chosen = plan.released
-    np.testing.assert_array_equal(chosen, LAYERS.norms(transcript.models[-1]).numpy() >= options.get("threshold", 0))
+    np.testing.assert_array_equal(
+        chosen, LAYERS.norms(transcript.models[-1]).numpy() >= options.get("threshold", 0)
+    )
     assert plan.effective_multiplier == pytest.approx(FACTS.noise_multiplier, rel=1e-8)
     assert math.sqrt(float((plan.clip[chosen] ** 2).sum())) == pytest.approx(0.7)
     product = plan.sigma[chosen] * plan.notes["score"][chosen]
@@ -89,14 +93,23 @@ def test_a_layer_that_moved_more_gets_less_noise() -> None:
     for score in ("change", "kl"):
         mechanism = mechanisms.get("ladp", score=score)
         sigma = mechanism.plan(LAYERS, FACTS, history(mechanism)).sigma
-        assert sigma[1] > max(sigma[0], sigma[2])  # layer b moves by 1 over 200 weights, the others by more over fewer
+        assert sigma[1] > max(
+            sigma[0], sigma[2]
+        )  # layer b moves by 1 over 200 weights, the others by more over fewer
 
 
 def test_noise_alone_is_no_movement() -> None:
-    """A round that released nothing but noise leaves the scores near equal, although its noise differed by layer."""
+    """A round that released nothing but noise leaves the scores near equal, although its noise
+    differed by layer."""
     start = Transcript.start(flat(0, 3.0, 5.0, 1.0))
     sigma = np.array([1.0, 3.0, 9.0])
-    plan = ReleasePlan(LAYERS, np.ones(3), sigma, FACTS, mechanisms.get("ladp").plan(LAYERS, FACTS, start).guarantee)
+    plan = ReleasePlan(
+        LAYERS,
+        np.ones(3),
+        sigma,
+        FACTS,
+        mechanisms.get("ladp").plan(LAYERS, FACTS, start).guarantee,
+    )
     total = release(torch.zeros(plan.size), plan, KeyRing.from_seed(1), 1)
     mean = total / plan.denominator
     after = start.extend(start.models[-1] + mean, mean, plan)
@@ -106,12 +119,15 @@ def test_noise_alone_is_no_movement() -> None:
 
 
 def test_scores_move_slowly() -> None:
-    """The log of a round's scores is a weighted mean of the last round's and of its own; 0 scores every round anew."""
+    """The log of a round's scores is a weighted mean of the last round's and of its own; 0 scores
+    every round anew."""
     noise = {}
     for memory in (0.0, 0.5, 0.95):
         mechanism = mechanisms.get("ladp", memory=memory)
         transcript = history(mechanism, rounds=1)
-        noise[memory] = np.log(mechanism.plan(LAYERS, FACTS, transcript).sigma / transcript.plan.sigma)
+        noise[memory] = np.log(
+            mechanism.plan(LAYERS, FACTS, transcript).sigma / transcript.plan.sigma
+        )
         noise[memory] -= noise[memory].mean()
     assert np.abs(noise[0.0]).max() > 0.3
     np.testing.assert_allclose(noise[0.5], 0.5 * noise[0.0], atol=1e-6)
@@ -133,7 +149,9 @@ def test_unselected_layers_are_absent() -> None:
 
 
 def test_a_threshold_above_every_norm_releases_nothing() -> None:
-    plan = mechanisms.get("ladp", threshold=100.0).plan(LAYERS, FACTS, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
+    plan = mechanisms.get("ladp", threshold=100.0).plan(
+        LAYERS, FACTS, Transcript.start(flat(0, 3.0, 5.0, 1.0))
+    )
     assert plan.size == 0
     assert "threshold = 100" in plan.guarantee.reason
     assert plan.shares.tolist() == [0.0, 0.0, 0.0]
@@ -150,8 +168,12 @@ def test_the_local_model_of_trust() -> None:
     ("target", "delta", "steps", "expected"),
     [(8, 1e-5, 40, 3.7962), (8, 1e-5, 60, 4.6494), (8, 1e-3, 40, 3.0359), (20, 1e-5, 40, 1.8344)],
 )
-def test_calibrated_multipliers_under_local_trust(target: float, delta: float, steps: int, expected: float) -> None:
-    facts = RunFacts(0.0, SAMPLING, "replace-one", "local", 400, target, delta, max_participations=steps)
+def test_calibrated_multipliers_under_local_trust(
+    target: float, delta: float, steps: int, expected: float
+) -> None:
+    facts = RunFacts(
+        0.0, SAMPLING, "replace-one", "local", 400, target, delta, max_participations=steps
+    )
     multiplier = mechanisms.get("ladp").calibrate(facts)
     assert multiplier / 2 == pytest.approx(expected, abs=2e-4)
 
@@ -184,15 +206,21 @@ def test_published_noise_is_the_papers() -> None:
     assert mechanism.calibrate(LOCAL) == pytest.approx(LOCAL.noise_multiplier)
     frame = mechanism.plan(LAYERS, LOCAL, Transcript.start(torch.zeros(250)))
     assert frame.guarantee.status == "none"
-    assert frame.claim == {"epsilon": pytest.approx(0.1 * 0.2)}  # q T epsilon = 8 after T = 400 of them
+    assert frame.claim == {
+        "epsilon": pytest.approx(0.1 * 0.2)
+    }  # q T epsilon = 8 after T = 400 of them
     model, update = flat(0, 3.0, 5.0, 1.0), flat(1, 0.5, 0.5, 0.5)
     own, notes = mechanism.plan_from_private_update(frame, update, model)
     assert notes["selected"].tolist() == [1.0, 1.0, 0.0]
     divergences = layer_divergences(LAYERS, model + update, model)
     np.testing.assert_allclose(notes["score"], np.minimum(divergences, 1e-6))
-    assert own.sigma.tolist() == pytest.approx([57.1064, 57.1064, 0.0], abs=1e-4)  # P = B: the noise of Full DP
+    assert own.sigma.tolist() == pytest.approx(
+        [57.1064, 57.1064, 0.0], abs=1e-4
+    )  # P = B: the noise of Full DP
     np.testing.assert_allclose(notes["noise_norm"], own.sigma * np.sqrt(LAYERS.sizes))
-    wide, _ = mechanisms.get("ladp", variant="published", score_cap=10.0).plan_from_private_update(frame, update, model)
+    wide, _ = mechanisms.get("ladp", variant="published", score_cap=10.0).plan_from_private_update(
+        frame, update, model
+    )
     np.testing.assert_allclose(wide.sigma, 57.1064 * 10.0 / divergences, rtol=1e-5)
 
 
@@ -215,12 +243,17 @@ def test_published_scores_stay_finite_where_nothing_moved() -> None:
         own, notes = published().plan_from_private_update(frame, update, model)
         assert np.isfinite(own.sigma).all()
         assert (notes["score"] > 0).all()
-    ablated, notes = published(estimate=False).plan_from_private_update(frame, torch.zeros(250), model)
+    ablated, notes = published(estimate=False).plan_from_private_update(
+        frame, torch.zeros(250), model
+    )
     assert ablated.sigma.tolist() == pytest.approx([57.1064] * 3, abs=1e-4)
 
 
 def test_published_needs_its_frame() -> None:
-    mechanism, start = mechanisms.get("ladp", variant="published"), Transcript.start(torch.zeros(250))
+    mechanism, start = (
+        mechanisms.get("ladp", variant="published"),
+        Transcript.start(torch.zeros(250)),
+    )
     for use in (mechanism.calibrate, lambda facts: mechanism.plan(LAYERS, facts, start)):
         with pytest.raises(ConfigError, match="local"):
             use(replace(LOCAL, relation="add-remove", trust="central"))
@@ -243,12 +276,16 @@ def test_a_clients_own_update_shapes_the_published_plan() -> None:
     unsound = mechanisms.get("ladp", variant="published", threshold=3.0, score_cap=1.0)
     model = flat(0, 3.0, 5.0, 1.0)
     frame = unsound.plan(LAYERS, LOCAL, Transcript.start(model))
-    plans = [unsound.plan_from_private_update(frame, flat(seed, 0.5, 0.5, 0.5), model)[0] for seed in (1, 2)]
+    plans = [
+        unsound.plan_from_private_update(frame, flat(seed, 0.5, 0.5, 0.5), model)[0]
+        for seed in (1, 2)
+    ]
     assert plans[0].to_json() != plans[1].to_json()
 
 
 def probe(plan: ReleasePlan, update: torch.Tensor) -> None:
-    """Adding one update may move the whitened sum by at most 1 / sigma_* of the plan that was accounted for."""
+    """Adding one update may move the whitened sum by at most 1 / sigma_* of the plan that was
+    accounted for."""
     deviations = torch.cat([torch.full((part.size,), part.sigma) for part in plan.parts])
     moved = bound_update(update, plan)
     whitened = float(torch.where(moved == 0, 0.0, moved / deviations).norm())
@@ -284,5 +321,8 @@ def test_the_whitened_probe_fails_for_published() -> None:
 def test_the_published_cost_is_infinite_and_the_claim_small() -> None:
     frame = published().plan(LAYERS, LOCAL, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
     assert composed_epsilon([(frame.event, 1)], 0.02) == math.inf
-    # What their noise would reach if every layer had it and steps were counted: one participation of twenty steps.
-    assert epsilon(2 * 57.1064 / 80, 0.02, steps=1, relation="replace-one") == pytest.approx(3.2536, abs=1e-3)
+    # What their noise would reach if every layer had it and steps were counted: one participation
+    # of twenty steps.
+    assert epsilon(2 * 57.1064 / 80, 0.02, steps=1, relation="replace-one") == pytest.approx(
+        3.2536, abs=1e-3
+    )

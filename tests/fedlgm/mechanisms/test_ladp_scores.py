@@ -1,4 +1,5 @@
-"""What the LaDP-FL paper states: its KL scores, the constant of Theorem 3 and the sensitivity of local training."""
+"""What the LaDP-FL paper states: its KL scores, the constant of Theorem 3 and the sensitivity of
+local training."""
 
 from __future__ import annotations
 
@@ -41,12 +42,18 @@ LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
     ],
 )
 def test_known_divergences(local: list, reference: list, expected: float) -> None:
-    assert kl_score(np.array(local, float), np.array(reference, float)) == pytest.approx(expected, abs=1e-9)
-    assert kl_score(torch.tensor(local).float(), torch.tensor(reference).float()) == pytest.approx(expected, abs=1e-6)
+    assert kl_score(np.array(local, float), np.array(reference, float)) == pytest.approx(
+        expected, abs=1e-9
+    )
+    assert kl_score(torch.tensor(local).float(), torch.tensor(reference).float()) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @given(
-    hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-300, 300)), st.integers(0, 2**16), st.floats(0, 50)
+    hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-300, 300)),
+    st.integers(0, 2**16),
+    st.floats(0, 50),
 )
 def test_divergence_is_that_of_the_softmaxes(weights: np.ndarray, seed: int, spread: float) -> None:
     other = weights + spread * np.random.default_rng(seed).normal(size=weights.shape)
@@ -76,7 +83,9 @@ def test_divergence_is_half_the_variance_of_a_small_change(size: int, rms: float
 
 def test_scores_by_layer_and_bad_input() -> None:
     local, reference = torch.randn(2, LAYERS.size, generator=torch.Generator().manual_seed(1)) / 10
-    by_hand = [kl_score(a, b) for a, b in zip(LAYERS.split(local), LAYERS.split(reference), strict=True)]
+    by_hand = [
+        kl_score(a, b) for a, b in zip(LAYERS.split(local), LAYERS.split(reference), strict=True)
+    ]
     assert layer_divergences(LAYERS, local, reference).tolist() == by_hand
     assert math.isnan(kl_score([1.0, math.nan], [0.0, 0.0]))
     with pytest.raises(ValueError, match="equally many"):
@@ -93,7 +102,9 @@ def test_theorem3_constants() -> None:
     assert theorem3_constant(0.3, 0.02) == pytest.approx(1.460330, abs=1e-6)
     assert theorem3_constant(0.2, 0.02) / 0.2 * 8 == pytest.approx(57.1064, abs=1e-4)
     assert theorem3_constant(0.3, 0.02) / 0.3 * 8 == pytest.approx(38.9421, abs=1e-4)
-    assert theorem3_constant(0.5, 0.2) == pytest.approx((1 + math.sqrt(2)) / 2)  # the theorem's other case
+    assert theorem3_constant(0.5, 0.2) == pytest.approx(
+        (1 + math.sqrt(2)) / 2
+    )  # the theorem's other case
     with pytest.raises(ConfigError, match="epsilon"):
         theorem3_constant(0.0, 0.02)
     with pytest.raises(ConfigError, match="delta"):
@@ -110,14 +121,19 @@ def test_theorem3_is_false_for_small_delta() -> None:
     assert gaussian_delta(0.2 / noise_constant("classical", 0.2, 1e-5), 0.2) < 1e-5
     training = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
     sampling = Sampling("poisson", 100, 0.1)
-    facts = RunFacts(14.2765876859, sampling, "replace-one", "local", 40, 0.2, 1e-5, training=training)
-    frame = mechanisms.get("ladp", variant="published").plan(LAYERS, facts, Transcript.start(torch.ones(LAYERS.size)))
+    facts = RunFacts(
+        14.2765876859, sampling, "replace-one", "local", 40, 0.2, 1e-5, training=training
+    )
+    frame = mechanisms.get("ladp", variant="published").plan(
+        LAYERS, facts, Transcript.start(torch.ones(LAYERS.size))
+    )
     assert "0.000236" in frame.guarantee.reason
 
 
 @pytest.mark.parametrize(("steps", "distance"), [(2, 8.0), (3, 12.0), (20, 80.0)])
 def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: float) -> None:
-    """Two clients whose clipped gradients point in opposite directions end 2 eta steps G_c apart."""
+    """Two clients whose clipped gradients point in opposite directions end 2 eta steps G_c
+    apart."""
 
     class Saturated(nn.Module):
         """Its loss is linear in the weights: huge gradients of a constant direction."""
@@ -138,14 +154,19 @@ def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: f
     x = torch.full((50 * steps, 16), 100.0)
     y = torch.zeros(50 * steps, dtype=torch.long)
     ends = [
-        next(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch_generator(Purpose.TRAIN, 1), 1)]))[
-            0
-        ].clone()
+        next(
+            trainer.updates(
+                torch.zeros(16),
+                [ClientTask(sign * x, y, keys.torch_generator(Purpose.TRAIN, 1), 1)],
+            )
+        )[0].clone()
         for sign in (1.0, -1.0)
     ]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(distance, rel=1e-5)
     counted = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
-    assert 2 * bound_by_training(counted) == pytest.approx(8.0)  # what the paper counts, whatever the steps
+    assert 2 * bound_by_training(counted) == pytest.approx(
+        8.0
+    )  # what the paper counts, whatever the steps
 
 
 def test_only_clipped_plain_sgd_has_the_papers_sensitivity() -> None:

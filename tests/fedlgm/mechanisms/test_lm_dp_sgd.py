@@ -1,4 +1,5 @@
-"""LM-DP-SGD: what an example moves, as published and with weights that do not depend on the batch."""
+"""LM-DP-SGD: what an example moves, as published and with weights that do not depend on the
+batch."""
 
 import math
 
@@ -17,7 +18,9 @@ def probe(canary, weights=None, error_rates=None, emphasis=1.0, batch=100, angle
     """How far a canary (0, M u_2) moves the sum of a batch of (cos u_1, sin u_2)."""
     u = torch.eye(3, dtype=torch.float64)
     others = [math.cos(angle) * u[0].repeat(batch, 1), math.sin(angle) * u[1].repeat(batch, 1)]
-    with_it = [torch.cat([g, canary * c * u[1][None]]) for g, c in zip(others, (0.0, 1.0), strict=True)]
+    with_it = [
+        torch.cat([g, canary * c * u[1][None]]) for g, c in zip(others, (0.0, 1.0), strict=True)
+    ]
     sums = [torch.cat(aggregate(g, 1.0, error_rates, emphasis, weights)) for g in (others, with_it)]
     return float((sums[1] - sums[0]).norm())
 
@@ -44,7 +47,11 @@ def test_no_example_moves_the_sum_by_more_than_the_bound_for_fixed_weights(seed,
     canary = [size * torch.randn(1, d, generator=generator, dtype=torch.float64) for d in (3, 1, 5)]
     weights = risk_weights(torch.rand(3, generator=generator).numpy(), (0.4, 0.1, 0.5), 3.0)
     before = torch.cat(aggregate(grads, clip, weights=weights))
-    after = torch.cat(aggregate([torch.cat(pair) for pair in zip(grads, canary, strict=True)], clip, weights=weights))
+    after = torch.cat(
+        aggregate(
+            [torch.cat(pair) for pair in zip(grads, canary, strict=True)], clip, weights=weights
+        )
+    )
     assert float((after - before).norm()) <= clip * (1 + 1e-9)
 
 
@@ -59,11 +66,14 @@ def test_an_example_that_is_not_finite_counts_as_zero():
 def test_the_multiplier_is_the_root_below_the_least_square():
     w = bias_minimising_weights([4.0, 1.0], [1.0, 2.0])
     assert w.tolist() == pytest.approx([0.19839, 0.98012], abs=1e-5)
-    assert float(np.sum(w**2 * [4.0, 1.0] - 2 * w * [1.0, 2.0])) == pytest.approx(-3.19920, abs=1e-5)
+    assert float(np.sum(w**2 * [4.0, 1.0] - 2 * w * [1.0, 2.0])) == pytest.approx(
+        -3.19920, abs=1e-5
+    )
 
 
 def test_another_root_of_the_papers_equation_is_where_the_bias_is_largest():
-    """A = (4, 1), B = (1, 2): lambda = 5.14195 solves it, too, where the objective is 6.98337 instead of -3.19920."""
+    """A = (4, 1), B = (1, 2): lambda = 5.14195 solves it, too, where the objective is 6.98337
+    instead of -3.19920."""
     a, b = np.array([4.0, 1.0]), np.array([1.0, 2.0])
     w = bias_minimising_weights(a, b, root="greatest")
     assert w.tolist() == pytest.approx((b / (a - 5.14195)).tolist(), rel=1e-4)

@@ -17,7 +17,9 @@ def method(multiplier, **budget):
 
 def test_both_are_refused_unless_they_agree():
     """The given noise was replaced by a ninth of it."""
-    with pytest.raises(ConfigError, match=r"noise_multiplier = 5 and epsilon = 8 are both given, .* needs 0\.\d+:"):
+    with pytest.raises(
+        ConfigError, match=r"noise_multiplier = 5 and epsilon = 8 are both given, .* needs 0\.\d+:"
+    ):
         method(5.0, epsilon=8.0, delta=1e-5)
     needed = method(0.0, epsilon=8.0, delta=1e-5).facts.noise_multiplier
     assert method(needed, epsilon=8.0, delta=1e-5).facts.noise_multiplier == needed

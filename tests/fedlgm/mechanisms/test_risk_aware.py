@@ -1,4 +1,5 @@
-"""LM-DP-SGD as a mechanism: what an example can move, what the weights may depend on, what the query costs."""
+"""LM-DP-SGD as a mechanism: what an example can move, what the weights may depend on, what the
+query costs."""
 
 import json
 import math
@@ -73,7 +74,10 @@ def test_the_known_canary_moves_the_published_sum_by_ten_bounds():
     layers = LayerTable.from_sizes({"u1": 1, "u2": 1})
     mechanism = mechanisms.get("lm-dp-sgd", variant="published")
     sums = []
-    for batch in (aligned(), torch.cat([aligned(), torch.tensor([[0.0, 10.0]], dtype=torch.float64)])):
+    for batch in (
+        aligned(),
+        torch.cat([aligned(), torch.tensor([[0.0, 10.0]], dtype=torch.float64)]),
+    ):
         plan = mechanism.plan_from_private_norms(layers, FACTS, batch.abs().numpy())
         total = BoundedSum.empty(plan)
         total.add(bound_gradients(batch, mechanism.scaling(plan), plan))
@@ -81,7 +85,9 @@ def test_the_known_canary_moves_the_published_sum_by_ten_bounds():
     assert float((sums[1] - sums[0]).norm()) == pytest.approx(10.06152, rel=1e-5)
     assert isinstance(plan, UnprotectedPlan)
     assert "C sqrt(B^2 + (B + 1)^2)" in plan.guarantee.reason
-    assert probe(Subject.of("lm-dp-sgd", "published", layers=LAYERS)).ratio == pytest.approx(10.06152, rel=1e-5)
+    assert probe(Subject.of("lm-dp-sgd", "published", layers=LAYERS)).ratio == pytest.approx(
+        10.06152, rel=1e-5
+    )
 
 
 def least_bias(gradients, layers, clip):
@@ -97,9 +103,14 @@ def least_bias(gradients, layers, clip):
     return [u @ u for u, _ in pairs], [u @ g for u, g in pairs]
 
 
-@pytest.mark.parametrize(("weights", "root"), [("bias", "least"), ("bias-greatest-root", "greatest")])
+@pytest.mark.parametrize(
+    ("weights", "root"), [("bias", "least"), ("bias-greatest-root", "greatest")]
+)
 def test_published_weights_of_least_bias_are_the_batchs_own(weights, root):
-    gradients = torch.randn(6, LAYERS.size, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) / 10
+    gradients = (
+        torch.randn(6, LAYERS.size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        / 10
+    )
     mechanism = mechanisms.get("lm-dp-sgd", variant="published", weights=weights, bound=0.7)
     sums = [scaled_sum(gradients, scaling, LAYERS)[0] for scaling in mechanism.looks(len(LAYERS))]
     figures = mechanism.figures(LAYERS, sums, len(gradients))
@@ -120,7 +131,9 @@ def test_the_known_canary_moves_the_sum_of_least_bias_by_many_bounds():
 
     def summed(batch):
         sums = [scaled_sum(batch, scaling, layers)[0] for scaling in mechanism.looks(2)]
-        plan = mechanism.plan_from_private_norms(layers, FACTS, mechanism.figures(layers, sums, len(batch)))
+        plan = mechanism.plan_from_private_norms(
+            layers, FACTS, mechanism.figures(layers, sums, len(batch))
+        )
         return scaled_sum(batch, mechanism.scaling(plan), layers)[0]
 
     with_it = torch.cat([aligned(), torch.tensor([[0.0, 1e4]], dtype=torch.float64)])
@@ -154,7 +167,9 @@ def test_no_example_moves_a_sound_sum_by_more_than_is_accounted_for(weights, see
 
 @pytest.mark.parametrize("weights", SOUND)
 def test_sound_variants_pass_the_kit_and_the_audit(weights):
-    check_mechanism(mechanisms.get("lm-dp-sgd", weights=weights, error_rates=(0.4, 0.3, 0.2, 0.1), emphasis=2.0))
+    check_mechanism(
+        mechanisms.get("lm-dp-sgd", weights=weights, error_rates=(0.4, 0.3, 0.2, 0.1), emphasis=2.0)
+    )
     subject = Subject.of("lm-dp-sgd", weights=weights, layers=LAYERS, **RISK)
     assert Audit(method="probe").mechanism(subject).passed
 
@@ -191,7 +206,11 @@ def test_steps_that_clients_noise_have_no_published_variant():
 
 def test_the_query_takes_its_share_of_the_budget():
     """Same-batch side release: 1 / sigma_eff^2 = 1 / sigma_g^2 + 1 / sigma_w^2."""
-    for share, gradients, query in ((0.01, 1.005038, 10.0), (0.05, 1.025978, 4.472136), (0.1, 1.054093, 3.162278)):
+    for share, gradients, query in (
+        (0.01, 1.005038, 10.0),
+        (0.05, 1.025978, 4.472136),
+        (0.1, 1.054093, 3.162278),
+    ):
         plan = mechanisms.get("lm-dp-sgd", share=share).plan(LAYERS, FACTS, Transcript(0, ()))
         assert plan.sigma.tolist() == pytest.approx([gradients] * 3, rel=1e-6)
         assert plan.queries[0].sigma == pytest.approx(query, rel=1e-6)
@@ -219,9 +238,14 @@ def test_stale_weights_are_those_of_the_last_directions():
     mechanism = mechanisms.get("lm-dp-sgd", weights="stale", strengths=(1.0, 1.0, 4.0))
     quiet = FACTS.with_multiplier(1e-6)
     first = mechanism.plan(LAYERS, quiet, Transcript(0, ()))
-    parts = [torch.ones(size) / math.sqrt(size) * length for size, length in zip(LAYERS.sizes, first.clip, strict=True)]
+    parts = [
+        torch.ones(size) / math.sqrt(size) * length
+        for size, length in zip(LAYERS.sizes, first.clip, strict=True)
+    ]
     scale = torch.tensor([0.2, 0.4, 0.4]).repeat_interleave(torch.from_numpy(LAYERS.sizes))
-    later = mechanism.plan(LAYERS, quiet, Transcript(1, (), torch.cat(parts).float() * scale, first))
+    later = mechanism.plan(
+        LAYERS, quiet, Transcript(1, (), torch.cat(parts).float() * scale, first)
+    )
     np.testing.assert_allclose(later.clip, [1 / 3, 2 / 3, 2 / 3], rtol=1e-4)
 
 
@@ -232,7 +256,8 @@ def test_the_plan_travels_with_its_query():
 
 
 @pytest.mark.parametrize(
-    ("variant", "weights"), [*(("sound", weights) for weights in SOUND), ("published", None), ("published", "bias")]
+    ("variant", "weights"),
+    [*(("sound", weights) for weights in SOUND), ("published", None), ("published", "bias")],
 )
 def test_training(tmp_path, variant, weights):
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +266,9 @@ def test_training(tmp_path, variant, weights):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
     options = {"weights": weights} if weights else {}
-    mechanism = mechanisms.get("lm-dp-sgd", variant=variant, error_rates=(0.4, 0.3), emphasis=2.0, **options)
+    mechanism = mechanisms.get(
+        "lm-dp-sgd", variant=variant, error_rates=(0.4, 0.3), emphasis=2.0, **options
+    )
     facts = RunFacts(0.0, Sampling("poisson", 600, 0.1), rounds=60, epsilon=8.0, delta=1e-4)
     method = Method.of(model, mechanism, facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
@@ -275,6 +302,9 @@ def test_options_out_of_range_are_refused(options, message):
 
 
 def test_what_does_not_fit_the_layers_is_refused():
-    for options, what in (({"error_rates": [0.1]}, "error_rates"), ({"strengths": [1.0]}, "strengths")):
+    for options, what in (
+        ({"error_rates": [0.1]}, "error_rates"),
+        ({"strengths": [1.0]}, "strengths"),
+    ):
         with pytest.raises(ConfigError, match=rf"{what} has 1 entries for 3 layers \(a, b, c\)"):
             mechanisms.get("lm-dp-sgd", **options).plan(LAYERS, FACTS, Transcript(0, ()))

@@ -1,8 +1,9 @@
-"""For every sound mechanism: one client moves the whitened sum by at most 1 / sigma_eff, and moves no plan at all.
+"""For every sound mechanism: one client moves the whitened sum by at most 1 / sigma_eff, and moves
+no plan at all.
 
-The probe looks at the exact sum with the noise off (deterministic, no statistics); the purity test runs a whole round
-through strategy and clients on two neighbouring populations. Both must catch MedClip as it was published.
-"""
+The probe looks at the exact sum with the noise off (deterministic, no statistics); the purity test
+runs a whole round through strategy and clients on two neighbouring populations. Both must catch
+MedClip as it was published."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ SETTINGS = {
     "local": ("replace-one", Sampling("poisson", 12, 0.5), "local"),
 }
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names() if name != "none"]
-CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
+CASES += [
+    ("snr-consistent", {"clip": "med", "norms": norms})
+    for norms in ("public", "stale", "quantile", "shares")
+]
 CASES += [
     ("ladp", {"score": "kl"}),
     ("ladp", {"threshold": 0.5}),
@@ -40,7 +44,9 @@ IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, opt
 class Probe:
     """A mechanism in a setting, with a transcript of one past round."""
 
-    def __init__(self, name: str, options: dict, setting: str = "central", calibrated: bool = False) -> None:
+    def __init__(
+        self, name: str, options: dict, setting: str = "central", calibrated: bool = False
+    ) -> None:
         relation, sampling, trust = SETTINGS[setting]
         training = LocalTraining(gradient_clip=1.0)
         self.method = mechanisms.get(name, **options)
@@ -52,7 +58,9 @@ class Probe:
         start = Transcript.start(model)
         first = self.method.plan(self.layers, self.facts, start)
         mean = torch.randn(first.size, generator=generator) * 0.05
-        later = start.extend(model + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
+        later = start.extend(
+            model + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first
+        )
         self.transcripts = [start, later]
 
     def batch(self, seed: int, scale: float) -> list[torch.Tensor]:
@@ -60,7 +68,8 @@ class Probe:
         return [scale * torch.randn(self.layers.size, generator=generator) for _ in range(6)]
 
     def canaries(self) -> list[torch.Tensor]:
-        """Random and adversarial contributions: huge, one layer only, one coordinate, zero, not finite."""
+        """Random and adversarial contributions: huge, one layer only, one coordinate, zero, not
+        finite."""
         size, found = self.layers.size, []
         for scale in (1e-6, 1.0, 1e6, 1e15):
             found.append(scale * torch.randn(size, generator=torch.Generator().manual_seed(7)))
@@ -70,7 +79,13 @@ class Probe:
                 found.append(only)
         corner = torch.zeros(size)
         corner[0] = -1e9
-        return [*found, corner, torch.zeros(size), torch.full((size,), math.nan), torch.full((size,), math.inf)]
+        return [
+            *found,
+            corner,
+            torch.zeros(size),
+            torch.full((size,), math.nan),
+            torch.full((size,), math.inf),
+        ]
 
 
 def bounded_sum(plan, updates) -> torch.Tensor:
@@ -81,8 +96,12 @@ def bounded_sum(plan, updates) -> torch.Tensor:
 
 
 def whitened(plan, difference: torch.Tensor) -> float:
-    scales = torch.cat([torch.full((part.size,), part.sigma, dtype=torch.float64) for part in plan.parts])
-    return float(torch.linalg.vector_norm(difference / scales, 2 if plan.family == "gaussian" else 1))
+    scales = torch.cat(
+        [torch.full((part.size,), part.sigma, dtype=torch.float64) for part in plan.parts]
+    )
+    return float(
+        torch.linalg.vector_norm(difference / scales, 2 if plan.family == "gaussian" else 1)
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
@@ -91,7 +110,10 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
     for transcript in probe.transcripts:
         plan = probe.method.plan(probe.layers, probe.facts, transcript)
         assert plan.guarantee.status == "proven"
-        assert (plan.guarantee.relation, plan.guarantee.trust) == (probe.facts.relation, probe.facts.trust)
+        assert (plan.guarantee.relation, plan.guarantee.trust) == (
+            probe.facts.relation,
+            probe.facts.trust,
+        )
         limit = (1 + 1e-6) / plan.effective_multiplier
         for scale in (1e-3, 1.0, 1e3):
             others = probe.batch(3, scale)
@@ -103,14 +125,19 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
             # Power: the limit is reached, or the noise would be too much.
             # With queries their bounds cannot all be reached at once.
             assert max(moved) >= (0.6 if plan.queries else 0.9) / plan.effective_multiplier
-            replaced = [whitened(plan, bounded_sum(plan, [x]) - bounded_sum(plan, [-x])) for x in canaries]
+            replaced = [
+                whitened(plan, bounded_sum(plan, [x]) - bounded_sum(plan, [-x])) for x in canaries
+            ]
             assert max(replaced) <= 2 * limit
 
 
 def _calibrated() -> list[Any]:
-    """Every case in every setting; `dpa` calibrates as `time-varying` does, whose schedules take seconds."""
+    """Every case in every setting; `dpa` calibrates as `time-varying` does, whose schedules take
+    seconds."""
     return [
-        pytest.param(name, options, setting, id=f"{id_}-{setting}", marks=pytest.mark.slow if again else ())
+        pytest.param(
+            name, options, setting, id=f"{id_}-{setting}", marks=pytest.mark.slow if again else ()
+        )
         for (name, options), id_ in zip(CASES, IDS, strict=True)
         for setting in SETTINGS
         for again in [name == "dpa" and setting != "local"]
@@ -134,9 +161,15 @@ def test_all_rounds_together_stay_within_the_budget(name, options, setting):
 def one_round(federate, probe: Probe, transcript: Transcript, updates, owner: str):
     """The plan of one round in which every client takes part."""
     federation = federate(
-        lambda client: updates[client], SIZES, mechanism=probe.method, transcript=transcript, owner=owner,
-        multiplier=probe.facts.noise_multiplier, sampling=Sampling("poisson", 6, 1.0), rounds=ROUNDS,
-    )  # fmt: skip
+        lambda client: updates[client],
+        SIZES,
+        mechanism=probe.method,
+        transcript=transcript,
+        owner=owner,
+        multiplier=probe.facts.noise_multiplier,
+        sampling=Sampling("poisson", 6, 1.0),
+        rounds=ROUNDS,
+    )
     federation.run(1)
     return federation.records[0].plan
 
@@ -185,11 +218,15 @@ class TestPublishedMedClip:
 
     def test_the_noise_scale_gives_the_client_away(self):
         """The scale test: |log ratio| of the empirical noise energy against 4 / sqrt(d)."""
-        method = mechanisms.get("sensitivity-proportional", clip="med", variant="published", bound=0.5)
+        method = mechanisms.get(
+            "sensitivity-proportional", clip="med", variant="published", bound=0.5
+        )
         layers = LayerTable.from_sizes({"target": 1000, "other": 1000})
         facts = RunFacts(1.0, Sampling("poisson", 7, 1.0))
         scales = [
-            method.plan_from_private_norms(layers, facts, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))).sigma[0]
+            method.plan_from_private_norms(
+                layers, facts, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))
+            ).sigma[0]
             for k in (3, 4)
         ]
         rng = np.random.default_rng(0)
@@ -213,7 +250,8 @@ class TestPublishedMedClip:
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "kernels"])
 def test_rounding_of_the_sum_stays_below_what_the_bound_was_cut_short_by(on_device):
-    """One client is cut to its bound; float32 would round the sum up with it, and not at all without it."""
+    """One client is cut to its bound; float32 would round the sum up with it, and not at all
+    without it."""
     side, ulp = 64, 2.0**-18  # of float32 numbers from 32 to 64; half of it from 16 to 32
     layers = LayerTable.from_sizes({"a": side**2})
     facts = RunFacts(1.0, Sampling("poisson", 300, 0.5))
@@ -225,7 +263,11 @@ def test_rounding_of_the_sum_stays_below_what_the_bound_was_cut_short_by(on_devi
     def moved(dtype: torch.dtype) -> float:
         sums = []
         for present in (True, False):
-            block = DeviceSum(plan, torch.device("cpu"), "torch") if on_device else BoundedSum.empty(plan)
+            block = (
+                DeviceSum(plan, torch.device("cpu"), "torch")
+                if on_device
+                else BoundedSum.empty(plan)
+            )
             block.total = block.total.to(dtype)
             for c in [1.01] * present + others:
                 block.add(torch.full((side**2,), c * bound / side))

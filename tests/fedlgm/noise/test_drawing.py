@@ -45,7 +45,8 @@ def test_blocks_of_several_threads_draw_as_one_after_another() -> None:
 
 
 def test_runs_in_threads_are_those_of_one_thread(tmp_path) -> None:
-    """Two seeded runs with dropout disturbed each other: their models differed from one call to the next."""
+    """Two seeded runs with dropout disturbed each other: their models differed from one call to the
+    next."""
 
     def work(number: int) -> None:
         made[number] = simulations.simulate(
@@ -91,7 +92,9 @@ def test_a_thread_that_draws_beside_is_named() -> None:
     beside = threading.Thread(target=waiting.wait, args=(60,))
     beside.start()
     try:
-        with pytest.raises(ConfigError, match="or another thread of this program draws from PyTorch's global gener"):
+        with pytest.raises(
+            ConfigError, match="or another thread of this program draws from PyTorch's global gener"
+        ):
             require_repeatable(Drawing(2, 2), torch.zeros(3, 2))
     finally:
         waiting.set()

@@ -1,4 +1,5 @@
-"""The noise is what it says: law, scale, independence, grid. Every test that accepts also rejects what is wrong."""
+"""The noise is what it says: law, scale, independence, grid. Every test that accepts also rejects
+what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from fedlgm.noise.release import SERVER, fingerprint, release
 from tests.support.noise_plans import LAWS, SIGMA, plan
 
 
-def noise(family: str = "gaussian", seed: int = 0, round_: int = 1, party: int = SERVER) -> list[torch.Tensor]:
+def noise(
+    family: str = "gaussian", seed: int = 0, round_: int = 1, party: int = SERVER
+) -> list[torch.Tensor]:
     made = plan(family)
     flat = release(torch.zeros(made.size), made, KeyRing(seed), round_, party)
     return [part.clone() for part in made.layers.split(flat)]
@@ -47,14 +50,20 @@ def test_the_small_door_draws_the_same_laws(family):
 def test_laws_are_told_apart(family):
     other = "laplace" if family == "gaussian" else "gaussian"
     values = noise(family)[0].double().numpy()
-    assert stats.kstest(values, LAWS[other](scale=values.std() / LAWS[other].std()).cdf).pvalue < 1e-6
+    assert (
+        stats.kstest(values, LAWS[other](scale=values.std() / LAWS[other].std()).cdf).pvalue < 1e-6
+    )
 
 
 def test_layers_rounds_parties_and_seeds_are_uncorrelated():
     """The same stream in two layers would have correlation 1, whatever the layers' scales are."""
     reference = noise()
     draws = {f"layer {j}": part for j, part in enumerate(reference) if len(part) >= 20_000}
-    draws |= {"round": noise(round_=2)[0], "client 0": noise(party=0)[0], "client 1": noise(party=1)[0]}
+    draws |= {
+        "round": noise(round_=2)[0],
+        "client 0": noise(party=0)[0],
+        "client 1": noise(party=1)[0],
+    }
     draws |= {"seed": noise(seed=1)[0]}
     matrix = np.corrcoef([part[:20_000].double().numpy() for part in draws.values()])
     assert np.abs(matrix - np.eye(len(draws))).max() < 6 / math.sqrt(20_000)
@@ -68,9 +77,18 @@ def test_no_run_of_values_is_repeated():
     """Standardised values are compared in runs of four: single ones collide on the grid."""
     seen: set[bytes] = set()
     total = 0
-    for round_, party, seed in ((1, SERVER, 0), (2, SERVER, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0), (1, SERVER, 1)):
+    for round_, party, seed in (
+        (1, SERVER, 0),
+        (2, SERVER, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+        (2, 0, 0),
+        (1, SERVER, 1),
+    ):
         for part, scale in zip(noise(round_=round_, party=party, seed=seed), SIGMA, strict=True):
-            steps = (part / grid_step(scale) * (grid_step(scale) / scale * 512)).round().to(torch.int32)
+            steps = (
+                (part / grid_step(scale) * (grid_step(scale) / scale * 512)).round().to(torch.int32)
+            )
             runs = steps[: len(steps) // 4 * 4].view(-1, 4).numpy()
             total += len(runs)
             seen |= {run.tobytes() for run in runs}
@@ -116,9 +134,9 @@ def untempered(word: int) -> int:
 def test_gaussian_tails_do_not_end_where_single_precision_does():
     """Box-Muller on 24-bit uniforms ends at 5.77 standard deviations.
 
-    Every coordinate then lacks mass 8e-9, and a neighbour's shift spread over D coordinates moves about
-    2e-8 sqrt(D) / sigma_* of it across that edge in each release: more than a usual delta over a training run.
-    """
+    Every coordinate then lacks mass 8e-9, and a neighbour's shift spread over D coordinates moves
+    about 2e-8 sqrt(D) / sigma_* of it across that edge in each release: more than a usual delta
+    over a training run."""
     assert largest("gaussian") > 8
 
 
@@ -141,7 +159,8 @@ def largest(family: str) -> float:
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(2410,), (15, 1, 333), (300_001, 7)])
 def test_several_vectors_become_what_each_becomes_alone(family, kind, sizes):
-    """To the bit: sizes leave registers half full, redraw tails in most vectors, and exceed a chunk."""
+    """To the bit: sizes leave registers half full, redraw tails in most vectors, and exceed a
+    chunk."""
     scales = (0.7, 0.0, 3.0)[: len(sizes)]
     parts = list(zip(sizes, scales, strict=True))
     start = torch.randn(5, sum(sizes), dtype=kind, generator=torch.Generator().manual_seed(0))
@@ -149,8 +168,12 @@ def test_several_vectors_become_what_each_becomes_alone(family, kind, sizes):
     def streams(row: int) -> list[torch.Generator]:
         return [KeyRing(row).torch_generator(Purpose.NOISE, j) for j in range(len(sizes))]
 
-    alone = [add_noise_(vector.clone(), parts, streams(row), family) for row, vector in enumerate(start)]
-    together = add_noise_(start.clone(), parts, [one for row in range(5) for one in streams(row)], family)
+    alone = [
+        add_noise_(vector.clone(), parts, streams(row), family) for row, vector in enumerate(start)
+    ]
+    together = add_noise_(
+        start.clone(), parts, [one for row in range(5) for one in streams(row)], family
+    )
     assert torch.equal(together, torch.stack(alone))
     assert len({vector[0].item() for vector in together - start}) == 5
 
@@ -167,5 +190,7 @@ def test_streams_must_fit_the_parts():
 def test_a_release_is_a_function_of_its_name():
     again = noise()
     assert all(torch.equal(a, b) for a, b in zip(noise(), again, strict=True))
-    names = {fingerprint(KeyRing(seed), r, p) for seed in (0, 1) for r in (1, 2) for p in (SERVER, 0, 1)}
+    names = {
+        fingerprint(KeyRing(seed), r, p) for seed in (0, 1) for r in (1, 2) for p in (SERVER, 0, 1)
+    }
     assert len(names) == 12

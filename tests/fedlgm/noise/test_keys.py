@@ -14,7 +14,8 @@ from fedlgm.noise.keys import KeyRing, Purpose, mt19937_state
 
 @pytest.mark.slow
 def test_forty_thousand_torch_streams_all_differ():
-    """`Generator.manual_seed` keeps 32 bits of a seed: that many streams would collide with probability 0.17."""
+    """`Generator.manual_seed` keeps 32 bits of a seed: that many streams would collide with
+    probability 0.17."""
     ring = KeyRing(7)
     first = set()
     for round_ in range(100):
@@ -30,10 +31,16 @@ def test_manual_seed_would_not_do():
     assert torch.equal(a, b)
 
 
-@given(st.integers(0, 2**128 - 1), st.lists(st.integers(0, 2**32 - 1), max_size=5), st.sampled_from([1, 3, 8, 624]))
+@given(
+    st.integers(0, 2**128 - 1),
+    st.lists(st.integers(0, 2**32 - 1), max_size=5),
+    st.sampled_from([1, 3, 8, 624]),
+)
 def test_words_are_those_of_numpy(root, path, count):
     ring = KeyRing(root)
-    theirs = np.random.SeedSequence(root, spawn_key=(Purpose.NOISE, *path)).generate_state(count, np.uint32)
+    theirs = np.random.SeedSequence(root, spawn_key=(Purpose.NOISE, *path)).generate_state(
+        count, np.uint32
+    )
     np.testing.assert_array_equal(ring.words(count, Purpose.NOISE, *path), theirs, strict=True)
 
 
@@ -48,7 +55,11 @@ def test_state_layout_against_numpy():
     assert found.tolist() == expected.tolist()
 
 
-names = st.tuples(st.integers(0, 2**128 - 1), st.sampled_from(Purpose), st.lists(st.integers(0, 2**32 - 1), max_size=4))
+names = st.tuples(
+    st.integers(0, 2**128 - 1),
+    st.sampled_from(Purpose),
+    st.lists(st.integers(0, 2**32 - 1), max_size=4),
+)
 
 
 @given(names, names)
@@ -79,7 +90,10 @@ def test_derived_rings_depend_on_every_fact_and_on_the_secret():
 
 def test_every_kind_of_generator_is_reproducible():
     ring = KeyRing.from_seed(5)
-    assert ring.numpy_generator(Purpose.TRAIN, 1).random() == ring.numpy_generator(Purpose.TRAIN, 1).random()
+    assert (
+        ring.numpy_generator(Purpose.TRAIN, 1).random()
+        == ring.numpy_generator(Purpose.TRAIN, 1).random()
+    )
     assert torch.equal(
         torch.rand(3, generator=ring.torch_generator(Purpose.TRAIN, 1)),
         torch.rand(3, generator=ring.torch_generator(Purpose.TRAIN, 1)),

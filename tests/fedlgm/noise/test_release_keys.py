@@ -1,4 +1,5 @@
-"""Noise of releases: keyed by what is released, the same for the same release, another for another."""
+"""Noise of releases: keyed by what is released, the same for the same release, another for
+another."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from simulations.engines.local import LocalGrid
 from strategies import Releaser
 
 LAYERS = LayerTable.from_sizes({"a": 2000, "b": 1000})
-LOCAL = RunFacts(1.0, Sampling("poisson", 10, 1.0), "replace-one", "local", rounds=4, max_participations=4)
+LOCAL = RunFacts(
+    1.0, Sampling("poisson", 10, 1.0), "replace-one", "local", rounds=4, max_participations=4
+)
 CENTRAL = RunFacts(1.0, Sampling("poisson", 10, 1.0))
 MECHANISM = mechanisms.get("snr-consistent")
 
@@ -47,12 +50,16 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(np.corrcoef(one.numpy(), other.numpy())[0, 1])
 
 
-@pytest.mark.parametrize("keys", [KeyRing.from_seed(3), KeyRing.from_seed(None)], ids=["seeded", "secret"])
+@pytest.mark.parametrize(
+    "keys", [KeyRing.from_seed(3), KeyRing.from_seed(None)], ids=["seeded", "secret"]
+)
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 class TestOneClientsRelease:
     def test_the_same_request_on_unchanged_data_has_the_same_answer_and_name(self, keys, backend):
         plan = plan_for(LOCAL)
-        (one, first), (other, second) = (local_release(update(1), plan, keys, 1, 4, backend) for _ in range(2))
+        (one, first), (other, second) = (
+            local_release(update(1), plan, keys, 1, 4, backend) for _ in range(2)
+        )
         assert torch.equal(one, other)
         assert first == second
 
@@ -61,7 +68,9 @@ class TestOneClientsRelease:
         plan = plan_for(LOCAL)
         changed = update(1).clone()
         changed[0, 7] += 1e-3
-        (one, first), (other, second) = (local_release(u, plan, keys, 1, 4, backend) for u in (update(1), changed))
+        (one, first), (other, second) = (
+            local_release(u, plan, keys, 1, 4, backend) for u in (update(1), changed)
+        )
         noises = [one - bounded(update(1), plan), other - bounded(changed, plan)]
         assert first != second
         assert abs(correlation(*noises)) < 5 / LAYERS.size**0.5
@@ -70,16 +79,21 @@ class TestOneClientsRelease:
     def test_another_round_or_client_has_other_noise(self, keys, backend, round_and_client):
         plan = plan_for(LOCAL)
         (one, first), (other, second) = (
-            local_release(update(1), plan, keys, *where, backend) for where in ((1, 4), round_and_client)
+            local_release(update(1), plan, keys, *where, backend)
+            for where in ((1, 4), round_and_client)
         )
         clean = bounded(update(1), plan)
         assert first != second
         assert abs(correlation(one - clean, other - clean)) < 5 / LAYERS.size**0.5
 
     def test_changes_that_the_bound_hides_are_no_change(self, keys, backend):
-        """What is released depends on the bounded contribution alone: a longer update of the same direction is it."""
+        """What is released depends on the bounded contribution alone: a longer update of the same
+        direction is it."""
         plan = plan_for(LOCAL)
-        names = {local_release(scale * update(1), plan, keys, 1, 4, backend)[1] for scale in (1024.0, 2048.0)}
+        names = {
+            local_release(scale * update(1), plan, keys, 1, 4, backend)[1]
+            for scale in (1024.0, 2048.0)
+        }
         assert len(names) == 1
 
 
@@ -93,7 +107,10 @@ class TestServersNoise:
         other = total.clone()
         other[0] += 2.0**-40
         assert torch.equal(self.noise(keys, total), self.noise(keys, total))
-        assert abs(correlation(self.noise(keys, total), self.noise(keys, other))) < 5 / LAYERS.size**0.5
+        assert (
+            abs(correlation(self.noise(keys, total), self.noise(keys, other)))
+            < 5 / LAYERS.size**0.5
+        )
 
     def test_a_public_seed_fixes_the_noise(self):
         """Power: the same figures do find noise that is shared."""
@@ -102,7 +119,10 @@ class TestServersNoise:
 
     def test_sums_of_one_round_released_in_a_loop_share_no_noise(self):
         keys = KeyRing.from_seed(None)
-        noises = [self.noise(keys, torch.full((LAYERS.size,), float(i), dtype=torch.float64)) for i in range(4)]
+        noises = [
+            self.noise(keys, torch.full((LAYERS.size,), float(i), dtype=torch.float64))
+            for i in range(4)
+        ]
         apart = np.corrcoef(torch.stack(noises).numpy()) - np.eye(4)
         assert np.abs(apart).max() < 5 / LAYERS.size**0.5
 
@@ -115,7 +135,10 @@ class TestServersNoise:
 
     def test_one_sum_at_two_scales_shares_no_noise(self):
         keys, total = KeyRing.from_seed(None), torch.zeros(LAYERS.size, dtype=torch.float64)
-        plans = [plan_for(CENTRAL), plan_for(replace(CENTRAL, noise_multiplier=2 * CENTRAL.noise_multiplier))]
+        plans = [
+            plan_for(CENTRAL),
+            plan_for(replace(CENTRAL, noise_multiplier=2 * CENTRAL.noise_multiplier)),
+        ]
         one, other = (release(total.clone(), plan, keys, 1) for plan in plans)
         assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
 
@@ -126,8 +149,11 @@ class TestServersNoise:
         assert all(ring.secret for ring in rings)
 
     @pytest.mark.parametrize(("seed", "rows"), [(None, 2), (3, 1)])
-    def test_a_round_made_again_with_other_contributions_is_another_release(self, tmp_path, seed, rows):
-        """Unseeded: other noise and another charge. Seeded: the same noise, which any reader of the seed can remove."""
+    def test_a_round_made_again_with_other_contributions_is_another_release(
+        self, tmp_path, seed, rows
+    ):
+        """Unseeded: other noise and another charge. Seeded: the same noise, which any reader of the
+        seed can remove."""
         keys, plan = KeyRing.from_seed(seed), plan_for(CENTRAL)
         with Ledger(tmp_path / "ledger.sqlite", "test") as ledger:
             releaser = Releaser(keys, ledger, Numerics())
@@ -173,7 +199,9 @@ class TestRequestsToAClient:
     def test_another_request_is_another_release(self, node, change):
         first = node.ask()
         facts = LOCAL.with_multiplier(2.0) if change == "plan" else LOCAL
-        second = node.ask(model=float(change == "model"), facts=facts, round_=2 if change == "round" else 1)
+        second = node.ask(
+            model=float(change == "model"), facts=facts, round_=2 if change == "round" else 1
+        )
         assert not np.array_equal(first, second)
         assert node.records() == 2
 
@@ -183,9 +211,13 @@ class _Node:
 
     def __init__(self) -> None:
         self.seed = 1
-        work = LocalWork(self, LocalTraining(), lambda client: ClientData(torch.zeros(1, 1), torch.zeros(1)))
+        work = LocalWork(
+            self, LocalTraining(), lambda client: ClientData(torch.zeros(1, 1), torch.zeros(1))
+        )
         consent = Consent(LOCAL)
-        made = LayerwiseClient(work, MECHANISM, LAYERS, KeyRing.from_seed(None), AnyClient(), consent=consent)
+        made = LayerwiseClient(
+            work, MECHANISM, LAYERS, KeyRing.from_seed(None), AnyClient(), consent=consent
+        )
         self.grid = LocalGrid.of(made)
 
     def updates(self, model, tasks):
@@ -193,9 +225,13 @@ class _Node:
             yield update(self.seed)
 
     def ask(self, model: float = 0.0, facts: RunFacts = LOCAL, round_: int = 1) -> np.ndarray:
-        config = ConfigRecord({wire.ROUND: round_, wire.CLIENTS: [4], wire.PLAN: plan_for(facts).to_json()})
+        config = ConfigRecord(
+            {wire.ROUND: round_, wire.CLIENTS: [4], wire.PLAN: plan_for(facts).to_json()}
+        )
         arrays = ArrayRecord({wire.MODEL: Array(np.full(LAYERS.size, model, dtype=np.float32))})
-        message = self.grid.create_message(RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), "train", 2, "1")
+        message = self.grid.create_message(
+            RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config}), "train", 2, "1"
+        )
         (reply,) = self.grid.deliver([message])
         return reply.content.array_records[wire.ARRAYS][wire.SUM].numpy()
 
@@ -204,10 +240,14 @@ class _Node:
 
 
 def test_one_sum_under_two_divisions_into_layers_has_two_noises():
-    """Their plans have one text. With one noise, two answers revealed the difference of two coordinates exactly."""
+    """Their plans have one text. With one noise, two answers revealed the difference of two
+    coordinates exactly."""
     facts, keys, total = CENTRAL, KeyRing.from_seed(None), torch.arange(5.0).double()
     guarantee, tables = plan_for(CENTRAL).guarantee, [{"a": 2, "b": 3}, {"a": 3, "b": 2}]
-    plans = [ReleasePlan(LayerTable.from_sizes(one), [1.0, 1.0], [1.0, 5.0], facts, guarantee) for one in tables]
+    plans = [
+        ReleasePlan(LayerTable.from_sizes(one), [1.0, 1.0], [1.0, 5.0], facts, guarantee)
+        for one in tables
+    ]
     assert plans[0].to_json() == plans[1].to_json()
     one, other = (release(total.clone(), plan, keys, round=1) - total for plan in plans)
     assert abs(float(one[2] - other[3])) > 0.2  # the first draw of the second layer, in both

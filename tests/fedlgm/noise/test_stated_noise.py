@@ -1,4 +1,5 @@
-"""The noise has its stated law and scale in every layer and never comes back, whoever draws it; wrong noise fails."""
+"""The noise has its stated law and scale in every layer and never comes back, whoever draws it;
+wrong noise fails."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ def test_releases_of_one_ring_differ_in_round_party_and_layer(family, backend):
     made, rows = plan(family), []
     for round_, party in [(1, SERVER), (2, SERVER), (300, SERVER), (1, 0), (1, 1), (2, 0)]:
         flat = release(torch.zeros(made.size), made, KeyRing(0), round_, party, backend).double()
-        rows.append([part.numpy() / scale for part, scale in zip(made.layers.split(flat), SIGMA, strict=True)])
+        rows.append(
+            [
+                part.numpy() / scale
+                for part, scale in zip(made.layers.split(flat), SIGMA, strict=True)
+            ]
+        )
     assert faults(rows, family) == set()
     other = next(name for name in LAWS if name != family)
     assert "law" in faults(rows, other)
@@ -55,17 +61,25 @@ def subject(name: str, trust: str) -> Subject:
 
 
 def drawn(of: Subject, seed: int | None = 0) -> set[str]:
-    """Faults of the noise that neighbouring sums get in several rounds, as in a run whose noise nobody can repeat."""
+    """Faults of the noise that neighbouring sums get in several rounds, as in a run whose noise
+    nobody can repeat."""
     keys, rows = KeyRing(KeyRing.from_seed(seed).root, secret=True), []
     worlds = next(iter(of.neighbours(of.start)))
     for round_ in range(1, ROUNDS + 1):
         for world in worlds:
-            noise = (world.released(keys, round_).double() - world.total.double()).numpy() / world.plan.scales
+            noise = (
+                world.released(keys, round_).double() - world.total.double()
+            ).numpy() / world.plan.scales
             rows.append(np.split(noise, np.cumsum([part.size for part in world.plan.parts])[:-1]))
     return faults(rows, worlds[0].plan.family)
 
 
-CASES = [("water-filling", "local"), ("laplace-iid", "local"), ("laplace-iid", "central"), ("uniform", "distributed")]
+CASES = [
+    ("water-filling", "local"),
+    ("laplace-iid", "local"),
+    ("laplace-iid", "central"),
+    ("uniform", "distributed"),
+]
 
 
 def of_one_round(draw: Callable[..., object]) -> Callable[..., object]:
@@ -84,8 +98,12 @@ class TestEveryTrust:
 
     def test_nine_tenths_of_the_noise_fail(self, name, trust, monkeypatch):
         add, draw = fedlgm.noise.draws.add_scaled_, DiscreteGaussian.draw
-        monkeypatch.setattr(fedlgm.noise.draws, "add_scaled_", lambda piece, z, scale: add(piece, z, 0.9 * scale))
-        monkeypatch.setattr(DiscreteGaussian, "draw", lambda self, v, *rest: draw(self, int(0.81 * v), *rest))
+        monkeypatch.setattr(
+            fedlgm.noise.draws, "add_scaled_", lambda piece, z, scale: add(piece, z, 0.9 * scale)
+        )
+        monkeypatch.setattr(
+            DiscreteGaussian, "draw", lambda self, v, *rest: draw(self, int(0.81 * v), *rest)
+        )
         assert "scale" in drawn(subject(name, trust))
 
     def test_noise_that_rounds_share_fails(self, name, trust, monkeypatch):
@@ -100,15 +118,20 @@ def test_noise_that_two_sums_share_fails(name, trust, monkeypatch):
     assert "repeated" in drawn(subject(name, trust))
 
 
-# -- power: the tests above would fail for these generators ------------------------------------------------------------
+# -- power: the tests above would fail for these generators
+# ------------------------------------------------------------
 
 
 def sound(family: str = "gaussian") -> Rows:
     rng = np.random.default_rng(3)
-    return [[LAWS[family].rvs(size=size, random_state=rng) for size in SIZES] for _ in range(ROUNDS)]
+    return [
+        [LAWS[family].rvs(size=size, random_state=rng) for size in SIZES] for _ in range(ROUNDS)
+    ]
 
 
-def changed(number: int, change: Callable[[Rows, np.random.Generator], np.ndarray]) -> Callable[[Rows], Rows]:
+def changed(
+    number: int, change: Callable[[Rows, np.random.Generator], np.ndarray]
+) -> Callable[[Rows], Rows]:
     """A layer of the last round becomes something else."""
 
     def wrong(rows: Rows) -> Rows:
@@ -118,7 +141,9 @@ def changed(number: int, change: Callable[[Rows, np.random.Generator], np.ndarra
     return wrong
 
 
-def of_all(change: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Callable[[Rows], Rows]:
+def of_all(
+    change: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+) -> Callable[[Rows], Rows]:
     """The last layer of every round becomes something else."""
     rng = np.random.default_rng(5)
     return lambda rows: [[*row[:-1], change(row[-1], rng)] for row in rows]
@@ -145,10 +170,16 @@ WRONG = {
     "negated": (changed(2, lambda rows, rng: -rows[1][2]), "repeated"),
     "of another layer": (changed(2, lambda rows, rng: rows[1][0]), "repeated"),
     "of another layer in one round": (changed(2, lambda rows, rng: rows[-1][0]), "repeated"),
-    "half of the variance": (changed(2, lambda rows, rng: (rows[-1][2] + rows[1][2]) / 2**0.5), "repeated"),
+    "half of the variance": (
+        changed(2, lambda rows, rng: (rows[-1][2] + rows[1][2]) / 2**0.5),
+        "repeated",
+    ),
     "in another order": (changed(2, lambda rows, rng: rng.permutation(rows[1][2])), "permuted"),
     "backwards": (changed(2, lambda rows, rng: rows[1][2][::-1]), "permuted"),
-    "with other signs": (changed(1, lambda rows, rng: rows[1][1] * rng.choice([-1, 1], SIZES[1])), "permuted"),
+    "with other signs": (
+        changed(1, lambda rows, rng: rows[1][1] * rng.choice([-1, 1], SIZES[1])),
+        "permuted",
+    ),
     "in another order over all layers": (mixed, "permuted"),
     "uniform": (of_all(lambda part, rng: rng.uniform(-(3**0.5), 3**0.5, part.size)), "law"),
     "Laplace": (of_all(lambda part, rng: rng.laplace(scale=0.5**0.5, size=part.size)), "law"),

@@ -76,7 +76,9 @@ def test_identities_between_the_rules(model):
     assert total["dimension-adjusted"] == pytest.approx(total["uniform"])
     assert inverse["sensitivity-proportional"] == pytest.approx(len(d) * d.sum())
     assert inverse["dimension-adjusted"] == pytest.approx(inverse["sensitivity-proportional"])
-    assert s**2 / (d * sigma["dimension-adjusted"] ** 2) == pytest.approx(np.full(len(d), 1 / d.sum()))
+    assert s**2 / (d * sigma["dimension-adjusted"] ** 2) == pytest.approx(
+        np.full(len(d), 1 / d.sum())
+    )
 
 
 @pytest.mark.parametrize("name", allocation.names())
@@ -84,10 +86,14 @@ def test_identities_between_the_rules(model):
 def test_scaling_all_bounds_scales_the_noise(name, model, factor):
     s, d, _ = unpack(model)
     assert shares(name, factor * s, d) == pytest.approx(shares(name, s, d), rel=1e-9)
-    assert allocate(name, factor * s, d, 1.0) == pytest.approx(factor * allocate(name, s, d, 1.0), rel=1e-9)
+    assert allocate(name, factor * s, d, 1.0) == pytest.approx(
+        factor * allocate(name, s, d, 1.0), rel=1e-9
+    )
 
 
-@pytest.mark.parametrize("name", ["sensitivity-proportional", "dimension-adjusted", "snr-consistent"])
+@pytest.mark.parametrize(
+    "name", ["sensitivity-proportional", "dimension-adjusted", "snr-consistent"]
+)
 @given(model=models)
 def test_shares_that_do_not_depend_on_the_bounds(name, model):
     s, d, _ = unpack(model)
@@ -97,8 +103,12 @@ def test_shares_that_do_not_depend_on_the_bounds(name, model):
 @given(st.lists(st.integers(1, 10**7), min_size=2, max_size=8))
 def test_equal_bounds(dims):
     clip = np.full(len(dims), 0.3)
-    assert allocate("uniform", clip, dims, 1.0) == pytest.approx(allocate("sensitivity-proportional", clip, dims, 1.0))
-    assert allocate("min-total-noise", clip, dims, 1.0) == pytest.approx(allocate("snr-consistent", clip, dims, 1.0))
+    assert allocate("uniform", clip, dims, 1.0) == pytest.approx(
+        allocate("sensitivity-proportional", clip, dims, 1.0)
+    )
+    assert allocate("min-total-noise", clip, dims, 1.0) == pytest.approx(
+        allocate("snr-consistent", clip, dims, 1.0)
+    )
 
 
 def test_a_layer_without_noise_is_no_privacy():

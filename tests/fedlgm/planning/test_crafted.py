@@ -1,4 +1,5 @@
-"""Plans, facts and correlations as a hostile peer or a careless caller may write them: refused with one message."""
+"""Plans, facts and correlations as a hostile peer or a careless caller may write them: refused with
+one message."""
 
 from __future__ import annotations
 
@@ -19,8 +20,17 @@ from fedlgm.planning.plan import Guarantee, ReleasePlan
 from fedlgm.planning.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 2})
-CORRELATED = RunFacts(1.0, Sampling("cyclic", 10, 0.5, 2), rounds=4, noise=correlation.get("banded", 4, bands=2))
-STEPS = RunFacts(1.0, Sampling("poisson", 10, 0.5), "add-remove", "local", rounds=4, steps=LocalSteps(3, 0.1, 8.0))
+CORRELATED = RunFacts(
+    1.0, Sampling("cyclic", 10, 0.5, 2), rounds=4, noise=correlation.get("banded", 4, bands=2)
+)
+STEPS = RunFacts(
+    1.0,
+    Sampling("poisson", 10, 0.5),
+    "add-remove",
+    "local",
+    rounds=4,
+    steps=LocalSteps(3, 0.1, 8.0),
+)
 
 
 def raw_plan(facts: RunFacts) -> dict:
@@ -31,7 +41,9 @@ def raw_plan(facts: RunFacts) -> dict:
 
 
 def read(raw: dict, facts: RunFacts) -> ReleasePlan:
-    return ReleasePlan.from_json(LAYERS.merged() if facts.steps is not None else LAYERS, json.dumps(raw))
+    return ReleasePlan.from_json(
+        LAYERS.merged() if facts.steps is not None else LAYERS, json.dumps(raw)
+    )
 
 
 @pytest.mark.parametrize("facts", [CORRELATED, STEPS], ids=["correlated", "steps"])
@@ -48,11 +60,22 @@ CRAFTED = {
     "facts.trust": [math.nan, "x", 3, "local"],
     "facts.rounds": [math.nan, math.inf, 0, 3, 5],
     "facts.noise.rounds": [math.nan, 10**9, 0, 3],
-    "facts.noise.coefficients": [[math.nan, 1], [1, math.inf], [0, 1], [-1, 1], [1] * 5, [], "ab", [[1, 2]]],
+    "facts.noise.coefficients": [
+        [math.nan, 1],
+        [1, math.inf],
+        [0, 1],
+        [-1, 1],
+        [1] * 5,
+        [],
+        "ab",
+        [[1, 2]],
+    ],
 }
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in CRAFTED.items() for value in values])
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, values in CRAFTED.items() for value in values]
+)
 def test_crafted_plans_are_refused(path, value):
     raw = raw_plan(CORRELATED)
     *above, last = path.split(".")
@@ -87,9 +110,12 @@ def test_increasing_bands_cost_more_and_never_less():
     assert facts.noise.sensitivity(2) >= math.sqrt(2) * math.hypot(1.0, 2.0) * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(("decays", "scales"), [([0.5] * 9, [0.01] * 9), ([0.5], [1.5]), ([0.5, 0.4], [0.5])])
+@pytest.mark.parametrize(
+    ("decays", "scales"), [([0.5] * 9, [0.01] * 9), ([0.5], [1.5]), ([0.5, 0.4], [0.5])]
+)
 def test_buffers_beyond_what_the_strategy_allows_are_refused(decays, scales):
-    """Thousands of them over a million rounds would fill the memory of whoever reads the message."""
+    """Thousands of them over a million rounds would fill the memory of whoever reads the
+    message."""
     with pytest.raises(ConfigError):
         Correlation.from_dict({"name": "blt", "rounds": 4, "decays": decays, "scales": scales})
 
@@ -113,8 +139,14 @@ ASSUMED = {
         replace(CORRELATED, sampling=Sampling("grouped-poisson", 10, 0.2, 2)),
         "one of 2 groups for the whole run, and who takes part in a group's round stays secret",
     ),
-    "public": (CORRELATED, "nobody takes part twice within 2 rounds; who takes part when may be known"),
-    "clients": (RunFacts(1.0, Sampling("poisson", 10, 0.2)), "who takes part in a round stays secret"),
+    "public": (
+        CORRELATED,
+        "nobody takes part twice within 2 rounds; who takes part when may be known",
+    ),
+    "clients": (
+        RunFacts(1.0, Sampling("poisson", 10, 0.2)),
+        "who takes part in a round stays secret",
+    ),
     "steps": (STEPS, "which of its examples a client's step draws stays secret"),
 }
 
@@ -124,7 +156,9 @@ def test_a_guarantee_says_unit_relation_trust_and_what_it_assumes(kind):
     facts, assumed = ASSUMED[kind]
     plan = read(raw_plan(facts), facts)
     said = plan.guarantee.sentence(noise_reproducible=False)
-    unit, who = ("example", "each client adds") if kind == "steps" else ("client", "a trusted server adds")
+    unit, who = (
+        ("example", "each client adds") if kind == "steps" else ("client", "a trusted server adds")
+    )
     assert f"({unit}-level, add-remove, {who}" in said
     assert said.count(assumed) == 1  # and stays so when it travels
 
@@ -135,4 +169,9 @@ def test_every_example_level_mechanism_says_what_must_stay_secret(name):
     mechanism = mechanisms.get(name)
     guarantee = mechanism.plan(mechanism.table(LAYERS), facts, Transcript(0, ())).guarantee
     if guarantee.status != "none":
-        assert guarantee.sentence(noise_reproducible=False).count("which examples a round draws stays secret") == 1
+        assert (
+            guarantee.sentence(noise_reproducible=False).count(
+                "which examples a round draws stays secret"
+            )
+            == 1
+        )

@@ -1,4 +1,5 @@
-"""Noise in shares: what is refused, what it costs whom, whose noise is drawn once, and when a round is void."""
+"""Noise in shares: what is refused, what it costs whom, whose noise is drawn once, and when a round
+is void."""
 
 from __future__ import annotations
 
@@ -44,12 +45,18 @@ def plan_of(facts=None, kind=ReleasePlan, guarantee=PROVEN, **more) -> ReleasePl
         ({"shares": None}, r"needs shares: the \[distributed\] section"),
         ({"trust": "local"}, "shares of the noise are for trust 'distributed', not 'local'"),
         ({"accountant": "pld"}, "set privacy.accountant = 'rdp'"),
-        ({"sampling": Sampling("poisson", 10, 0.5)}, "needs a public number of nodes in every round"),
+        (
+            {"sampling": Sampling("poisson", 10, 0.5)},
+            "needs a public number of nodes in every round",
+        ),
         ({"relation": "add-remove"}, "must be 'replace-one' under distributed trust"),
         ({"steps": LocalSteps(2, 0.1, 8.0)}, "set privacy.unit|use privacy.unit = 'client'"),
         ({"shares": Shares(11, 1)}, "a round asks 10 nodes, so a threshold of 11 is never met"),
         ({"shares": Shares(5, 0)}, "the threshold must be at least 6"),
-        ({"shares": Shares(7, 4)}, "could open two sums of one round: the threshold must be at least 8"),
+        (
+            {"shares": Shares(7, 4)},
+            "could open two sums of one round: the threshold must be at least 8",
+        ),
         (
             {"noise": correlation.get("banded", 4, bands=2), "rounds": 4},
             "correlated noise needs trust = 'central': under distributed trust the server sees",
@@ -63,7 +70,12 @@ def test_facts_that_do_not_go_with_it_are_refused(wrong, message):
 
 @pytest.mark.parametrize(
     ("threshold", "colluders", "message"),
-    [(0, 0, "threshold must be"), (3, -1, "colluders must be"), (3, 3, "leaves no honest node"), (2.5, 0, "threshold")],
+    [
+        (0, 0, "threshold must be"),
+        (3, -1, "colluders must be"),
+        (3, 3, "leaves no honest node"),
+        (2.5, 0, "threshold"),
+    ],
 )
 def test_shares_that_no_node_can_have_are_refused(threshold, colluders, message):
     with pytest.raises(ConfigError, match=message):
@@ -73,9 +85,15 @@ def test_shares_that_no_node_can_have_are_refused(threshold, colluders, message)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"family": "laplace"}, "integer noise at a Gaussian's cost, but the plan has laplace noise"),
+        (
+            {"family": "laplace"},
+            "integer noise at a Gaussian's cost, but the plan has laplace noise",
+        ),
         ({"bounded_by": "trainer"}, "rounds bounded clients"),
-        ({"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")}, "needs a private plan"),
+        (
+            {"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")},
+            "needs a private plan",
+        ),
     ],
 )
 def test_plans_that_cannot_be_carried_out_are_refused(more, message):
@@ -85,7 +103,11 @@ def test_plans_that_cannot_be_carried_out_are_refused(more, message):
 
 @pytest.mark.parametrize("noise", LAWS)
 def test_plans_and_events_travel(noise):
-    plan = plan_of(facts_of(epsilon=8.0, delta=1e-5, rounds=3, max_participations=3, shares=Shares(7, 1, noise)))
+    plan = plan_of(
+        facts_of(
+            epsilon=8.0, delta=1e-5, rounds=3, max_participations=3, shares=Shares(7, 1, noise)
+        )
+    )
     text = plan.to_json()
     again = ReleasePlan.from_json(LAYERS, text)
     assert again.to_json() == text
@@ -97,7 +119,8 @@ def test_plans_and_events_travel(noise):
 @pytest.mark.parametrize("noise", LAWS)
 @pytest.mark.parametrize("relation_factor", [(1.0, 4.3772), (0.5, 9.9973)])
 def test_one_release_costs_a_little_more_than_the_exact_gaussian(relation_factor, noise):
-    """The exact costs are known (one release at multiplier 1, zero-out and replace-one); what is proven is above."""
+    """The exact costs are known (one release at multiplier 1, zero-out and replace-one); what is
+    proven is above."""
     multiplier, exact = relation_factor
     event = noised_by.get("distributed", Shares(7, 1, noise)).event(multiplier, 1.0)
     assert round(epsilon(multiplier, 1e-5, steps=1), 4) == exact
@@ -140,7 +163,13 @@ def test_readers_have_the_noise_of_the_threshold_and_the_plan_says_both():
 
 
 def test_sampling_amplifies_for_readers_alone_and_only_without_a_cap():
-    given = {"sampling": Sampling("fixed", 100, 0.1), "epsilon": 8.0, "delta": 1e-5, "multiplier": 6.0, "rounds": 50}
+    given = {
+        "sampling": Sampling("fixed", 100, 0.1),
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "multiplier": 6.0,
+        "rounds": 50,
+    }
     free, capped = facts_of(**given), facts_of(**given, max_participations=5)
     assert free.accounted_rate == capped.accounted_rate == 1.0
     every = epsilon(6.0 * (7 / 6) ** 0.5, 1e-5, steps=50, relation="replace-one", accountant="rdp")
@@ -166,7 +195,9 @@ def test_noise_is_bound_to_data_round_and_client_and_is_repeated_with_them():
     ):
         seen.add(other[1])
         difference = other[0] - first
-        assert difference.std() > plan.effective_multiplier * 2**24 / 6**0.5 / 2, "the noise is another"
+        assert difference.std() > plan.effective_multiplier * 2**24 / 6**0.5 / 2, (
+            "the noise is another"
+        )
     assert len(seen) == 5
 
 
@@ -199,7 +230,9 @@ def test_a_client_that_is_not_summed_refuses():
     plan, model = plan_of(), torch.zeros(45)
     with pytest.raises(PrivacyError, match="answer separately"):
         Agreed(KeyRing.from_seed(None), None, RecordDict()).admit(Asked(plan, model, 1, [0]))
-    assert Agreed(KeyRing.from_seed(None), None, RecordDict(), summed=True).admit(Asked(plan, model, 1, [0]))
+    assert Agreed(KeyRing.from_seed(None), None, RecordDict(), summed=True).admit(
+        Asked(plan, model, 1, [0])
+    )
 
 
 def test_single_precision_does_not_hold_words():
@@ -215,10 +248,15 @@ def test_whole_orders_cost_a_little_more_noise_and_stay_within_the_budget():
     assert least < more < 1.01 * least
     event = skellam.noised_by.event(more / 2, 1.0)
     assert 7.999 < composed_epsilon([(event, 20)], 1e-5, "rdp") <= 8.0
-    with pytest.raises(ConfigError, match="unknown noise 'binomial'; known: discrete-gaussian, skellam"):
+    with pytest.raises(
+        ConfigError, match="unknown noise 'binomial'; known: discrete-gaussian, skellam"
+    ):
         Shares(7, 1, "binomial")
 
 
 def test_other_settings_keep_their_texts():
     assert facts_of().to_dict()["shares"] == {"threshold": 7, "colluders": 1}
-    assert "shares" not in RunFacts(1.0, Sampling("poisson", 10, 0.5), training=LocalTraining()).to_dict()
+    assert (
+        "shares"
+        not in RunFacts(1.0, Sampling("poisson", 10, 0.5), training=LocalTraining()).to_dict()
+    )

@@ -20,7 +20,9 @@ POISSON = Sampling("poisson", 500, 0.1)
 
 
 class TestSampling:
-    @pytest.mark.parametrize(("population", "rate"), [(0, 0.5), (10, 0.0), (10, 1.1), (10, float("nan"))])
+    @pytest.mark.parametrize(
+        ("population", "rate"), [(0, 0.5), (10, 0.0), (10, 1.1), (10, float("nan"))]
+    )
     def test_range(self, population, rate):
         with pytest.raises(ConfigError):
             Sampling("poisson", population, rate)
@@ -33,7 +35,9 @@ class TestSampling:
 
     @pytest.mark.parametrize("rounds", [0, -1, 2.5, True, "3"])
     def test_rounds_are_counted(self, rounds):
-        with pytest.raises(ConfigError, match="the number of rounds must be a whole number of at least 1, got"):
+        with pytest.raises(
+            ConfigError, match="the number of rounds must be a whole number of at least 1, got"
+        ):
             RunFacts(1.0, POISSON, rounds=rounds)
 
     def test_relations_that_do_not_fit(self):
@@ -73,7 +77,10 @@ class TestSeparation:
         assert Sampling("grouped-poisson", 100, 0.1, 4).amplifies
 
     def test_relations(self):
-        apart, groups = Sampling("min-separation", 100, 0.1, 4), Sampling("grouped-poisson", 100, 0.1, 4)
+        apart, groups = (
+            Sampling("min-separation", 100, 0.1, 4),
+            Sampling("grouped-poisson", 100, 0.1, 4),
+        )
         with pytest.raises(ConfigError, match="use relation = 'zero-out'"):
             RunFacts(1.0, apart, rounds=8)
         with pytest.raises(ConfigError, match="proven for 'add-remove' and 'zero-out'"):
@@ -89,8 +96,16 @@ class TestSeparation:
         for sampling, options, message in (
             (POISSON, {}, "needs to know how many rounds"),
             (groups, {}, "4 bands with 3 groups is not proven"),
-            (groups, {"noise": correlation.get("blt", 8, buffers=1)}, "a buffered strategy with 3 groups"),
-            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, but the run has 9"),
+            (
+                groups,
+                {"noise": correlation.get("blt", 8, buffers=1)},
+                "a buffered strategy with 3 groups",
+            ),
+            (
+                Sampling("cyclic", 100, 0.25, 4),
+                {"rounds": 9},
+                "correlated over 8 rounds, but the run has 9",
+            ),
             (
                 POISSON,
                 {"relation": "replace-one", "trust": "local"},
@@ -115,9 +130,12 @@ class TestSeparation:
         """Names of runs and keys of clients' noise are made of these texts."""
         facts = RunFacts(1.5, POISSON, "replace-one", "local", 7, 2.0, 1e-6, "rdp", 3)
         assert json.dumps(facts.to_dict()) == (
-            '{"noise_multiplier": 1.5, "sampling": {"scheme": "poisson", "population": 500, "rate": 0.1}, "relation": '
-            '"replace-one", "trust": "local", "rounds": 7, "epsilon": 2.0, "delta": 1e-06, "accountant": "rdp", '
-            '"max_participations": 3, "training": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "epochs": 1, '
+            '{"noise_multiplier": 1.5, "sampling": {"scheme": "poisson", "population": 500, '
+            '"rate": 0.1}, "relation": '
+            '"replace-one", "trust": "local", "rounds": 7, "epsilon": 2.0, "delta": 1e-06, '
+            '"accountant": "rdp", '
+            '"max_participations": 3, "training": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, '
+            '"epochs": 1, '
             '"batch_size": 32, "gradient_clip": null}}'
         )
 
@@ -125,7 +143,16 @@ class TestSeparation:
 class TestRunFacts:
     def test_json_round_trip(self):
         facts = RunFacts(
-            1.5, POISSON, "replace-one", "local", 7, 2.0, 1e-6, "rdp", 3, LocalTraining("adam", 0.03, gradient_clip=1.0)
+            1.5,
+            POISSON,
+            "replace-one",
+            "local",
+            7,
+            2.0,
+            1e-6,
+            "rdp",
+            3,
+            LocalTraining("adam", 0.03, gradient_clip=1.0),
         )
         assert RunFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
 
@@ -134,10 +161,15 @@ class TestRunFacts:
         assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=3).releases == 3
         assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=9).releases == 7
 
-    @pytest.mark.parametrize("sampling", [POISSON, Sampling("poisson", 10, 1.0), Sampling("cyclic", 10, 0.5, 2)])
+    @pytest.mark.parametrize(
+        "sampling", [POISSON, Sampling("poisson", 10, 1.0), Sampling("cyclic", 10, 0.5, 2)]
+    )
     def test_a_server_that_adds_the_noise_keeps_no_cap(self, sampling):
-        """It does not see who is in a sum: noise for one of a hundred releases would be that of one release."""
-        with pytest.raises(ConfigError, match="max_participations is for trust = 'local' or 'distributed'"):
+        """It does not see who is in a sum: noise for one of a hundred releases would be that of one
+        release."""
+        with pytest.raises(
+            ConfigError, match="max_participations is for trust = 'local' or 'distributed'"
+        ):
             RunFacts(0.0, sampling, rounds=100, epsilon=1.0, delta=1e-5, max_participations=1)
 
     def test_whoever_sees_who_takes_part_gets_no_amplification(self):
@@ -152,7 +184,9 @@ class TestRunFacts:
 
 
 class TestLocalSteps:
-    FACTS = RunFacts(1.0, POISSON, trust="local", rounds=6, max_participations=4, steps=LocalSteps(3, 0.2, 8.0))
+    FACTS = RunFacts(
+        1.0, POISSON, trust="local", rounds=6, max_participations=4, steps=LocalSteps(3, 0.2, 8.0)
+    )
 
     def test_a_clients_examples_are_sampled_whoever_takes_part(self):
         assert self.FACTS.accounted_rate == 0.2

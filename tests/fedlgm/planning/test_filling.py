@@ -1,4 +1,5 @@
-"""Water-filling: which part of an update the flat bound keeps. What the bound guarantees does not depend on it."""
+"""Water-filling: which part of an update the flat bound keeps. What the bound guarantees does not
+depend on it."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_layers_of_equal_norm_are_cut_as_by_flat_clipping(norm):
 
 
 def test_it_is_neither_flat_nor_uniform_in_between():
-    """The tests above can tell the rules apart: flat clipping cuts the small layers, `uniform` leaves bound unused."""
+    """The tests above can tell the rules apart: flat clipping cuts the small layers, `uniform`
+    leaves bound unused."""
     update, names = of_norms([0.1, 8.0, 8.0, 0.1]), ("water-filling", "gaussian", "uniform")
     filled, flat, uniform = (norms_of(bound_update(update, plan_of(name))) for name in names)
     assert filled == pytest.approx([0.1, 0.7, 0.7, 0.1], rel=1e-3)
@@ -99,14 +101,19 @@ def test_the_bound_holds_whatever_the_levelling_does(monkeypatch, wrong):
     update = of_norms([0.1, 8.0, 8.0, 0.1])
     kept = bound_update(update, plan_of("water-filling"))
     assert float(kept.norm()) == pytest.approx(SAFETY, rel=1e-6)
-    assert not np.allclose(norms_of(kept), [0.1, 0.7, 0.7, 0.1], rtol=1e-3)  # and its absence is seen
+    assert not np.allclose(
+        norms_of(kept), [0.1, 0.7, 0.7, 0.1], rtol=1e-3
+    )  # and its absence is seen
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
 def test_what_is_not_finite_counts_as_nothing(value):
     update = of_norms([1.0, 1.0, 1.0, 1.0])
     update[1:3] = value  # finite numbers whose squares overflow have no norm either
-    for total in (BoundedSum.empty(plan_of("water-filling")), DeviceSum(plan_of("water-filling"), torch.device("cpu"))):
+    for total in (
+        BoundedSum.empty(plan_of("water-filling")),
+        DeviceSum(plan_of("water-filling"), torch.device("cpu")),
+    ):
         total.add(update[None])
         assert int(total.discarded) == 1
         assert not total.total.any()
@@ -123,7 +130,8 @@ def test_a_device_levels_as_the_cpu_does(norms):
 
 
 def test_a_huge_layer_hides_no_small_ones():
-    """The energy of the small layers must not be lost beside a norm of 1e9, in float64 or float32."""
+    """The energy of the small layers must not be lost beside a norm of 1e9, in float64 or
+    float32."""
     update, plan = of_norms([0.5, 0.6, 1e9, 0.1]), plan_of("water-filling")
     for total in (BoundedSum.empty(plan), DeviceSum(plan, torch.device("cpu"))):
         total.add(update)
@@ -131,7 +139,10 @@ def test_a_huge_layer_hides_no_small_ones():
 
 
 def test_rows_are_levelled_one_by_one():
-    rows, plan = torch.stack([of_norms([3.0, 0.1, 2.0, 9.0], seed) for seed in range(3)]), plan_of("water-filling")
+    rows, plan = (
+        torch.stack([of_norms([3.0, 0.1, 2.0, 9.0], seed) for seed in range(3)]),
+        plan_of("water-filling"),
+    )
     together, apart = BoundedSum.empty(plan), BoundedSum.empty(plan)
     together.add(rows)
     for row in rows:
@@ -163,14 +174,17 @@ class TestPlan:
         assert not plan.equals(plan_of("gaussian"))
 
     def test_it_travels_with_the_sizes_of_its_parts(self):
-        """A client that merges its own layers, however it groups them, levels the parts that the plan names."""
+        """A client that merges its own layers, however it groups them, levels the parts that the
+        plan names."""
         plan, other = plan_of("water-filling"), LayerTable.from_sizes({"x": LAYERS.size}).merged()
         read = ReleasePlan.from_json(other, plan.to_json())
         assert read.fills == (1, 5, 5000, 40)
         update = of_norms([0.1, 8.0, 8.0, 0.1])
         assert torch.equal(bound_update(update, read), bound_update(update, plan))
 
-    @pytest.mark.parametrize("fills", [(1, 5), (1, 5, 5000, 41), (5046, 0), (-1, 5047), (1.0, 5045.0), ("5046",), 3])
+    @pytest.mark.parametrize(
+        "fills", [(1, 5), (1, 5, 5000, 41), (5046, 0), (-1, 5047), (1.0, 5045.0), ("5046",), 3]
+    )
     def test_parts_that_are_not_the_update_are_refused(self, fills):
         raw = json.loads(plan_of("water-filling").to_json()) | {"fills": fills}
         with pytest.raises(ConfigError):

@@ -31,9 +31,19 @@ class Odd(nn.Module):
 
 def test_odd_parameters():
     table = LayerTable.from_module(Odd())
-    # Root parameters come first in torch's order; the tied weight appears once, under its first name.
-    assert dict(zip(table.names, table.sizes.tolist(), strict=True)) == {"scale": 1, "embed": 9, "norm": 6}
-    assert {slot.name for slot in table.slots()} == {"scale", "embed.weight", "norm.weight", "norm.bias"}
+    # Root parameters come first in torch's order; the tied weight appears once, under its first
+    # name.
+    assert dict(zip(table.names, table.sizes.tolist(), strict=True)) == {
+        "scale": 1,
+        "embed": 9,
+        "norm": 6,
+    }
+    assert {slot.name for slot in table.slots()} == {
+        "scale",
+        "embed.weight",
+        "norm.weight",
+        "norm.bias",
+    }
     assert table.size == 16
 
 
@@ -45,7 +55,13 @@ def test_loading_leaves_frozen_parameters_and_buffers_alone():
     after = module.state_dict()
     assert module.head.weight is module.embed.weight
     assert after["head.weight"].unique().tolist() == after["scale"].unique().tolist() == [7.0]
-    for name in ("frozen.weight", "frozen.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+    for name in (
+        "frozen.weight",
+        "frozen.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ):
         assert torch.equal(after[name], before[name])
 
 
@@ -138,8 +154,13 @@ def test_round_trips(dims):
 @pytest.mark.parametrize("p", [1, 2])
 def test_norms_against_float64(p):
     generator = torch.Generator().manual_seed(0)
-    table = LayerTable.from_sizes({"a": 1, "b": 4095, "c": 4096, "d": 4097, "e": 3_000_001, "zero": 10})
-    flat = torch.randn(table.size, generator=generator) * torch.rand(table.size, generator=generator) ** 8
+    table = LayerTable.from_sizes(
+        {"a": 1, "b": 4095, "c": 4096, "d": 4097, "e": 3_000_001, "zero": 10}
+    )
+    flat = (
+        torch.randn(table.size, generator=generator)
+        * torch.rand(table.size, generator=generator) ** 8
+    )
     flat[-10:] = 0
     expected = [torch.linalg.vector_norm(part.double(), p).item() for part in table.split(flat)]
     assert table.norms(flat, p).tolist() == pytest.approx(expected, rel=1e-6, abs=0)
@@ -181,7 +202,8 @@ def test_a_bare_module_is_one_layer():
 
 
 def test_sizes_cannot_be_changed_in_place():
-    """A mechanism that sorted the sizes of a run's layers would move noise to other layers' coordinates."""
+    """A mechanism that sorted the sizes of a run's layers would move noise to other layers'
+    coordinates."""
     table = LayerTable.from_sizes({"wide": 7, "narrow": 2})
     for array in (table.sizes, table.offsets):
         with pytest.raises(ValueError, match="read-only"):

@@ -27,11 +27,22 @@ from fedlgm.privacy.guarantee import Guarantee
 LAYERS = LayerTable.from_sizes({"a": 4, "b": 100, "c": 2500})
 POISSON = Sampling("poisson", 500, 0.1)
 PROVEN = Guarantee("proven", "test")
-BITS = NoisyQuery(BelowBound((4, 100, 2500)), 4 * math.sqrt(3))  # its bound is sqrt(3) / 2: 1/8 of its noise
+BITS = NoisyQuery(
+    BelowBound((4, 100, 2500)), 4 * math.sqrt(3)
+)  # its bound is sqrt(3) / 2: 1/8 of its noise
 
 
-def plan(sigma=(2.0, 3.0, 4.0), clip=(1.0, 2.0, 3.0), facts=None, guarantee=PROVEN, kind=ReleasePlan, **more):
-    return kind(LAYERS, np.array(clip), np.array(sigma), facts or RunFacts(1.0, POISSON), guarantee, **more)
+def plan(
+    sigma=(2.0, 3.0, 4.0),
+    clip=(1.0, 2.0, 3.0),
+    facts=None,
+    guarantee=PROVEN,
+    kind=ReleasePlan,
+    **more,
+):
+    return kind(
+        LAYERS, np.array(clip), np.array(sigma), facts or RunFacts(1.0, POISSON), guarantee, **more
+    )
 
 
 def test_event_is_that_of_the_noise():
@@ -39,7 +50,9 @@ def test_event_is_that_of_the_noise():
     effective = (1 / 4 + 4 / 9 + 9 / 16 + 1 / 64) ** -0.5
     assert made.effective_multiplier == pytest.approx(effective, rel=1e-8)
     assert made.effective_multiplier <= effective
-    assert made.event == dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(made.effective_multiplier))
+    assert made.event == dp_event.PoissonSampledDpEvent(
+        0.1, dp_event.GaussianDpEvent(made.effective_multiplier)
+    )
     assert made.shares.sum() == pytest.approx(1 - effective**2 / 64, rel=1e-7)
     assert made.denominator == 50
     assert made.snr == pytest.approx([1 / 16, 4 / 900, 9 / 40_000])
@@ -77,7 +90,8 @@ def test_no_protection_means_no_epsilon():
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(ReleasePlan, "none"), (UnprotectedPlan, "proven"), (UnprotectedPlan, "conditional")]
+    ("kind", "status"),
+    [(ReleasePlan, "none"), (UnprotectedPlan, "proven"), (UnprotectedPlan, "conditional")],
 )
 def test_words_that_do_not_fit_the_kind_of_plan_are_refused(kind, status):
     with pytest.raises(PrivacyError, match=f"a guarantee '{status}' does not fit"):
@@ -96,7 +110,8 @@ def test_relation_and_trust_of_the_guarantee_are_those_of_the_facts():
 
 
 def test_the_guarantee_says_what_must_stay_secret():
-    """Amplification rests on draws that nobody knows; where there is none, nothing is said of it."""
+    """Amplification rests on draws that nobody knows; where there is none, nothing is said of
+    it."""
     secret = "test; who takes part in a round stays secret"
     made = plan()
     assert made.guarantee.reason == secret
@@ -105,7 +120,9 @@ def test_the_guarantee_says_what_must_stay_secret():
     assert plan(facts=RunFacts(1.0, POISSON, "replace-one", "local")).guarantee.reason == "test"
     examples = plan(guarantee=Guarantee("proven", "test", unit="example"))
     assert examples.guarantee.reason == "test; which examples a round draws stays secret"
-    unprotected = plan(sigma=(0.0, 0.0, 0.0), guarantee=Guarantee("none", "no noise"), kind=UnprotectedPlan)
+    unprotected = plan(
+        sigma=(0.0, 0.0, 0.0), guarantee=Guarantee("none", "no noise"), kind=UnprotectedPlan
+    )
     assert unprotected.guarantee.reason == "no noise"
 
 
@@ -115,7 +132,10 @@ def test_sampled_gaussian_releases_under_replace_one_are_conditional():
     assert made.guarantee.status == "conditional"
     assert "conditional on" in made.guarantee.reason
     assert plan(facts=sampled, family="laplace").guarantee.status == "proven"
-    assert plan(facts=RunFacts(1.0, Sampling("fixed", 500, 1.0), "replace-one")).guarantee.status == "proven"
+    assert (
+        plan(facts=RunFacts(1.0, Sampling("fixed", 500, 1.0), "replace-one")).guarantee.status
+        == "proven"
+    )
     assert plan().guarantee.status == "proven"
 
 
@@ -139,14 +159,18 @@ def test_laplace_plans_have_no_queries_and_families_are_known():
     assert plan(bounded_by="trainer", queries=(BITS,)).queries == (BITS,)
     with pytest.raises(ConfigError, match="unknown noise family 'cauchy'"):
         plan(family="cauchy")
-    with pytest.raises(ConfigError, match="unknown bounded_by 'nobody'; known: aggregator, trainer"):
+    with pytest.raises(
+        ConfigError, match="unknown bounded_by 'nobody'; known: aggregator, trainer"
+    ):
         plan(bounded_by="nobody")
 
 
 def test_a_plan_that_releases_nothing_counts_as_a_whole_release():
     nothing = plan(sigma=(math.inf,) * 3, clip=(0.0,) * 3)
     assert nothing.size == 0
-    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), facts=RunFacts(1.0, POISSON)).event
+    assert (
+        nothing.event == plan(sigma=(math.inf, math.inf, 3.0), facts=RunFacts(1.0, POISSON)).event
+    )
 
 
 def test_plans_cannot_be_changed():
@@ -157,11 +181,16 @@ def test_plans_cannot_be_changed():
         made.sigma = np.zeros(3)
 
 
-@pytest.mark.parametrize("kept", [lambda clip: clip[:3], torch.from_numpy], ids=["a view", "a tensor"])
+@pytest.mark.parametrize(
+    "kept", [lambda clip: clip[:3], torch.from_numpy], ids=["a view", "a tensor"]
+)
 def test_a_plan_does_not_change_with_the_arrays_that_it_was_made_of(kept):
-    """A mechanism that keeps its bounds and decays them in place would bound by other numbers than are charged."""
+    """A mechanism that keeps its bounds and decays them in place would bound by other numbers than
+    are charged."""
     clip, sigma, released = np.ones(3), np.ones(3), np.ones(3, dtype=bool)
-    made = ReleasePlan(LAYERS, kept(clip), kept(sigma), RunFacts(1.0, POISSON), PROVEN, released=kept(released))
+    made = ReleasePlan(
+        LAYERS, kept(clip), kept(sigma), RunFacts(1.0, POISSON), PROVEN, released=kept(released)
+    )
     before = made.to_json()
     clip *= 10
     sigma /= 10
@@ -190,13 +219,24 @@ def test_users_are_not_protected_by_bounds_of_examples():
     st.lists(st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), min_size=3, max_size=3),
 )
 def test_json_round_trip_keeps_every_bit(clip, sigma):
-    facts = RunFacts(1.5, POISSON, rounds=7, epsilon=2.0, delta=1e-6, training=LocalTraining("adam", 0.03))
+    facts = RunFacts(
+        1.5, POISSON, rounds=7, epsilon=2.0, delta=1e-6, training=LocalTraining("adam", 0.03)
+    )
     made = plan(sigma=sigma, clip=clip, facts=facts, queries=(BITS,), claim={"epsilon": 0.1})
     again = ReleasePlan.from_json(LAYERS, made.to_json())
     assert again.clip.tolist() == made.clip.tolist()
     assert again.sigma.tolist() == made.sigma.tolist()
     assert again.released.tolist() == made.released.tolist()
-    for name in ("event", "parts", "claim", "guarantee", "facts", "queries", "bounded_by", "protected"):
+    for name in (
+        "event",
+        "parts",
+        "claim",
+        "guarantee",
+        "facts",
+        "queries",
+        "bounded_by",
+        "protected",
+    ):
         assert getattr(again, name) == getattr(made, name)
 
 
@@ -206,11 +246,15 @@ def test_json_keeps_what_protects(bounded_by):
     again = ReleasePlan.from_json(LAYERS, none.to_json())
     assert (type(again), again.bounded_by) == (UnprotectedPlan, bounded_by)
     with pytest.raises(PrivacyError, match="does not fit"):
-        ReleasePlan.from_json(LAYERS, none.to_json().replace('"protected": false', '"protected": true'))
+        ReleasePlan.from_json(
+            LAYERS, none.to_json().replace('"protected": false', '"protected": true')
+        )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"protected": true}', "null", "[" * 100_000], ids=lambda text: text[:20]
+    "text",
+    ["", "[]", "{}", '{"protected": true}', "null", "[" * 100_000],
+    ids=lambda text: text[:20],
 )
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(ConfigError, match="not a release plan"):
@@ -229,15 +273,21 @@ def test_rounds_that_differ_by_rounding_share_an_event():
     for factor in np.linspace(0.1, 9.7, 50):
         clip = factor * np.array([0.3, 0.2, 0.7])
         sigma = mechanisms.layerwise_gaussian.spread(
-            mechanisms.layerwise_gaussian.shares("snr-consistent", clip, LAYERS.sizes), clip, 1.2345678912345
+            mechanisms.layerwise_gaussian.shares("snr-consistent", clip, LAYERS.sizes),
+            clip,
+            1.2345678912345,
         )
         events.add(plan(sigma=sigma, clip=clip).event)
     assert len(events) == 1
-    assert mechanism.plan(LAYERS, RunFacts(1.2345678912345, POISSON), Transcript.start(None)).event in events
+    assert (
+        mechanism.plan(LAYERS, RunFacts(1.2345678912345, POISSON), Transcript.start(None)).event
+        in events
+    )
 
 
 def test_equal_rounds_share_one_plan():
-    """A plan's text and cost are computed once; what a user's mechanism returns is made anew in every round."""
+    """A plan's text and cost are computed once; what a user's mechanism returns is made anew in
+    every round."""
 
     class Mine(LayerwiseGaussian):
         __module__ = "mypkg.mechanisms"
@@ -255,14 +305,26 @@ def test_equal_rounds_share_one_plan():
         assert (second is first) is shared, mechanism
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ReleasePlan) if f.name != "fills"])
+@pytest.mark.parametrize(
+    "field", [f.name for f in dataclasses.fields(ReleasePlan) if f.name != "fills"]
+)
 def test_plans_that_differ_in_one_field_are_not_equal(field):
     other = {
-        "layers": LayerTable.from_sizes({"a": 4, "b": 100, "d": 2500}), "clip": np.array([1.0, 2.0, 2.5]),
-        "sigma": np.array([2.0, 3.0, 5.0]), "facts": RunFacts(2.0, POISSON), "guarantee": Guarantee("proven", "other"),
-        "family": "laplace", "released": np.array([True, True, False]), "queries": (BITS,), "bounded_by": "trainer",
-        "claim": {"epsilon": 1.0}, "downlink": 0.5, "position": 1, "notes": {"score": np.ones(3)}, "freezes": True,
-    }  # fmt: skip
+        "layers": LayerTable.from_sizes({"a": 4, "b": 100, "d": 2500}),
+        "clip": np.array([1.0, 2.0, 2.5]),
+        "sigma": np.array([2.0, 3.0, 5.0]),
+        "facts": RunFacts(2.0, POISSON),
+        "guarantee": Guarantee("proven", "other"),
+        "family": "laplace",
+        "released": np.array([True, True, False]),
+        "queries": (BITS,),
+        "bounded_by": "trainer",
+        "claim": {"epsilon": 1.0},
+        "downlink": 0.5,
+        "position": 1,
+        "notes": {"score": np.ones(3)},
+        "freezes": True,
+    }
     assert plan().equals(plan())
     assert not plan().equals(dataclasses.replace(plan(), **{field: other[field]}))
     assert not plan().equals(plan(), **{field: other[field]})

@@ -1,4 +1,5 @@
-"""Auxiliary queries own their bounds: what a client contributes never exceeds them, and no plan can state others."""
+"""Auxiliary queries own their bounds: what a client contributes never exceeds them, and no plan can
+state others."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.planning import queries
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
-from fedlgm.planning.queries import AuxiliaryQuery, BelowBound, BelowShare, LayerStrength, LayerVote, layer_directions
+from fedlgm.planning.queries import (
+    AuxiliaryQuery,
+    BelowBound,
+    BelowShare,
+    LayerStrength,
+    LayerVote,
+    layer_directions,
+)
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.training.example_level import FlatClip
@@ -50,7 +58,8 @@ def plan(sizes: dict[str, int], *noisy: NoisyQuery) -> ReleasePlan:
 
 
 def test_a_plan_asks_the_query_that_clients_answer() -> None:
-    """Clients make a query from its name: 50 bounds of a query that states a hundredth of the bundled one's."""
+    """Clients make a query from its name: 50 bounds of a query that states a hundredth of the
+    bundled one's."""
 
     class Small(AuxiliaryQuery):
         name, size, bound = "below-bound", 2, 0.01
@@ -92,10 +101,13 @@ def test_quantile_bits_are_within_their_own_bound():
 
 
 def test_bits_of_shares_do_not_depend_on_how_long_a_client_is():
-    """Lengths 0.1, 0.8 and 0.6 (of 1.005) against equal shares of 0.577; bits of bounds see nothing if all are cut."""
+    """Lengths 0.1, 0.8 and 0.6 (of 1.005) against equal shares of 0.577; bits of bounds see nothing
+    if all are cut."""
     norms, clip = torch.tensor([[0.1, 0.8, 0.6]]), torch.full((3,), 0.01)
     for scale in (1e-3, 1.0, 1e6):
-        assert BelowShare((4, 4, 4)).contribution(scale * norms, clip).tolist() == [[0.5, -0.5, -0.5]]
+        assert BelowShare((4, 4, 4)).contribution(scale * norms, clip).tolist() == [
+            [0.5, -0.5, -0.5]
+        ]
     assert BelowBound((4, 4, 4)).contribution(norms, clip).tolist() == [[-0.5, -0.5, -0.5]]
 
 
@@ -142,12 +154,15 @@ def test_a_query_has_the_size_of_what_a_client_contributes():
 
 def test_unknown_queries_are_refused():
     with pytest.raises(
-        ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-vote"
+        ConfigError,
+        match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-vote",
     ):
         queries.named("surprise", (1, 5))
     text = plan({"a": 1, "b": 5}, NoisyQuery(BelowBound((1, 5)), 1.0)).to_json()
     with pytest.raises(ConfigError, match="surprise"):
-        ReleasePlan.from_json(LayerTable.from_sizes({"a": 1, "b": 5}), text.replace("below-bound", "surprise"))
+        ReleasePlan.from_json(
+            LayerTable.from_sizes({"a": 1, "b": 5}), text.replace("below-bound", "surprise")
+        )
     with pytest.raises(ConfigError, match="choose another name"):
         queries.register(type("Other", (Wrong,), {"name": "below-bound"}))
 
@@ -165,7 +180,9 @@ def test_released_means_are_read_by_the_query_that_made_them():
     sizes = {"a": 2, "b": 1}
     made = plan(sizes, NoisyQuery(BelowBound((2, 1)), 1.0), NoisyQuery(LayerStrength((2, 1)), 1.0))
     before = Transcript.start(torch.zeros(3))
-    after = before.extend(torch.zeros(3), torch.tensor([9.0, 9.0, 9.0, -0.25, 0.75, 0.5, -0.1]), made)
+    after = before.extend(
+        torch.zeros(3), torch.tensor([9.0, 9.0, 9.0, -0.25, 0.75, 0.5, -0.1]), made
+    )
     assert before.answer("below-bound") is None
     assert after.answer("below-bound").tolist() == [0.25, 1.25]
     assert after.answer("layer-strength").tolist() == [0.5, 0.0]
@@ -173,8 +190,12 @@ def test_released_means_are_read_by_the_query_that_made_them():
 
 
 def test_layer_strengths_are_directions_of_norms():
-    rows = layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [math.inf, 1.0]], dtype=torch.float64))
-    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
+    rows = layer_directions(
+        torch.tensor([[3.0, 4.0], [0.0, 0.0], [math.inf, 1.0]], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        rows, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    )
     tiny = layer_directions(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))
     torch.testing.assert_close(tiny, torch.tensor([[0.6, 0.8]], dtype=torch.float64))
     assert LayerStrength((1, 2)).decode(torch.tensor([-0.5, 0.5])).tolist() == [0.0, 0.5]

@@ -1,4 +1,5 @@
-"""The public cap on an upload whose examples a trainer bounds: honest clients are within it, whatever their data."""
+"""The public cap on an upload whose examples a trainer bounds: honest clients are within it,
+whatever their data."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ RULES = {
 
 
 def uploaded(count: int, training: LocalTraining, noise: float = 1.0, batch: float = 20.0):
-    """(norms, caps) of the upload of a client whose `count` examples all pull the same way, which is the worst."""
+    """(norms, caps) of the upload of a client whose `count` examples all pull the same way, which
+    is the worst."""
     facts = RunFacts(
         noise, Sampling("poisson", 5, 1.0), trust="local", rounds=3, training=training,
         steps=replace(STEPS, batch=batch),
@@ -37,7 +39,9 @@ def uploaded(count: int, training: LocalTraining, noise: float = 1.0, batch: flo
     x, y = torch.ones(count, 6), torch.zeros(count, dtype=torch.int64)
     trainer = ExampleTrainer(module, layers, mechanism)
     clients = [Examples(0, x, y, digest_of(x, y))]
-    ((change, _),) = local_steps(trainer, training, layers.flatten(module), clients, plan, KeyRing.from_seed(None), 1)
+    ((change, _),) = local_steps(
+        trainer, training, layers.flatten(module), clients, plan, KeyRing.from_seed(None), 1
+    )
     norms = [float(piece.norm()) for piece in change.split([part.size for part in plan.parts])]
     return np.array(norms), upload_caps(plan), plan
 
@@ -78,7 +82,12 @@ def test_what_is_within_stays_as_it_is_bit_by_bit():
 
 def test_the_answers_to_queries_have_caps_of_their_own():
     facts = RunFacts(
-        1.0, Sampling("poisson", 5, 1.0), trust="local", rounds=3, training=LocalTraining(lr=0.5), steps=STEPS
+        1.0,
+        Sampling("poisson", 5, 1.0),
+        trust="local",
+        rounds=3,
+        training=LocalTraining(lr=0.5),
+        steps=STEPS,
     )
     layers = LayerTable.from_sizes({"a": 5, "b": 3})
     mechanism = mechanisms.get("dp-sgd")

@@ -1,4 +1,5 @@
-"""Numbers of releases, rows and trials are whole: a negative one would take from a sum, a broken one is cut short."""
+"""Numbers of releases, rows and trials are whole: a negative one would take from a sum, a broken
+one is cut short."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def test_distance_of_a_sum_from_one_discrete_gaussian(deviation, tau):
 
 
 @pytest.mark.parametrize(
-    ("deviation", "parties", "exact"), [(0.5, 4, 0.22416), (0.7, 10, 4.5636e-3), (1.0, 100, 1.0624e-6)]
+    ("deviation", "parties", "exact"),
+    [(0.5, 4, 0.22416), (0.7, 10, 4.5636e-3), (1.0, 100, 1.0624e-6)],
 )
 def test_the_exact_log_ratio_lies_below_the_distance(deviation, parties, exact):
     reach = int(np.ceil(12 * deviation * np.sqrt(parties)))
@@ -69,7 +70,8 @@ def test_epsilon_against_the_server(noise, deviation, rounds, epsilon):
 
 @pytest.mark.parametrize("variance", [4, 64, 2048])
 def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(variance):
-    """The corollary is proven for whole orders; exact divergences of one coordinate are summed here."""
+    """The corollary is proven for whole orders; exact divergences of one coordinate are summed
+    here."""
     orders = np.array([1.1, 1.5, 2.0, 2.5, 3.3, 5.5, 8.7])
     for moved in {1, 2, 5, math.isqrt(variance), 2 * math.isqrt(variance)}:
         x = np.arange(-45 * math.isqrt(variance) - 400, 45 * math.isqrt(variance) + 400)
@@ -78,10 +80,18 @@ def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(varian
         seen = np.isfinite(one) & np.isfinite(other)
         terms = orders[:, None] * one[seen] + (1 - orders)[:, None] * other[seen]
         exact = special.logsumexp(terms, axis=1) / (orders - 1)
-        law = {"deviation": math.sqrt(variance), "parties": 1, "l2": moved, "l1": moved, "dimension": 1}
+        law = {
+            "deviation": math.sqrt(variance),
+            "parties": 1,
+            "l2": moved,
+            "l1": moved,
+            "dimension": 1,
+        }
         bound = integer_noise.get("skellam").divergences(orders, **law)
         assert (exact <= bound).all()
-        assert exact[2] > bound[2] * (1 - 4 / math.sqrt(variance)), "the bound is near enough to be tested"
+        assert exact[2] > bound[2] * (1 - 4 / math.sqrt(variance)), (
+            "the bound is near enough to be tested"
+        )
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), [(1, 4.7285), (100, 96.1163)])
@@ -95,9 +105,14 @@ def test_on_a_fine_grid_both_laws_cost_the_same(rounds, epsilon):
 
 
 def test_more_noise_and_more_honest_parties_cost_less():
-    costs = [distributed_epsilon("discrete-gaussian", deviation=d, rounds=10, **SETTING) for d in (3, 4, 6)]
+    costs = [
+        distributed_epsilon("discrete-gaussian", deviation=d, rounds=10, **SETTING)
+        for d in (3, 4, 6)
+    ]
     assert costs == sorted(costs, reverse=True)
-    fewer = distributed_epsilon("discrete-gaussian", deviation=6, rounds=10, **SETTING | {"parties": 50})
+    fewer = distributed_epsilon(
+        "discrete-gaussian", deviation=6, rounds=10, **SETTING | {"parties": 50}
+    )
     assert fewer > costs[-1]
 
 

@@ -69,7 +69,14 @@ def test_mu_grows_with_both_budgets(first, second, delta):
 
 
 def test_extreme_budgets_stay_finite():
-    for epsilon, delta in [(700, 1e-12), (300, 1e-300), (1e-6, 1e-5), (50, 1e-320), (1, 0.999), (1e-9, 0.7)]:
+    for epsilon, delta in [
+        (700, 1e-12),
+        (300, 1e-300),
+        (1e-6, 1e-5),
+        (50, 1e-320),
+        (1, 0.999),
+        (1e-9, 0.7),
+    ]:
         mu = gaussian_mu(epsilon, delta)
         assert math.isfinite(mu)
         assert mu > 0

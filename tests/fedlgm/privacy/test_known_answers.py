@@ -1,4 +1,5 @@
-"""Figures recomputed by hand, by Opacus or by other accountants, that the library must reproduce."""
+"""Figures recomputed by hand, by Opacus or by other accountants, that the library must
+reproduce."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class TestFederatedExperiment:
 
     @pytest.mark.slow
     def test_noise_multipliers(self):
-        assert calibrate(3, 1e-5, **self.BUDGET, accountant="rdp") == pytest.approx(1.7961, abs=2e-4)
+        assert calibrate(3, 1e-5, **self.BUDGET, accountant="rdp") == pytest.approx(
+            1.7961, abs=2e-4
+        )
         assert 1.665 < calibrate(3, 1e-5, **self.BUDGET) < 1.684
         assert calibrate(3, 1e-5, **self.BUDGET) == pytest.approx(1.6747, rel=1e-3)
 
@@ -88,7 +91,9 @@ def test_accountants(sigma, rate, steps, rdp, prv, pld):
     # Opacus as an independent witness; its PRV accountant adds its error bound of 0.01.
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
     curve = opacus_rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
-    assert opacus_rdp.get_privacy_spent(orders=orders, rdp=curve, delta=1e-5)[0] == pytest.approx(rdp, rel=1e-4)
+    assert opacus_rdp.get_privacy_spent(orders=orders, rdp=curve, delta=1e-5)[0] == pytest.approx(
+        rdp, rel=1e-4
+    )
     witness = OpacusPrv()
     witness.history = [(sigma, rate, steps)]
     assert witness.get_epsilon(1e-5) == pytest.approx(prv, rel=1e-4)
@@ -112,7 +117,12 @@ def test_one_sampled_step(delta, expected):
         (3, 1e-3, {"steps": 400, "sampling_rate": 0.1}, 2.2227),
         (8, 1e-5, {"steps": 400, "sampling_rate": 0.1}, 1.4226),
         (5, 1e-5, {"steps": 1000, "sampling_rate": 0.01, "accountant": "rdp"}, 0.7196),
-        (8, 1e-5, {"steps": 40}, 3.7962),  # local trust: participations instead of rounds, no amplification
+        (
+            8,
+            1e-5,
+            {"steps": 40},
+            3.7962,
+        ),  # local trust: participations instead of rounds, no amplification
         (20, 1e-5, {"steps": 40}, 1.8344),
     ],
 )
@@ -128,20 +138,33 @@ def test_calibrated_multipliers(target, delta, setting, sigma):
         pytest.param(1e-2, {"steps": 100, "sampling_rate": 0.5}, None, marks=pytest.mark.slow),
     ],
 )
-def test_little_epsilon_at_little_delta_where_renyi_accounting_finds_nothing(target, setting, sigma):
+def test_little_epsilon_at_little_delta_where_renyi_accounting_finds_nothing(
+    target, setting, sigma
+):
     found = calibrate(target, 1e-8, **setting)
     assert target * (1 - 1e-3) < epsilon(found, 1e-8, **setting) <= target
     if sigma is not None:
         assert found == pytest.approx(sigma, rel=1e-4)
-        with pytest.raises(PrivacyError, match="the rdp accountant finds no noise multiplier below 1e"):
+        with pytest.raises(
+            PrivacyError, match="the rdp accountant finds no noise multiplier below 1e"
+        ):
             calibrate(target, 1e-8, accountant="rdp", **setting)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("relation", ["add-remove", pytest.param("replace-one", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("target", "steps", "rate"), [(0.5, 10, 1.0), (3.0, 30, 0.1), (4.0, 5, 0.5)])
+@pytest.mark.parametrize(
+    "relation", ["add-remove", pytest.param("replace-one", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    ("target", "steps", "rate"), [(0.5, 10, 1.0), (3.0, 30, 0.1), (4.0, 5, 0.5)]
+)
 def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relation, accountant):
-    setting = {"steps": steps, "sampling_rate": rate, "relation": relation, "accountant": accountant}
+    setting = {
+        "steps": steps,
+        "sampling_rate": rate,
+        "relation": relation,
+        "accountant": accountant,
+    }
     sigma = calibrate(target, 1e-5, **setting)
     assert epsilon(sigma, 1e-5, **setting) <= target
     assert epsilon(sigma, 1e-5, **setting) == pytest.approx(target, rel=1e-3)
@@ -177,10 +200,12 @@ def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_w
 
 
 @pytest.mark.parametrize(
-    "delta", [*(pytest.param(10.0**-k, marks=pytest.mark.slow) for k in (13, 14, 15, 16, 30)), 1e-300]
+    "delta",
+    [*(pytest.param(10.0**-k, marks=pytest.mark.slow) for k in (13, 14, 15, 16, 30)), 1e-300],
 )
 def test_at_little_delta_sampled_releases_need_little_more_noise_than_at_ten_times_that(delta):
-    """The grid leaves out a mass of 1e-15: a calibration that waits until it counts nothing adds far too much noise."""
+    """The grid leaves out a mass of 1e-15: a calibration that waits until it counts nothing adds
+    far too much noise."""
     setting = {"steps": 2, "sampling_rate": 0.1}
     assert calibrate(8, delta, **setting) < 1.2 * calibrate(8, 10 * delta, **setting)
     assert 7.9 < epsilon(calibrate(8, delta, **setting), delta, **setting) <= 8
@@ -189,10 +214,17 @@ def test_at_little_delta_sampled_releases_need_little_more_noise_than_at_ten_tim
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("multiplier", "steps", "delta"),
-    [(100, 10_000, 1e-10), (100, 10_000, 1e-13), (100, 100_000, 1e-8), (100, 100_000, 1e-12), (50, 2_500, 1e-12)],
+    [
+        (100, 10_000, 1e-10),
+        (100, 10_000, 1e-13),
+        (100, 100_000, 1e-8),
+        (100, 100_000, 1e-12),
+        (50, 2_500, 1e-12),
+    ],
 )
 def test_rounding_over_many_releases_stays_on_the_safe_side(multiplier, steps, delta):
-    """Fourier transforms lose about 4e-17 of delta per release. Sampled releases at rate 1 have a closed form."""
+    """Fourier transforms lose about 4e-17 of delta per release. Sampled releases at rate 1 have a
+    closed form."""
     almost_all = dp_event.PoissonSampledDpEvent(1.0, dp_event.GaussianDpEvent(multiplier))
     exact = gaussian_epsilon(math.sqrt(steps) / multiplier, delta)
     assert exact <= composed_epsilon([(almost_all, steps)], delta) < 1.1 * exact
@@ -201,9 +233,14 @@ def test_rounding_over_many_releases_stays_on_the_safe_side(multiplier, steps, d
 @pytest.mark.parametrize("multiplier", [1e-3, 1e-4, 1e-5, 1e-100, 1e-200])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_hardly_any_noise_is_hardly_any_privacy(multiplier, accountant):
-    """No grid holds such losses; it is an epsilon that nobody would call private all the same, or infinity."""
+    """No grid holds such losses; it is an epsilon that nobody would call private all the same, or
+    infinity."""
     assert epsilon(multiplier, 1e-5, steps=3, sampling_rate=0.5, accountant=accountant) > 1e5
-    mixed = [(gaussian_event(multiplier, 0.5), 1), (gaussian_event(1.0), 1), (laplace_event(1.0), 1)]
+    mixed = [
+        (gaussian_event(multiplier, 0.5), 1),
+        (gaussian_event(1.0), 1),
+        (laplace_event(1.0), 1),
+    ]
     assert composed_epsilon(mixed, 1e-5, accountant) > 1e5
 
 
@@ -237,7 +274,9 @@ def test_equal_bounds_make_three_rules_one():
     clip = [0.5, 0.5, 0.5]
     expected = allocate("snr-consistent", clip, DIMS, 1.3)
     assert allocate("min-total-noise", clip, DIMS, 1.3) == pytest.approx(expected)
-    assert allocate("uniform", clip, DIMS, 1.3) == pytest.approx(allocate("sensitivity-proportional", clip, DIMS, 1.3))
+    assert allocate("uniform", clip, DIMS, 1.3) == pytest.approx(
+        allocate("sensitivity-proportional", clip, DIMS, 1.3)
+    )
     layers = LayerTable.from_sizes({"a": 4, "b": 100, "c": 2500})
     group = get("gaussian-inid", bound=math.sqrt(0.75))
     plan = group.plan(layers, RunFacts(1.3, Sampling("poisson", 10, 0.5)), Transcript.start(None))

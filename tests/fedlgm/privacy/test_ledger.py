@@ -104,7 +104,8 @@ def test_the_same_release_is_one_row_a_fresh_key_another(path):
 
 
 def test_one_key_cannot_stand_for_two_costs(path):
-    """The same noise under another plan is another release: it must not vanish behind the first row."""
+    """The same noise under another plan is another release: it must not vanish behind the first
+    row."""
     with Ledger(path, "run") as ledger:
         ledger.charge(GAUSS, round=1, key="same")
         with pytest.raises(LedgerError, match="another"):
@@ -113,7 +114,9 @@ def test_one_key_cannot_stand_for_two_costs(path):
 
 def test_a_charge_is_on_disk_before_anything_is_released(path):
     with Ledger(path, "run") as ledger:
-        assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit waits for the disk
+        assert ledger._db.execute("PRAGMA synchronous").fetchone() == (
+            2,
+        )  # FULL: every commit waits for the disk
 
 
 def test_many_clients_are_charged_together_or_not_at_all(path, tmp_path):
@@ -126,7 +129,9 @@ def test_many_clients_are_charged_together_or_not_at_all(path, tmp_path):
         before = ledger.head()
         assert before.rows == 3
         with pytest.raises(LedgerError, match="another"):
-            ledger.charge_each(gaussian_event(3.0), round=1, keys={5: "d", 2: "b"}, protects="client, add-remove")
+            ledger.charge_each(
+                gaussian_event(3.0), round=1, keys={5: "d", 2: "b"}, protects="client, add-remove"
+            )
         assert ledger.head() == before
         with pytest.raises(LedgerError, match="protect"):
             ledger.charge_each(GAUSS, round=2, keys={1: "e"}, protects="example, add-remove")
@@ -145,7 +150,9 @@ def test_local_trust_reports_the_worst_client(path):
         # What the server releases about everybody comes on top of each client's own.
         ledger.charge(GAUSS, round=1, key="server")
         together = [(dp_event.GaussianDpEvent(0.8), 1), (GAUSS, 1)]
-        assert ledger.epsilon(1e-5) == pytest.approx(max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5)))
+        assert ledger.epsilon(1e-5) == pytest.approx(
+            max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5))
+        )
 
 
 def test_rows_of_several_steps_count_every_step_for_each_client(path):
@@ -153,9 +160,13 @@ def test_rows_of_several_steps_count_every_step_for_each_client(path):
     with Ledger(path, "run") as ledger:
         for round_, clients in ((1, (0, 1)), (2, (0,))):
             for client in clients:
-                ledger.charge(repeated(step, 5), round=round_, client=client, key=f"k{round_}{client}")
+                ledger.charge(
+                    repeated(step, 5), round=round_, client=client, key=f"k{round_}{client}"
+                )
         spent = ledger.client_epsilons(1e-5, "rdp")
-        assert spent == {c: composed_epsilon([(step, 5 * n)], 1e-5, "rdp") for c, n in ((0, 2), (1, 1))}
+        assert spent == {
+            c: composed_epsilon([(step, 5 * n)], 1e-5, "rdp") for c, n in ((0, 2), (1, 1))
+        }
         assert ledger.epsilon(1e-5, "rdp") == spent[0]
         assert [charge.event for charge in ledger.charges()] == [repeated(step, 5)] * 3
         ledger.charge(repeated(gaussian_event(0.0), 5), round=3, client=1, key="open")
@@ -166,10 +177,14 @@ def test_rows_of_several_steps_count_every_step_for_each_client(path):
 def test_rows_of_an_abandoned_attempt_count_in_every_round(path):
     with Ledger(path, "run") as ledger:
         for round_ in (1, 2, 3):
-            ledger.charge(gaussian_event(5.0), round=round_, key=f"first {round_}", claim={"epsilon": 0.1})
+            ledger.charge(
+                gaussian_event(5.0), round=round_, key=f"first {round_}", claim={"epsilon": 0.1}
+            )
         position = ledger.position()
         for round_ in (1, 2):
-            ledger.charge(gaussian_event(5.0), round=round_, key=f"second {round_}", claim={"epsilon": 0.1})
+            ledger.charge(
+                gaussian_event(5.0), round=round_, key=f"second {round_}", claim={"epsilon": 0.1}
+            )
         four = gaussian_epsilon(math.sqrt(4) / 5.0, 1e-5)
         assert ledger.epsilon(1e-5, through=1, abandoned=position) == pytest.approx(four, rel=1e-6)
         assert ledger.epsilon(1e-5, through=1) < four
@@ -179,7 +194,9 @@ def test_rows_of_an_abandoned_attempt_count_in_every_round(path):
 def test_claims(path):
     with Ledger(path, "run") as ledger:
         for round_ in range(1, 5):
-            ledger.charge(dp_event.NonPrivateDpEvent(), round=round_, key=str(round_), claim={"epsilon": 0.25})
+            ledger.charge(
+                dp_event.NonPrivateDpEvent(), round=round_, key=str(round_), claim={"epsilon": 0.25}
+            )
         assert ledger.epsilon(1e-5) == math.inf
         assert ledger.claimed_epsilon(1e-5) == pytest.approx(1.0)
         assert ledger.claimed_epsilon(1e-5, through=2) == pytest.approx(0.5)
@@ -204,7 +221,9 @@ def test_sampled_and_laplace_events_survive_storage(path):
         for number, event in enumerate(events):
             ledger.charge(event, round=number + 1, key="k")
         assert [charge.event for charge in ledger.charges()] == events
-        assert ledger.epsilon(1e-5) == pytest.approx(composed_epsilon([(e, 1) for e in events], 1e-5))
+        assert ledger.epsilon(1e-5) == pytest.approx(
+            composed_epsilon([(e, 1) for e in events], 1e-5)
+        )
 
 
 def test_another_runs_ledger_is_refused(path):
@@ -213,7 +232,9 @@ def test_another_runs_ledger_is_refused(path):
         Ledger(path, "two")
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database at all", b"SQLite format 3\x00" + bytes(200)])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a database at all", b"SQLite format 3\x00" + bytes(200)]
+)
 def test_damage_is_reported(path, content):
     path.write_bytes(content)
     with pytest.raises(LedgerError, match=str(path)):
@@ -284,7 +305,9 @@ def test_a_killed_process_leaves_every_row_that_it_charged(path):
             print(round_, flush=True)
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     last = 0
     while last < 50:
@@ -310,12 +333,17 @@ def test_one_run_at_a_time_holds_a_ledger(path):
     """Until the other process ends, however it ends; others still read."""
     with Ledger(path, "run") as ledger:
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLDS, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "held\n"
-        words = f"^another run is charging the ledger {path}: wait until it ends, or name a new file$"
+        words = (
+            f"^another run is charging the ledger {path}: wait until it ends, or name a new file$"
+        )
         with pytest.raises(LedgerError, match=words), ledger.held():
             pass
         with Ledger(path) as reader:
@@ -331,7 +359,12 @@ def test_one_run_at_a_time_holds_a_ledger(path):
 def test_a_ledger_that_cannot_be_held_is_refused(path):
     with Ledger(path, "run") as ledger:
         path.with_name("ledger.sqlite.lock").mkdir()
-        with pytest.raises(LedgerError, match=r"^the ledger .* cannot be held: .*ledger.sqlite.lock"), ledger.held():
+        with (
+            pytest.raises(
+                LedgerError, match=r"^the ledger .* cannot be held: .*ledger.sqlite.lock"
+            ),
+            ledger.held(),
+        ):
             pass
 
 
@@ -341,7 +374,8 @@ class Crash(Exception):
 
 @pytest.mark.parametrize("trust", ["central", "local"])
 def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, trust):
-    """The process dies when noise is about to be drawn: the charge is on disk, the release is not."""
+    """The process dies when noise is about to be drawn: the charge is on disk, the release is
+    not."""
     local = trust == "local"
     federation = federate(
         lambda client: torch.ones(4),
@@ -366,7 +400,10 @@ def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, 
 
 def test_failed_charges_release_nothing(federate, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fedlgm.noise.run_noise.add_noise_", lambda *arguments: drawn.append(arguments) or arguments[0])
+    monkeypatch.setattr(
+        "fedlgm.noise.run_noise.add_noise_",
+        lambda *arguments: drawn.append(arguments) or arguments[0],
+    )
     federation = federate(lambda client: torch.ones(4), {"a": 4})
     federation.run(1)
     assert len(drawn) == 1  # what is watched is where noise is drawn

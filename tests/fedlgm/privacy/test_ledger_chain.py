@@ -92,7 +92,9 @@ def test_rows_cut_off_the_end_are_noticed_by_whoever_kept_a_head(charged, rows):
     path, head = charged
     sql(path, f"DELETE FROM charges WHERE number > {5 - rows}")
     check(path)  # what is left is a whole ledger: only a head that was kept tells
-    with pytest.raises(LedgerError, match=f"shows {5 - rows} releases, but there were 5 .*rows were deleted"):
+    with pytest.raises(
+        LedgerError, match=f"shows {5 - rows} releases, but there were 5 .*rows were deleted"
+    ):
         check(path, head)
 
 
@@ -119,7 +121,9 @@ def rebuilt(path: Path, kept: list[int]) -> Head:
     for number, row in enumerate((rows[i] for i in kept), start=1):
         head = digest(head, *map(str, row))
         marks = ",".join("?" * 7)
-        db.execute(f"INSERT INTO charges ({', '.join(COLUMNS)}) VALUES ({marks})", (number, *row, head))
+        db.execute(
+            f"INSERT INTO charges ({', '.join(COLUMNS)}) VALUES ({marks})", (number, *row, head)
+        )
     db.commit()
     db.close()
     return Head(len(kept), head)
@@ -137,7 +141,9 @@ def test_a_ledger_rebuilt_with_new_hashes_does_not_fit_a_kept_head(charged, kept
 def test_a_round_that_is_missing_under_central_trust_is_noticed(charged):
     path, _ = charged
     rebuilt(path, [0, 1, 3, 4])
-    with pytest.raises(LedgerError, match="no charge for round 3, though later rounds were released"):
+    with pytest.raises(
+        LedgerError, match="no charge for round 3, though later rounds were released"
+    ):
         check(path)
 
 
@@ -185,17 +191,22 @@ def charge_many(ledger: Ledger) -> None:
 
 
 class TestWhatIsWrongWithTheDisk:
-    """A full disk can be helped by deleting files, a read-only one cannot: the message says which it is."""
+    """A full disk can be helped by deleting files, a read-only one cannot: the message says which
+    it is."""
 
     def test_full(self, charged):
         path, head = charged
         ledger = Ledger(path, "a run")
         (pages,) = ledger._db.execute("PRAGMA page_count").fetchone()
         ledger._db.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(LedgerError, match="the disk is full and the ledger is whole: free some space"):
+        with pytest.raises(
+            LedgerError, match="the disk is full and the ledger is whole: free some space"
+        ):
             charge_many(ledger)
         ledger.close()
-        assert check(path, head).rows > 5  # what was charged before stands, and nothing is half-written
+        assert (
+            check(path, head).rows > 5
+        )  # what was charged before stands, and nothing is half-written
 
     @pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EDQUOT])
     def test_full_before_the_ledger_exists(self, tmp_path, monkeypatch, kind):
@@ -206,15 +217,23 @@ class TestWhatIsWrongWithTheDisk:
 
         with monkeypatch.context() as patched:
             patched.setattr(ledger_file, "create_durably", full)
-            with pytest.raises(LedgerError, match=r"cannot be created, because the disk is full: free .* start again"):
+            with pytest.raises(
+                LedgerError,
+                match=r"cannot be created, because the disk is full: free .* start again",
+            ):
                 Ledger(tmp_path / "ledger.sqlite", "a run")
         assert list(tmp_path.iterdir()) == []
         Ledger(tmp_path / "ledger.sqlite", "a run").close()
 
-    @pytest.mark.parametrize(("free", "words"), [(0, "the disk is full"), (10**9, "the disk reports an error")])
+    @pytest.mark.parametrize(
+        ("free", "words"), [(0, "the disk is full"), (10**9, "the disk reports an error")]
+    )
     def test_no_room_for_auxiliary_files(self, tmp_path, monkeypatch, free, words):
-        """SQLite reports a full disk as an error of the disk where its shared memory does not fit."""
-        monkeypatch.setattr(ledger_file.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 0, free))
+        """SQLite reports a full disk as an error of the disk where its shared memory does not
+        fit."""
+        monkeypatch.setattr(
+            ledger_file.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 0, free)
+        )
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
         assert ledger_file.remedy(error, tmp_path / "ledger.sqlite").startswith(words)
@@ -229,7 +248,9 @@ class TestWhatIsWrongWithTheDisk:
         assert check(path) == head
 
     def test_no_folder(self, tmp_path):
-        with pytest.raises(LedgerError, match="cannot be opened here: check that its folder exists"):
+        with pytest.raises(
+            LedgerError, match="cannot be opened here: check that its folder exists"
+        ):
             Ledger(tmp_path / "nowhere" / "ledger.sqlite", "a run")
 
 
@@ -278,7 +299,8 @@ class TestRunFolders:
         ],
     )
     def test_reports_refuse_a_changed_ledger(self, run, statement):
-        """Such changes lowered the reported epsilon from 8.000 to 7.413, 5.766, 0.005 and 0 without a word."""
+        """Such changes lowered the reported epsilon from 8.000 to 7.413, 5.766, 0.005 and 0 without
+        a word."""
         sql(run / "ledger.sqlite", statement)
         with pytest.raises(LedgerError):
             ledger_report(run)
@@ -294,7 +316,12 @@ class TestRunFolders:
 
     @pytest.mark.parametrize(
         ("section", "key", "value"),
-        [("privacy", "delta", 1e-2), ("privacy", "epsilon", 80.0), ("federation", "rate", 0.1), ("run", "seed", 1)],
+        [
+            ("privacy", "delta", 1e-2),
+            ("privacy", "epsilon", 80.0),
+            ("federation", "rate", 0.1),
+            ("run", "seed", 1),
+        ],
     )
     def test_reports_refuse_an_edited_recipe(self, run, section, key, value):
         file = run / "recipe.toml"
@@ -361,7 +388,8 @@ class TestWhatRowsProtect:
             ledger.charge(EVENT, round=1, key="1", protects="client, add-remove")
             for other in ("client, replace-one", "example, add-remove"):
                 with pytest.raises(
-                    LedgerError, match=rf"protects \(client, add-remove\), but this one protects \({other}\)"
+                    LedgerError,
+                    match=rf"protects \(client, add-remove\), but this one protects \({other}\)",
                 ):
                     ledger.charge(EVENT, round=2, key="2", protects=other)
             ledger.charge(EVENT, round=2, key="2", protects="client, add-remove")

@@ -26,14 +26,18 @@ def ledger(tmp_path):
 
 @pytest.mark.parametrize("round", [-3, 1.5, True, math.nan, "1", None])
 def test_a_round_is_a_whole_number(ledger, round):
-    with pytest.raises(ConfigError, match="the round of a charge must be a whole number of at least 0"):
+    with pytest.raises(
+        ConfigError, match="the round of a charge must be a whole number of at least 0"
+    ):
         ledger.charge(GAUSS, round=round, key="k")
     assert ledger.position() == 0
 
 
 @pytest.mark.parametrize("client", [-5, 1.5, False, "a", None])
 def test_a_client_is_a_whole_number(ledger, client):
-    with pytest.raises(ConfigError, match="the client of a charge must be a whole number of at least -1"):
+    with pytest.raises(
+        ConfigError, match="the client of a charge must be a whole number of at least -1"
+    ):
         ledger.charge(GAUSS, round=1, key="k", client=client)
     assert ledger.position() == 0
 
@@ -71,10 +75,23 @@ def test_an_event_has_possible_numbers(ledger, event):
         ledger.charge(event, round=1, key="k")
     assert ledger.position() == 0
     with pytest.raises(ConfigError):
-        ledger.charge(GAUSS, round=1, key="k", claim={"event": {"type": "GaussianDpEvent", "noise_multiplier": -1.0}})
+        ledger.charge(
+            GAUSS,
+            round=1,
+            key="k",
+            claim={"event": {"type": "GaussianDpEvent", "noise_multiplier": -1.0}},
+        )
 
 
-CLAIMS = [{"epsilon": -5.0}, {"epsilon": math.nan}, {"epsilon": "1"}, {"epsilon": True}, {"x": 1}, [1], {"event": 3}]
+CLAIMS = [
+    {"epsilon": -5.0},
+    {"epsilon": math.nan},
+    {"epsilon": "1"},
+    {"epsilon": True},
+    {"x": 1},
+    [1],
+    {"event": 3},
+]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
@@ -100,7 +117,9 @@ def test_a_protection_is_a_unit_and_a_relation(ledger, protects):
 @pytest.mark.parametrize(("first", "second"), [(CLIENT, ""), ("", CLIENT)])
 def test_rows_that_state_no_protection_are_not_added_to_rows_that_do(ledger, first, second):
     ledger.charge(GAUSS, round=1, key="1", protects=first)
-    with pytest.raises(LedgerError, match=r"states no protection.*state unit and relation for both"):
+    with pytest.raises(
+        LedgerError, match=r"states no protection.*state unit and relation for both"
+    ):
         ledger.charge(GAUSS, round=2, key="2", protects=second)
     ledger.charge(GAUSS, round=2, key="2", protects=first)
     assert (ledger.position(), ledger.protects()) == (2, first)
@@ -114,7 +133,10 @@ def test_a_pure_release_of_almost_no_cost_can_be_charged(ledger):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"status": "certain"}, "a guarantee: unknown status 'certain'; known: proven, conditional, none"),
+        (
+            {"status": "certain"},
+            "a guarantee: unknown status 'certain'; known: proven, conditional, none",
+        ),
         ({"unit": "dog"}, "unknown unit 'dog'"),
         ({"relation": "swap"}, "unknown relation"),
         ({"trust": "anybody"}, "unknown trust"),

@@ -16,7 +16,10 @@ INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint3
 FLOATS = (np.float16, np.float32, np.float64)
 
 CALLS = {
-    "epsilon": (privacy.epsilon, {"noise_multiplier": 100, "delta": 2**-12, "steps": 100, "sampling_rate": 0.5}),
+    "epsilon": (
+        privacy.epsilon,
+        {"noise_multiplier": 100, "delta": 2**-12, "steps": 100, "sampling_rate": 0.5},
+    ),
     "unsampled": (privacy.epsilon, {"noise_multiplier": 100, "delta": 2**-12, "steps": 100}),
     "calibrate": (privacy.calibrate, {"epsilon": 2, "delta": 2**-12, "steps": 100}),
     "gaussian_mu": (privacy.gaussian_mu, {"epsilon": 100, "delta": 2**-12}),
@@ -24,13 +27,26 @@ CALLS = {
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": 100, "delta": 2**-12}),
     "selection_epsilon": (
         privacy.selection_epsilon,
-        {"noise_multiplier": 100, "sampling_rate": 0.5, "steps": 100, "delta": 2**-12, "expected_runs": 100},
+        {
+            "noise_multiplier": 100,
+            "sampling_rate": 0.5,
+            "steps": 100,
+            "delta": 2**-12,
+            "expected_runs": 100,
+        },
     ),
     "discrete_gaussian_tau": (privacy.discrete_gaussian_tau, {"deviation": 1, "parties": 100}),
     **{
         noise: (
             lambda noise=noise, **options: privacy.distributed_epsilon(noise, **options),
-            {"deviation": 100, "parties": 100, "sensitivity": 100, "dimension": 100, "rounds": 100, "delta": 2**-12},
+            {
+                "deviation": 100,
+                "parties": 100,
+                "sensitivity": 100,
+                "dimension": 100,
+                "rounds": 100,
+                "delta": 2**-12,
+            },
         )
         for noise in ("discrete-gaussian", "skellam")
     },
@@ -50,7 +66,11 @@ def test_figures_do_not_depend_on_the_type_of_a_number(name, kind):
 @pytest.mark.filterwarnings("error")
 def test_a_multiplier_in_half_precision_is_not_free():
     """300 squared is infinite in half precision, and a million such releases cost epsilon 19."""
-    assert privacy.epsilon(np.float16(300), 1e-5, steps=10**6) == privacy.epsilon(300.0, 1e-5, steps=10**6) > 19
+    assert (
+        privacy.epsilon(np.float16(300), 1e-5, steps=10**6)
+        == privacy.epsilon(300.0, 1e-5, steps=10**6)
+        > 19
+    )
 
 
 @pytest.mark.parametrize("kind", INTEGERS[1:])
@@ -60,7 +80,9 @@ def test_no_event_lowers_the_cost_of_another(kind):
     multiplier = kind(200)
     first, more = gaussian_event(1.0), (dp_event.GaussianDpEvent(multiplier), 10**4)
     plain = (dp_event.GaussianDpEvent(200), 10**4)
-    assert privacy.composed_epsilon([(first, 1), more], 1e-5) == privacy.composed_epsilon([(first, 1), plain], 1e-5)
+    assert privacy.composed_epsilon([(first, 1), more], 1e-5) == privacy.composed_epsilon(
+        [(first, 1), plain], 1e-5
+    )
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])

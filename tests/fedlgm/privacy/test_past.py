@@ -19,16 +19,23 @@ KINDS = [gaussian_event(1.5 + i / 10, 0.05) for i in range(FEW + 4)]
     counts=st.lists(st.integers(1, 20), min_size=len(KINDS), max_size=len(KINDS)),
     later=st.lists(st.sampled_from(range(len(KINDS))), max_size=4),
     plain=st.lists(st.floats(5.0, 50.0), max_size=3),
-    further=st.sampled_from([None, gaussian_event(2.0, 0.3), gaussian_event(9.0), gaussian_event(0.2, 0.05)]),
+    further=st.sampled_from(
+        [None, gaussian_event(2.0, 0.3), gaussian_event(9.0), gaussian_event(0.2, 0.05)]
+    ),
 )
 def test_figures_are_those_of_composing_everything(counts, later, plain, further):
     past, grown = Past(), list(counts)
     for kind in (None, *later):
         if kind is not None:
             grown[kind] += 1
-        charged = [*zip(KINDS, grown, strict=True), *((gaussian_event(noise), 2) for noise in plain)]
+        charged = [
+            *zip(KINDS, grown, strict=True),
+            *((gaussian_event(noise), 2) for noise in plain),
+        ]
         whole = charged if further is None else [*charged, (further, 1)]
-        assert math.isclose(past.epsilon(charged, 1e-5, further), composed_epsilon(whole, 1e-5), rel_tol=1e-8)
+        assert math.isclose(
+            past.epsilon(charged, 1e-5, further), composed_epsilon(whole, 1e-5), rel_tol=1e-8
+        )
     assert math.isclose(past.epsilon(zip(KINDS, counts, strict=True), 1e-5), composed_epsilon(
         zip(KINDS, counts, strict=True), 1e-5
     ), rel_tol=1e-8)  # a past that has shrunk is another one, and is composed anew  # fmt: skip

@@ -8,7 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from dp_accounting.pld.common import compute_self_convolve_bounds
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_laplace_mechanism
+from dp_accounting.pld.privacy_loss_distribution import (
+    from_gaussian_mechanism,
+    from_laplace_mechanism,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +24,21 @@ from fedlgm.privacy.repetition import repeatable
 @pytest.mark.parametrize(
     ("multiplier", "rate", "interval"),
     [
-        (0.9, 0.1, 1e-3), (5.0, 0.5, 1e-4), (0.3, 0.01, 1e-3), (1.5, 0.999, 1e-3), (0.06, 0.2, 1e-1), (1.0, 1e-7, 1e-4),
-        (30.0, 1e-4, 1e-4), (0.7, 1 - math.exp(-1), 1e-3),  # the last: a point of the grid at the limit of the losses
+        (0.9, 0.1, 1e-3),
+        (5.0, 0.5, 1e-4),
+        (0.3, 0.01, 1e-3),
+        (1.5, 0.999, 1e-3),
+        (0.06, 0.2, 1e-1),
+        (1.0, 1e-7, 1e-4),
+        # the last: a point of the grid at the limit of the losses
+        (30.0, 1e-4, 1e-4),
+        (0.7, 1 - math.exp(-1), 1e-3),
     ],
-)  # fmt: skip
+)
 def test_a_grid_is_that_of_dp_accounting(multiplier: float, rate: float, interval: float) -> None:
-    theirs = from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=interval)
+    theirs = from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, value_discretization_interval=interval
+    )
     ours = sampled_gaussian(multiplier, rate, interval)
     assert theirs._symmetric == ours._symmetric
     for side in ("_pmf_remove", "_pmf_add"):
@@ -35,10 +47,16 @@ def test_a_grid_is_that_of_dp_accounting(multiplier: float, rate: float, interva
         np.testing.assert_equal(vars(one), vars(other))
 
 
-@pytest.mark.parametrize(("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (0.35, 0.01), (1.5, 0.999)])
+@pytest.mark.parametrize(
+    ("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (0.35, 0.01), (1.5, 0.999)]
+)
 @pytest.mark.parametrize("truncation", [0.0, 1e-15, 1e-6])
-def test_compositions_are_those_of_dp_accounting(multiplier: float, rate: float, truncation: float) -> None:
-    once = from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=1e-3)
+def test_compositions_are_those_of_dp_accounting(
+    multiplier: float, rate: float, truncation: float
+) -> None:
+    once = from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, value_discretization_interval=1e-3
+    )
     often = repeatable(once)
     assert often._symmetric == once._symmetric
     for count in (1, 2, 7, 40):
@@ -52,25 +70,44 @@ def test_compositions_are_those_of_dp_accounting(multiplier: float, rate: float,
 
 
 @settings(max_examples=25)
-@given(st.floats(0.3, 30.0), st.floats(1e-4, 0.999), st.integers(1, 5000), st.sampled_from([1e-15, 1e-10, 1e-6, 0.1]))
+@given(
+    st.floats(0.3, 30.0),
+    st.floats(1e-4, 0.999),
+    st.integers(1, 5000),
+    st.sampled_from([1e-15, 1e-10, 1e-6, 0.1]),
+)
 def test_the_tails_of_a_composition_are_those_of_dp_accounting(
     multiplier: float, rate: float, count: int, truncation: float
 ) -> None:
-    once = repeatable(from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=1e-3))
-    for pmf in (one for one in (once._pmf_remove, once._pmf_add) if hasattr(one, "_bounds")):  # others are sparse
-        assert pmf._bounds(count, truncation) == compute_self_convolve_bounds(pmf._probs, count, truncation)
+    once = repeatable(
+        from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=1e-3)
+    )
+    for pmf in (
+        one for one in (once._pmf_remove, once._pmf_add) if hasattr(one, "_bounds")
+    ):  # others are sparse
+        assert pmf._bounds(count, truncation) == compute_self_convolve_bounds(
+            pmf._probs, count, truncation
+        )
 
 
 def test_sparse_distributions_and_bad_counts_are_theirs() -> None:
     once = from_laplace_mechanism(1.0, value_discretization_interval=0.5)
-    assert repeatable(once).self_compose(3).get_epsilon_for_delta(1e-5) == once.self_compose(3).get_epsilon_for_delta(
-        1e-5
-    )
-    for made in (once, repeatable(from_gaussian_mechanism(1.0, sampling_prob=0.1, value_discretization_interval=1e-3))):
+    assert repeatable(once).self_compose(3).get_epsilon_for_delta(1e-5) == once.self_compose(
+        3
+    ).get_epsilon_for_delta(1e-5)
+    for made in (
+        once,
+        repeatable(
+            from_gaussian_mechanism(1.0, sampling_prob=0.1, value_discretization_interval=1e-3)
+        ),
+    ):
         with pytest.raises(ValueError, match="num_times"):
             made.self_compose(0)
 
 
 def test_epsilons_of_a_run_grow_as_before() -> None:
-    seen = [PldAccountant().compose(gaussian_event(1.0, 0.1), count).get_epsilon(1e-5) for count in (1, 5, 10)]
+    seen = [
+        PldAccountant().compose(gaussian_event(1.0, 0.1), count).get_epsilon(1e-5)
+        for count in (1, 5, 10)
+    ]
     assert all(low < high for low, high in pairwise(seen))

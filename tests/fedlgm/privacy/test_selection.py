@@ -35,18 +35,29 @@ def one_run(multiplier: float) -> float:
 @pytest.mark.parametrize("epsilon", TABLE)
 def test_costs_of_searches(epsilon):
     z = brentq(lambda z: one_run(z) - epsilon, 0.5, 20, xtol=1e-10)
-    found = [[selection_epsilon(z, RATE, STEPS, DELTA, runs, law) for law in LAWS] for runs in (5, 10, 30, 100)]
-    assert [[round(value, 2) for value in row] for row in found] == [list(row) for row in TABLE[epsilon]]
+    found = [
+        [selection_epsilon(z, RATE, STEPS, DELTA, runs, law) for law in LAWS]
+        for runs in (5, 10, 30, 100)
+    ]
+    assert [[round(value, 2) for value in row] for row in found] == [
+        list(row) for row in TABLE[epsilon]
+    ]
 
 
-@pytest.mark.parametrize(("epsilon", "z"), [(0.5, 13.9177), (1, 7.2161), (2, 3.8088), (4, 2.0999), (8, 1.2625)])
+@pytest.mark.parametrize(
+    ("epsilon", "z"), [(0.5, 13.9177), (1, 7.2161), (2, 3.8088), (4, 2.0999), (8, 1.2625)]
+)
 def test_noise_at_which_a_search_costs_what_one_run_did(epsilon, z):
     assert selection_epsilon(z, RATE, STEPS, DELTA, 10) == pytest.approx(epsilon, abs=1e-4)
 
 
 def test_a_search_costs_more_than_one_run_and_less_than_all_runs():
     search, single = selection_epsilon(2.0, RATE, STEPS, DELTA, 10), one_run(2.0)
-    everything = RdpAccountant(orders=ORDERS).compose(gaussian_event(2.0, RATE), 10 * STEPS).get_epsilon(DELTA)
+    everything = (
+        RdpAccountant(orders=ORDERS)
+        .compose(gaussian_event(2.0, RATE), 10 * STEPS)
+        .get_epsilon(DELTA)
+    )
     assert single < search < everything
 
 
@@ -70,7 +81,13 @@ def test_other_events_compose_beside_a_search():
     ],
 )
 def test_arguments_outside_their_range_are_refused(wrong, message):
-    right = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 10, "delta": 1e-5, "expected_runs": 10}
+    right = {
+        "noise_multiplier": 1.0,
+        "sampling_rate": 0.1,
+        "steps": 10,
+        "delta": 1e-5,
+        "expected_runs": 10,
+    }
     with pytest.raises(ConfigError, match=message):
         selection_epsilon(**right | wrong)
 

@@ -1,4 +1,5 @@
-"""A run as one mechanism: known multipliers, prefixes that compose exactly, rows that are released again."""
+"""A run as one mechanism: known multipliers, prefixes that compose exactly, rows that are released
+again."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def banded(rounds, bands, scheme, *, rate=0.1, epsilon=3.0, relation="add-remove
     )
 
 
-# Multipliers of T = 300 or 100, N = 500, 50 clients expected a round, delta = 1e-5, by PLD with another library's code.
+# Multipliers of T = 300 or 100, N = 500, 50 clients expected a round, delta = 1e-5, by PLD with
+# another library's code.
 @pytest.mark.parametrize(
     ("rounds", "epsilon", "scheme", "bands", "multiplier"),
     [
@@ -55,14 +57,21 @@ def test_known_multipliers(rounds, epsilon, scheme, bands, multiplier):
 
 
 def test_replace_one_doubles_what_a_client_moves():
-    one, two = (whole_run(banded(100, 10, "cyclic", relation=r)) for r in ("add-remove", "replace-one"))
+    one, two = (
+        whole_run(banded(100, 10, "cyclic", relation=r)) for r in ("add-remove", "replace-one")
+    )
     assert two.calibrate(3.0, 1e-5, "pld") == pytest.approx(2 * one.calibrate(3.0, 1e-5, "pld"))
     assert two.event(0, 4.0).noise_multiplier == pytest.approx(one.event(0, 2.0).noise_multiplier)
 
 
 @pytest.mark.parametrize(
     ("scheme", "noise"),
-    [("cyclic", "banded"), ("cyclic", "identity"), ("min-separation", "square-root"), ("grouped-poisson", "banded")],
+    [
+        ("cyclic", "banded"),
+        ("cyclic", "identity"),
+        ("min-separation", "square-root"),
+        ("grouped-poisson", "banded"),
+    ],
 )
 def test_the_whole_run_meets_its_budget(scheme, noise):
     relation = "zero-out" if scheme == "min-separation" else "add-remove"
@@ -79,8 +88,11 @@ def test_the_whole_run_meets_its_budget(scheme, noise):
     st.lists(st.floats(-0.5, 1.0), min_size=0, max_size=11),
 )
 def test_prefixes_cost_what_they_are(rounds, separation, multiplier, others):
-    """Charges of the first t rounds compose to one Gaussian of sigma_eff / sens_t: never less, by 1e-7 at most more."""
-    noise = correlation.Correlation("own", rounds, np.array([1.0, *others][: min(rounds, separation + 2)]))
+    """Charges of the first t rounds compose to one Gaussian of sigma_eff / sens_t: never less, by
+    1e-7 at most more."""
+    noise = correlation.Correlation(
+        "own", rounds, np.array([1.0, *others][: min(rounds, separation + 2)])
+    )
     run = WholeRun(noise, Sampling("min-separation", 40, 1 / 40, separation), "zero-out")
     precision = 0.0
     for position in range(rounds):
@@ -113,12 +125,17 @@ def test_amplified_charges_are_ahead_of_every_group(rounds, groups):
 
 
 def test_a_row_that_is_released_again():
-    """One more row of C with its own noise: bounded by the most that one client's rounds weigh in it."""
+    """One more row of C with its own noise: bounded by the most that one client's rounds weigh in
+    it."""
     noise = correlation.get("banded", 12, bands=4)
     run = WholeRun(noise, Sampling("cyclic", 40, 0.25, 4), "add-remove")
     for position in range(12):
-        reach = noise.matrix()[position, max(0, position - 3) : position + 1].max()  # rounds of one client are 4 apart
-        assert run.repeated_event(position, 3.0).noise_multiplier == pytest.approx(3.0 / reach, rel=1e-6)
+        reach = noise.matrix()[
+            position, max(0, position - 3) : position + 1
+        ].max()  # rounds of one client are 4 apart
+        assert run.repeated_event(position, 3.0).noise_multiplier == pytest.approx(
+            3.0 / reach, rel=1e-6
+        )
     # Appending the row to C and computing its sensitivity anew never gives more than both charges.
     for position in range(12):
         longer = np.vstack([noise.matrix(), noise.matrix()[position]])
@@ -135,7 +152,9 @@ class TestPlans:
     layers = LayerTable.from_sizes({"a": 30, "b": 5})
 
     def method(self, mechanism="snr-consistent", facts=None, **options):
-        return Method.calibrated(get(mechanism, **options), self.layers, facts or banded(20, 10, "cyclic"))
+        return Method.calibrated(
+            get(mechanism, **options), self.layers, facts or banded(20, 10, "cyclic")
+        )
 
     def plans(self, method):
         return [method.plan(Transcript(t, (np.zeros(1),))) for t in range(method.facts.rounds)]  # type: ignore[arg-type]
@@ -168,20 +187,40 @@ class TestPlans:
             replace(plan, sigma=plan.sigma * 0.999)
 
     def test_every_allocation_spends_the_same(self):
-        """One factor multiplies every layer: the allocation's shares and the cost do not depend on C."""
-        for name in ("uniform", "snr-consistent", "min-total-noise", "dimension-adjusted", "gaussian", "gaussian-inid"):
-            method = Method.calibrated(get(name), get(name).table(self.layers), banded(20, 10, "cyclic"))
+        """One factor multiplies every layer: the allocation's shares and the cost do not depend on
+        C."""
+        for name in (
+            "uniform",
+            "snr-consistent",
+            "min-total-noise",
+            "dimension-adjusted",
+            "gaussian",
+            "gaussian-inid",
+        ):
+            method = Method.calibrated(
+                get(name), get(name).table(self.layers), banded(20, 10, "cyclic")
+            )
             spent = composed_epsilon([(plan.event, 1) for plan in self.plans(method)], 1e-5)
             assert spent == pytest.approx(3.0, rel=2e-5)
             assert spent <= 3.0
 
     def test_the_guarantee_says_what_it_rests_on(self):
         for scheme, relation, said in (
-            ("cyclic", "add-remove", "nobody takes part twice within 4 rounds; who takes part when may be known"),
-            ("min-separation", "zero-out", "nobody takes part twice within 4 rounds; who takes part when may be known"),
+            (
+                "cyclic",
+                "add-remove",
+                "nobody takes part twice within 4 rounds; who takes part when may be known",
+            ),
+            (
+                "min-separation",
+                "zero-out",
+                "nobody takes part twice within 4 rounds; who takes part when may be known",
+            ),
             ("grouped-poisson", "add-remove", "and who takes part in a group's round stays secret"),
         ):
-            facts = banded(20, 4, scheme, relation=relation, rate=0.25 if scheme == "cyclic" else 0.1)
+            facts = banded(
+                20, 4, scheme, relation=relation, rate=0.25 if scheme == "cyclic" else 0.1
+            )
             plan = self.plans(Method(get("uniform"), self.layers, facts.with_multiplier(1.0)))[1]
             assert plan.guarantee.status == "proven"
             assert plan.guarantee.reason.count(said) == 1
@@ -193,7 +232,9 @@ def test_mu_of_the_run():
     run = whole_run(banded(100, 10, "cyclic"))
     multiplier = run.calibrate(3.0, 1e-5, "pld")
     assert run.sensitivity / multiplier == pytest.approx(gaussian_mu(3.0, 1e-5), rel=1e-6)
-    assert composed_epsilon([(gaussian_event(multiplier / run.sensitivity), 1)], 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert composed_epsilon(
+        [(gaussian_event(multiplier / run.sensitivity), 1)], 1e-5
+    ) == pytest.approx(3.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +242,30 @@ def test_mu_of_the_run():
     [
         ("banded", Sampling("poisson", 10, 0.2), "add-remove", "needs to know how many rounds"),
         ("banded", Sampling("fixed", 10, 0.2), "replace-one", "needs to know how many rounds"),
-        ("banded", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "10 bands with 2 groups is not proven"),
-        ("blt", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "a buffered strategy with 2 groups"),
-        ("banded", Sampling("min-separation", 10, 0.2, 2), "add-remove", "use relation = 'zero-out'"),
-        ("identity", Sampling("grouped-poisson", 10, 0.2, 2), "replace-one", "proven for 'add-remove' and 'zero-out'"),
+        (
+            "banded",
+            Sampling("grouped-poisson", 10, 0.2, 2),
+            "add-remove",
+            "10 bands with 2 groups is not proven",
+        ),
+        (
+            "blt",
+            Sampling("grouped-poisson", 10, 0.2, 2),
+            "add-remove",
+            "a buffered strategy with 2 groups",
+        ),
+        (
+            "banded",
+            Sampling("min-separation", 10, 0.2, 2),
+            "add-remove",
+            "use relation = 'zero-out'",
+        ),
+        (
+            "identity",
+            Sampling("grouped-poisson", 10, 0.2, 2),
+            "replace-one",
+            "proven for 'add-remove' and 'zero-out'",
+        ),
         ("identity", Sampling("cyclic", 10, 0.5, 2), "swap", "unknown relation 'swap'"),
     ],
 )
@@ -217,9 +278,13 @@ def test_what_is_not_proven_is_refused(name, sampling, relation, message):
 @pytest.mark.parametrize("position", [-1, 10, 11])
 def test_no_round_outside_the_run_has_a_cost(scheme, position):
     rate = 0.5 if scheme == "cyclic" else 0.2
-    run = WholeRun(correlation.get("banded", 10, bands=2), Sampling(scheme, 10, rate, 2), "add-remove")
+    run = WholeRun(
+        correlation.get("banded", 10, bands=2), Sampling(scheme, 10, rate, 2), "add-remove"
+    )
     for cost in (run.event, run.repeated_event):
-        with pytest.raises(PrivacyError, match=f"the run was made for 10 rounds: there is no round {position + 1}"):
+        with pytest.raises(
+            PrivacyError, match=f"the run was made for 10 rounds: there is no round {position + 1}"
+        ):
             cost(position, 1.0)
     with pytest.raises(PrivacyError, match="there is no round 11"):
         run.events(1.0, 11)

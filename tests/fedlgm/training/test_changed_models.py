@@ -1,4 +1,5 @@
-"""A model that is changed after its trainer was made: what was changed would not run, so the trainer refuses it."""
+"""A model that is changed after its trainer was made: what was changed would not run, so the
+trainer refuses it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from torch.nn.utils import parametrizations
 
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, VectorizedTrainer
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    NativeTrainer,
+    SequentialTrainer,
+    VectorizedTrainer,
+)
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import of_style
 from fedlgm.training.native import reason
@@ -35,11 +42,19 @@ def triple(module, inputs, output):
 CHANGES = {
     "forward hook": lambda m: m[0].register_forward_hook(triple),
     "forward hook of the model": lambda m: m.register_forward_hook(triple),
-    "forward pre-hook": lambda m: m[0].register_forward_pre_hook(lambda module, inputs: (3 * inputs[0],)),
-    "backward hook": lambda m: m[2].register_full_backward_hook(lambda module, to, of: (5 * to[0],)),
-    "backward pre-hook": lambda m: m[2].register_full_backward_pre_hook(lambda module, of: (5 * of[0],)),
+    "forward pre-hook": lambda m: m[0].register_forward_pre_hook(
+        lambda module, inputs: (3 * inputs[0],)
+    ),
+    "backward hook": lambda m: m[2].register_full_backward_hook(
+        lambda module, to, of: (5 * to[0],)
+    ),
+    "backward pre-hook": lambda m: m[2].register_full_backward_pre_hook(
+        lambda module, of: (5 * of[0],)
+    ),
     "hook of a parameter": lambda m: m[0].weight.register_hook(lambda gradient: 7 * gradient),
-    "hook of a parameter's sum": lambda m: m[0].weight.register_post_accumulate_grad_hook(lambda value: None),
+    "hook of a parameter's sum": lambda m: m[0].weight.register_post_accumulate_grad_hook(
+        lambda value: None
+    ),
     "another module": lambda m: m.__setitem__(1, Mixing()),
     "one more module": lambda m: m.append(nn.Tanh()),
     "one module less": lambda m: m.pop(1),
@@ -107,13 +122,19 @@ def test_a_hook_of_all_modules_is_refused(trainer):
     handles = []
     try:
         with pytest.raises(ConfigError, match="was changed in"):
-            run(trainer, lambda _: handles.append(nn.modules.module.register_module_forward_hook(triple)), first=False)
+            run(
+                trainer,
+                lambda _: handles.append(nn.modules.module.register_module_forward_hook(triple)),
+                first=False,
+            )
     finally:
         for handle in handles:
             handle.remove()
 
 
-@pytest.mark.parametrize("change", ["forward hook", "forward pre-hook", "backward hook", "backward pre-hook", "frozen"])
+@pytest.mark.parametrize(
+    "change", ["forward hook", "forward pre-hook", "backward hook", "backward pre-hook", "frozen"]
+)
 def test_an_earlier_change_is_honoured(change):
     """By the trainer of one client, or refused: what autograd gives for the changed model."""
     module = model()
@@ -130,7 +151,9 @@ def test_an_earlier_change_is_honoured(change):
 
 
 @pytest.mark.parametrize("trainer", ["VectorizedTrainer", "ExampleGradients"])
-@pytest.mark.parametrize("change", ["hook of a parameter", "hook of a parameter's sum", "backward pre-hook"])
+@pytest.mark.parametrize(
+    "change", ["hook of a parameter", "hook of a parameter's sum", "backward pre-hook"]
+)
 def test_gradient_hooks_that_would_not_run_are_refused(trainer, change):
     with pytest.raises(ConfigError, match=r"a gradient hook of .* would not run"):
         run(trainer, CHANGES[change], first=True)
@@ -141,5 +164,7 @@ def test_backward_hooks_are_run_for_every_example():
     CHANGES["backward hook"](module)
     gradients = ExampleGradients(module, LayerTable.from_module(module))
     loss = nn.functional.cross_entropy(module(X), Y, reduction="sum")
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+    )
     torch.testing.assert_close(gradients.sum(X, Y, of_style("flat", 1e6, 2)).total, expected)

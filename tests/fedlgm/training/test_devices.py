@@ -31,7 +31,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def _faults(kept: str) -> int:
     found = subprocess.run(
-        [sys.executable, "-c", ALLOCATIONS, kept, str(STEPS)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ALLOCATIONS, kept, str(STEPS)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if "not glibc" in found.stderr:
         pytest.skip("the allocator of another C library")

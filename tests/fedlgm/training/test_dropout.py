@@ -1,4 +1,5 @@
-"""What a model draws in training follows from the client's own stream, and is left out of everything else."""
+"""What a model draws in training follows from the client's own stream, and is left out of
+everything else."""
 
 from __future__ import annotations
 
@@ -39,14 +40,18 @@ def module(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def client(seed: int, epochs: int = 1) -> ClientTask:
-    return ClientTask(torch.ones(2, WIDTH), torch.full((2,), 5.0), torch.Generator().manual_seed(seed), epochs)
+    return ClientTask(
+        torch.ones(2, WIDTH), torch.full((2,), 5.0), torch.Generator().manual_seed(seed), epochs
+    )
 
 
 def updates(module: nn.Module, *seeds: int, settings: LocalTraining = ONE_STEP) -> list[Tensor]:
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
     trainer = SequentialTrainer(copy.deepcopy(module), layers, settings, task=Regression())
-    return [update[0].clone() for update in trainer.updates(start, [client(seed) for seed in seeds])]
+    return [
+        update[0].clone() for update in trainer.updates(start, [client(seed) for seed in seeds])
+    ]
 
 
 def test_a_client_draws_the_same_again_whoever_was_trained_before(module: nn.Module) -> None:
@@ -62,14 +67,23 @@ def test_as_many_units_are_dropped_as_asked_and_others_in_every_step(module: nn.
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
     trainer = SequentialTrainer(module, layers, ONE_STEP, task=Regression())
-    one = ClientTask(torch.ones(1, WIDTH), torch.full((1,), 5.0), torch.Generator().manual_seed(7), 1)
-    two = ClientTask(torch.ones(1, WIDTH), torch.full((1,), 5.0), torch.Generator().manual_seed(7), 2)
+    one = ClientTask(
+        torch.ones(1, WIDTH), torch.full((1,), 5.0), torch.Generator().manual_seed(7), 1
+    )
+    two = ClientTask(
+        torch.ones(1, WIDTH), torch.full((1,), 5.0), torch.Generator().manual_seed(7), 2
+    )
     kept = [next(iter(trainer.updates(start, [task])))[0, :WIDTH] != 0 for task in (one, two)]
     spread = math.sqrt(WIDTH * RATE * (1 - RATE))
     assert abs(int((~kept[0]).sum()) - WIDTH * RATE) < 5 * spread
-    # After a second step only what both dropped is unchanged: RATE^2 of the units, were the masks independent.
-    assert abs(int((~kept[1]).sum()) - WIDTH * RATE**2) < 5 * math.sqrt(WIDTH * RATE**2 * (1 - RATE**2))
-    assert abs(int((~kept[1]).sum()) - WIDTH * RATE) > 5 * spread  # power: one mask for all steps is seen
+    # After a second step only what both dropped is unchanged: RATE^2 of the units, were the masks
+    # independent.
+    assert abs(int((~kept[1]).sum()) - WIDTH * RATE**2) < 5 * math.sqrt(
+        WIDTH * RATE**2 * (1 - RATE**2)
+    )
+    assert (
+        abs(int((~kept[1]).sum()) - WIDTH * RATE) > 5 * spread
+    )  # power: one mask for all steps is seen
 
 
 def test_training_leaves_the_programs_own_random_numbers_alone(module: nn.Module) -> None:
@@ -98,7 +112,9 @@ def test_seeded_restores_after_an_error() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_many_clients_at_once_are_refused_and_the_choice_is_one_after_another(module: nn.Module) -> None:
+def test_many_clients_at_once_are_refused_and_the_choice_is_one_after_another(
+    module: nn.Module,
+) -> None:
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
 
@@ -107,5 +123,8 @@ def test_many_clients_at_once_are_refused_and_the_choice_is_one_after_another(mo
 
     with pytest.raises(ConfigError, match=r"use training\.vectorize = 'off'"):
         list(many().updates(start, [client(1), client(2)]))
-    made = {"sequential": lambda: SequentialTrainer(module, layers, ONE_STEP, task=Regression()), "vectorised": many}
+    made = {
+        "sequential": lambda: SequentialTrainer(module, layers, ONE_STEP, task=Regression()),
+        "vectorised": many,
+    }
     assert fastest(made, start, lambda: [client(1), client(2)])[0] == "sequential"

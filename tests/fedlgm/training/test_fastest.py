@@ -24,7 +24,8 @@ from simulations.runs.folder import RunFolder
 
 
 def test_auto_is_settled_on_public_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice is a part of the public recipe, so the time that private examples take must not decide it."""
+    """The choice is a part of the public recipe, so the time that private examples take must not
+    decide it."""
     x, y = np.zeros((60, 64), np.float32), np.arange(60) % 10
     seen: list[ClientTask] = []
 
@@ -33,8 +34,15 @@ def test_auto_is_settled_on_public_examples(monkeypatch: pytest.MonkeyPatch) -> 
         return fastest(makers, model, tasks, **more)
 
     monkeypatch.setattr(decided, "fastest", watched)
-    options = ["federation.clients=10", "training.vectorize=auto", "training.batch_size=5", "run.block_size=6"]
-    run = assembly.Assembly(recipes.load("digits", options), Own(data=DataSet.from_arrays((x + 7, y), (x, y))))
+    options = [
+        "federation.clients=10",
+        "training.vectorize=auto",
+        "training.batch_size=5",
+        "run.block_size=6",
+    ]
+    run = assembly.Assembly(
+        recipes.load("digits", options), Own(data=DataSet.from_arrays((x + 7, y), (x, y)))
+    )
     assert decided.decided(run, workers=2).recipe.training.vectorize in ("on", "off")
     assert [(len(task.y), float(task.x.abs().max())) for task in seen] == [(20, 0.0)] * 6
 
@@ -78,7 +86,9 @@ def test_the_first_trainer_is_preferred_unless_another_is_a_tenth_faster() -> No
     assert _chosen(first=(2.0,), second=(2.0,)) == "first"
     assert _chosen(first=(2.0,), second=(1.85,)) == "first"
     assert _chosen(first=(2.0,), second=(1.75,)) == "second"
-    assert _chosen(first=(2.0, 2.0, 1.0), second=(2.0, 1.75, 1.75)) == "first"  # the best run of each counts
+    assert (
+        _chosen(first=(2.0, 2.0, 1.0), second=(2.0, 1.75, 1.75)) == "first"
+    )  # the best run of each counts
 
 
 def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
@@ -92,7 +102,9 @@ def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
         ("off", "auto", {("off", False)}),
         ("auto", False, {("off", False), ("on", False)}),
         pytest.param("on", "auto", {("on", False), ("on", True)}, marks=pytest.mark.slow),
-        pytest.param("auto", "auto", {("off", False), ("on", False), ("on", True)}, marks=pytest.mark.slow),
+        pytest.param(
+            "auto", "auto", {("off", False), ("on", False), ("on", True)}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_records_which_trainer_it_settled_on(

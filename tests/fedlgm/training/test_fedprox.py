@@ -26,7 +26,12 @@ from fedlgm.training import (
 )
 from fedlgm.training.tasks import Regression
 
-TWO_ROUNDS = ["federation.rounds=2", "federation.clients=40", "training.epochs=2", "privacy.accountant=rdp"]
+TWO_ROUNDS = [
+    "federation.rounds=2",
+    "federation.clients=40",
+    "training.epochs=2",
+    "privacy.accountant=rdp",
+]
 
 
 def linear() -> torch.nn.Linear:
@@ -46,7 +51,9 @@ def update(kind: type, settings: LocalTraining, **options: float) -> np.ndarray:
     layers = LayerTable.from_module(linear())
     trainer = kind(linear(), layers, settings, task=Regression(loss="squared"), **options)
     task = ClientTask(*examples(), torch.Generator().manual_seed(1), epochs=3)
-    return unbounded(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0].numpy().copy()
+    return (
+        unbounded(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0].numpy().copy()
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -54,11 +61,16 @@ def test_both_trainers_take_the_steps_of_a_plain_loop(optimizer: str) -> None:
     mu, loop, before, (x, y) = 0.7, linear(), list(linear().parameters()), examples()
     layers, settings = LayerTable.from_module(loop), LocalTraining(optimizer, lr=0.05, batch_size=4)  # type: ignore[arg-type]
     start, order = layers.flatten(loop), torch.Generator().manual_seed(1)
-    steps = (torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam)(loop.parameters(), lr=0.05)
+    steps = (torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam)(
+        loop.parameters(), lr=0.05
+    )
     for permutation in [torch.randperm(12, generator=order) for _ in range(3)]:
         for batch in permutation.split(4):
             steps.zero_grad()
-            pull = sum(((p - q.detach()) ** 2).sum() for p, q in zip(loop.parameters(), before, strict=True))
+            pull = sum(
+                ((p - q.detach()) ** 2).sum()
+                for p, q in zip(loop.parameters(), before, strict=True)
+            )
             (((loop(x[batch]) - y[batch]) ** 2).mean() + mu / 2 * pull).backward()
             steps.step()
     expected = (layers.flatten(loop) - start).numpy()
@@ -67,7 +79,9 @@ def test_both_trainers_take_the_steps_of_a_plain_loop(optimizer: str) -> None:
         assert np.abs(update(kind, settings, mu=2 * mu) - expected).max() > 1e-3
 
 
-@pytest.mark.parametrize(("plain", "proximal"), [(SequentialTrainer, FedProx), (VectorizedTrainer, VectorizedFedProx)])
+@pytest.mark.parametrize(
+    ("plain", "proximal"), [(SequentialTrainer, FedProx), (VectorizedTrainer, VectorizedFedProx)]
+)
 def test_without_the_term_it_is_plain_training_bit_for_bit(plain: type, proximal: type) -> None:
     settings = LocalTraining(lr=0.05)
     assert np.array_equal(update(plain, settings), update(proximal, settings, mu=0.0))
@@ -75,7 +89,9 @@ def test_without_the_term_it_is_plain_training_bit_for_bit(plain: type, proximal
 
 def test_a_run_is_chosen_by_name_in_a_recipe_and_costs_the_same(tmp_path: Path) -> None:
     plain = simulations.simulate(overrides=TWO_ROUNDS, run_dir=tmp_path / "plain")
-    proximal = simulations.simulate(overrides=TWO_ROUNDS, trainer="fedprox", run_dir=tmp_path / "fedprox")
+    proximal = simulations.simulate(
+        overrides=TWO_ROUNDS, trainer="fedprox", run_dir=tmp_path / "fedprox"
+    )
     stronger = [*TWO_ROUNDS, "trainer.name=fedprox", "trainer.mu=3"]
     other = simulations.simulate(overrides=stronger, run_dir=tmp_path / "stronger")
     assert len({result["model_sha256"] for result in (plain, proximal, other)}) == 3
@@ -126,7 +142,9 @@ def test_what_is_no_trainer_is_refused_before_anything_is_written(
 def test_a_registered_trainer_has_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
 
-    def scaled(module: object, layers: object, settings: object, *, device: object, task: object, by: float) -> Half:
+    def scaled(
+        module: object, layers: object, settings: object, *, device: object, task: object, by: float
+    ) -> Half:
         assert by == 2
         return Half(module, layers, settings, device, task)  # type: ignore[arg-type]
 
@@ -151,20 +169,26 @@ def test_a_constant_schedule_is_plain_training_and_a_cosine_follows_the_loop() -
     rates.__dict__["ones"] = lambda step, steps: 1.0
     plain = update(SequentialTrainer, settings)
     try:
-        np.testing.assert_array_equal(update(ScheduledTrainer, settings, schedule="fedlgm.training.rates:ones"), plain)
+        np.testing.assert_array_equal(
+            update(ScheduledTrainer, settings, schedule="fedlgm.training.rates:ones"), plain
+        )
     finally:
         del rates.__dict__["ones"]
     loop, (x, y), order = linear(), examples(), torch.Generator().manual_seed(1)
     layers = LayerTable.from_module(loop)
     start, steps = layers.flatten(loop), torch.optim.SGD(loop.parameters(), lr=0.05, momentum=0.9)
-    shape = torch.optim.lr_scheduler.LambdaLR(steps, lambda t: rates.factors("cosine", 9)[min(t, 8)])
+    shape = torch.optim.lr_scheduler.LambdaLR(
+        steps, lambda t: rates.factors("cosine", 9)[min(t, 8)]
+    )
     for permutation in [torch.randperm(12, generator=order) for _ in range(3)]:
         for batch in permutation.split(4):
             steps.zero_grad()
             ((loop(x[batch]) - y[batch]) ** 2).mean().backward()
             steps.step()
             shape.step()
-    np.testing.assert_allclose(update(ScheduledTrainer, settings), layers.flatten(loop) - start, atol=1e-6)
+    np.testing.assert_allclose(
+        update(ScheduledTrainer, settings), layers.flatten(loop) - start, atol=1e-6
+    )
     with pytest.raises(ConfigError, match="unknown schedule 'cos'"):
         update(ScheduledTrainer, settings, schedule="cos")
 

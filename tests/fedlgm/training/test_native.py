@@ -1,4 +1,5 @@
-"""The compiled kernel: gradients of autograd, steps of torch's optimizers, equal bits on every instruction set."""
+"""The compiled kernel: gradients of autograd, steps of torch's optimizers, equal bits on every
+instruction set."""
 
 from __future__ import annotations
 
@@ -16,12 +17,24 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer, models
+from fedlgm.training import (
+    ClientTask,
+    FedProx,
+    LocalTraining,
+    NativeTrainer,
+    SequentialTrainer,
+    models,
+)
 from fedlgm.training.native import Program, instruction_set, library
 from fedlgm.training.native import trainer as module_of_trainer
 from fedlgm.training.tasks import Binary, Classification, Ranked, Regression, Task
 
-BUNDLED = [("cnn", (1, 28, 28)), ("cifar-cnn", (3, 16, 16)), ("cnn-small", (3, 20, 20)), ("d-cnn", (3, 8, 8))]
+BUNDLED = [
+    ("cnn", (1, 28, 28)),
+    ("cifar-cnn", (3, 16, 16)),
+    ("cnn-small", (3, 20, 20)),
+    ("d-cnn", (3, 8, 8)),
+]
 BUNDLED += [("mlp", (1, 8, 8)), ("logistic", (5,))]
 ACTIVATIONS = (nn.Sigmoid, nn.Tanh, nn.ReLU)
 
@@ -31,7 +44,8 @@ HERE = os.environ.get("FEDLGM_TEST_KERNEL")
 
 @pytest.fixture(autouse=True)
 def another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one compiled by hand, or the portable one where PyTorch does without AVX2; its bits are the same."""
+    """The one compiled by hand, or the portable one where PyTorch does without AVX2; its bits are
+    the same."""
     if HERE:
         made = ctypes.CDLL(HERE)
         library.declare(made)
@@ -40,9 +54,13 @@ def another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module_of_trainer, "library", lambda: library.build("portable"))
 
 
-def trainer(module: nn.Module, task: Task | None = None, **options: object) -> tuple[NativeTrainer, Tensor]:
+def trainer(
+    module: nn.Module, task: Task | None = None, **options: object
+) -> tuple[NativeTrainer, Tensor]:
     layers = LayerTable.from_module(module)
-    return NativeTrainer(module, layers, LocalTraining(**options), task=task), layers.flatten(module)  # type: ignore[arg-type]
+    return NativeTrainer(module, layers, LocalTraining(**options), task=task), layers.flatten(
+        module
+    )  # type: ignore[arg-type]
 
 
 def by_autograd(module: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
@@ -55,9 +73,11 @@ def agree(module: nn.Module, x: Tensor, y: Tensor, task: Task | None = None) -> 
     native, model = trainer(module, task)
     loss = (task or Classification()).loss
     found, rounded = native.gradient(model, x, y).double(), by_autograd(module, x, y, loss)
-    exact = by_autograd(module.double(), x.double(), y if y.dtype == torch.int64 else y.double(), loss)
-    # Sums of some hundred terms in single precision. Errors are larger, those of autograd as well, where a gradient
-    # cancels or two values in a pool are nearly equal.
+    exact = by_autograd(
+        module.double(), x.double(), y if y.dtype == torch.int64 else y.double(), loss
+    )
+    # Sums of some hundred terms in single precision. Errors are larger, those of autograd as well,
+    # where a gradient cancels or two values in a pool are nearly equal.
     assert (found - exact).norm() < max(5e-6 * exact.norm(), 2 * (rounded - exact).norm())
 
 
@@ -73,7 +93,9 @@ def test_bundled_models_have_autograds_gradient(name: str, shape: tuple[int, ...
 
 @settings(max_examples=40)
 @given(
-    channels=st.tuples(st.integers(1, 4), st.sampled_from([1, 5, 16, 19, 35]), st.sampled_from([2, 16, 33])),
+    channels=st.tuples(
+        st.integers(1, 4), st.sampled_from([1, 5, 16, 19, 35]), st.sampled_from([2, 16, 33])
+    ),
     kernels=st.tuples(*[st.tuples(st.integers(1, 5), st.integers(1, 5))] * 2),
     strides=st.tuples(*[st.tuples(st.integers(1, 2), st.integers(1, 2))] * 2),
     paddings=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
@@ -102,20 +124,30 @@ def test_any_stack_has_autograds_gradient(
     examples: int,
 ) -> None:
     convolutions = [
-        nn.Conv2d(channels[i], channels[i + 1], kernels[i], strides[i], paddings[i], bias=bias) for i in range(2)
+        nn.Conv2d(channels[i], channels[i + 1], kernels[i], strides[i], paddings[i], bias=bias)
+        for i in range(2)
     ]
     features = [convolutions[0], nn.Tanh(), pool, convolutions[1], activation(), nn.Flatten()]
     x, y = data(examples, channels[0], 25, 27)
     with torch.no_grad():
         wide = nn.Sequential(*features)(x).shape[1]
-    agree(nn.Sequential(*features, nn.Linear(wide, 18, bias=bias), activation(), nn.Linear(18, 3)), x, y)
+    agree(
+        nn.Sequential(*features, nn.Linear(wide, 18, bias=bias), activation(), nn.Linear(18, 3)),
+        x,
+        y,
+    )
 
 
 @given(activation=st.sampled_from(ACTIVATIONS), targets=st.integers(1, 20))
 @settings(max_examples=10)
 def test_squared_losses_have_autograds_gradient(activation: type[nn.Module], targets: int) -> None:
     x = data(5, 6)[0]
-    agree(nn.Sequential(nn.Linear(6, 7), activation(), nn.Linear(7, targets)), x, torch.randn(5, targets), Regression())
+    agree(
+        nn.Sequential(nn.Linear(6, 7), activation(), nn.Linear(7, targets)),
+        x,
+        torch.randn(5, targets),
+        Regression(),
+    )
 
 
 @given(labels=st.integers(1, 20))
@@ -123,7 +155,9 @@ def test_squared_losses_have_autograds_gradient(activation: type[nn.Module], tar
 def test_losses_of_binary_labels_have_autograds_gradient(labels: int) -> None:
     x, y = data(5, 6)[0], (torch.arange(5 * labels).view(5, labels) % 3 == 0).float()
     agree(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, labels)), x, y, Binary())
-    agree(nn.Sequential(nn.Linear(6, labels)), 300 * x, y, Binary())  # most probabilities are 0 or 1
+    agree(
+        nn.Sequential(nn.Linear(6, labels)), 300 * x, y, Binary()
+    )  # most probabilities are 0 or 1
     agree(nn.Sequential(nn.Linear(6, 1)), x, y[:, 0], Ranked())
 
 
@@ -133,7 +167,14 @@ def test_other_ways_to_stack_have_autograds_gradient() -> None:
     agree(nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)), x, y)
     agree(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()), x, y)
     agree(
-        nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)),
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
         x,
         y,
     )
@@ -157,18 +198,26 @@ def test_clients_are_trained_as_the_reference_trains_them(options: dict[str, obj
     clients = [data(n, 1, 8, 8) for n in (1, 9, 4)]
 
     def updates(of: NativeTrainer | SequentialTrainer) -> Tensor:
-        tasks = [ClientTask(x, y, torch.Generator().manual_seed(i), 3) for i, (x, y) in enumerate(clients)]
+        tasks = [
+            ClientTask(x, y, torch.Generator().manual_seed(i), 3)
+            for i, (x, y) in enumerate(clients)
+        ]
         return torch.cat([update.clone() for update in of.updates(model, tasks)])
 
     ours, theirs = updates(native), updates(reference)
-    # Adam divides by the size of a gradient, so that rounding of the smallest ones counts a hundred times as much.
-    assert (ours - theirs).norm() / theirs.norm() < (1e-3 if options.get("optimizer") == "adam" else 1e-5)
+    # Adam divides by the size of a gradient, so that rounding of the smallest ones counts a hundred
+    # times as much.
+    assert (ours - theirs).norm() / theirs.norm() < (
+        1e-3 if options.get("optimizer") == "adam" else 1e-5
+    )
     assert torch.equal(ours, updates(native))  # also after other clients
 
 
 def test_every_instruction_set_gives_the_same_bits() -> None:
     """`build` compares each with the known answer; here on other shapes."""
-    sets = {"avx512": ("avx2", "avx512"), "avx2": ("portable", "avx2"), None: ("portable",)}[instruction_set()]
+    sets = {"avx512": ("avx2", "avx512"), "avx2": ("portable", "avx2"), None: ("portable",)}[
+        instruction_set()
+    ]
     module = models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1)
     layers, (x, y) = LayerTable.from_module(module), data(9, 1, 28, 28, classes=10)
     found = []
@@ -182,9 +231,16 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_inputs_that_are_no_numbers_reach_the_update_as_with_torch(value: float, activation: type[nn.Module]) -> None:
+def test_inputs_that_are_no_numbers_reach_the_update_as_with_torch(
+    value: float, activation: type[nn.Module]
+) -> None:
     module = nn.Sequential(
-        nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 3)
+        nn.Conv2d(1, 3, 3),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+        nn.Linear(4, 3),
     )
     native, model = trainer(module)
     reference = SequentialTrainer(module, LayerTable.from_module(module), LocalTraining())
@@ -192,7 +248,11 @@ def test_inputs_that_are_no_numbers_reach_the_update_as_with_torch(value: float,
     x[1, 0, 2, 3] = value
 
     def finite(of: NativeTrainer | SequentialTrainer) -> bool:
-        return bool(next(of.updates(model, [ClientTask(x, y, torch.Generator().manual_seed(1), 1)])).isfinite().all())
+        return bool(
+            next(of.updates(model, [ClientTask(x, y, torch.Generator().manual_seed(1), 1)]))
+            .isfinite()
+            .all()
+        )
 
     assert finite(native) == finite(reference)
     x[1, 0, 2, 3] = 0.0
@@ -204,10 +264,18 @@ UNKNOWN = [
     (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Sigmoid()), (4,), "two activations in a row"),
     (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten()), (2, 3, 3), "groups=2"),
     (nn.Sequential(nn.Conv2d(2, 2, 3, padding="same"), nn.Flatten()), (2, 3, 3), "same"),
-    (nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.Flatten()), (2, 3, 3), "circular"),
+    (
+        nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.Flatten()),
+        (2, 3, 3),
+        "circular",
+    ),
     (nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten()), (1, 3, 3), "leave nothing"),
     (nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten()), (1, 3, 3), "outputs are images"),
-    (nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, padding=1), nn.Flatten()), (1, 3, 3), "padding=1"),
+    (
+        nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, padding=1), nn.Flatten()),
+        (1, 3, 3),
+        "padding=1",
+    ),
     (nn.Sequential(nn.Linear(4, 3)), (5,), "in_features=4"),
     (nn.Sequential(nn.Linear(4, 3)), (2, 4), "inputs of shape"),
     (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2)), (4,), "Dropout"),
@@ -219,8 +287,14 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("module", "shape", "words"), UNKNOWN)
-def test_what_the_kernel_does_not_know_is_refused(module: nn.Module, shape: tuple[int, ...], words: str) -> None:
-    layers = LayerTable.from_module(module) if list(module.parameters()) else LayerTable.from_sizes({"a": 1})
+def test_what_the_kernel_does_not_know_is_refused(
+    module: nn.Module, shape: tuple[int, ...], words: str
+) -> None:
+    layers = (
+        LayerTable.from_module(module)
+        if list(module.parameters())
+        else LayerTable.from_sizes({"a": 1})
+    )
     with pytest.raises(ConfigError, match=words):
         Program.of(module, layers, shape, Classification())
 
@@ -266,14 +340,19 @@ def test_slices_and_other_strides_are_read_as_what_they_are() -> None:
     x, y = data(6, 4, classes=2)
     wide = torch.stack([x, x + 1], dim=-1)
     assert torch.equal(native.gradient(model, wide[..., 0], y), native.gradient(model, x, y))
-    assert torch.equal(native.gradient(torch.stack([model, model], 1)[:, 0], x, y), native.gradient(model, x, y))
+    assert torch.equal(
+        native.gradient(torch.stack([model, model], 1)[:, 0], x, y), native.gradient(model, x, y)
+    )
 
 
 def test_threads_train_side_by_side() -> None:
-    """Two trainers share nothing: the kernel keeps no state, and ctypes lets go of the interpreter's lock."""
+    """Two trainers share nothing: the kernel keeps no state, and ctypes lets go of the
+    interpreter's lock."""
     x, y = data(40, 1, 28, 28, classes=10)
     found: dict[int, Tensor] = {}
-    made = [trainer(models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1)) for _ in range(3)]
+    made = [
+        trainer(models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1)) for _ in range(3)
+    ]
 
     def work(i: int) -> None:
         native, model = made[i]

@@ -1,4 +1,5 @@
-"""How the kernel is compiled, kept and checked: once per compiler, and never used if it is damaged or wrong."""
+"""How the kernel is compiled, kept and checked: once per compiler, and never used if it is damaged
+or wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from fedlgm.errors import ConfigError, Notice
 from fedlgm.training.native import instruction_set, library
 
 
-def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ConfigError, match=r"not compiled.*status 1"):
@@ -26,7 +29,9 @@ def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytes
     assert not list((tmp_path / "kernels").glob("*.[!f]*"))  # no kernel, and no part of one
 
 
-def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "compiler"
 
     def write(ending: str) -> None:
@@ -41,12 +46,17 @@ def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(library, "instruction_set", lambda: "portable")
     write("echo no such header >&2; exit 3")
-    with pytest.raises(ConfigError, match=r"status 3\nno such header$"), pytest.warns(Notice, match="compiling"):
+    with (
+        pytest.raises(ConfigError, match=r"status 3\nno such header$"),
+        pytest.warns(Notice, match="compiling"),
+    ):
         library.build("portable")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            with pytest.raises(ConfigError, match=r"no such header \(`fedlgm doctor` tries again\)"):
+            with pytest.raises(
+                ConfigError, match=r"no such header \(`fedlgm doctor` tries again\)"
+            ):
                 library.build("portable")
     assert tried() == 1
     assert "status 3" in str(library.reason(again=True))
@@ -54,7 +64,10 @@ def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest
     write(f'cp {kernel} "$made"')  # another compiler
     assert library.build("portable") is not None
     assert tried() == 3
-    assert sorted(file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()) == [".sha256", ".so"]
+    assert sorted(file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()) == [
+        ".sha256",
+        ".so",
+    ]
     library.library.cache_clear()
 
 
@@ -63,7 +76,9 @@ def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one
 ) -> None:
     kernel = library.build(instruction_set() or "portable")._name
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; sleep 0.2; cp {kernel} "$made"\n')
+    compiler.write_text(
+        f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; sleep 0.2; cp {kernel} "$made"\n'
+    )
     compiler.chmod(0o700)
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
@@ -71,7 +86,9 @@ def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one
     folder.mkdir(mode=0o700, parents=True)
     (folder / "killed.part").touch()
     found: list[ctypes.CDLL] = []
-    threads = [threading.Thread(target=lambda: found.append(library.build("portable"))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(library.build("portable"))) for _ in range(3)
+    ]
 
     def together() -> None:
         for thread in threads:
@@ -86,7 +103,9 @@ def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one
     assert sorted(file.suffix for file in folder.iterdir()) == [".sha256", ".so"]
 
 
-def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_other_bits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = library.build(instruction_set() or "portable")._name
     (tmp_path / "kernels").mkdir(mode=0o700)
     kept = tmp_path / "kernels" / Path(name).name
@@ -102,9 +121,15 @@ def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("subtract(sigmoid(ldn(o + j, lanes))", "add(sigmoid(ldn(o + j, lanes))"),  # the loss of binary labels
+        (
+            "subtract(sigmoid(ldn(o + j, lanes))",
+            "add(sigmoid(ldn(o + j, lanes))",
+        ),  # the loss of binary labels
         ("2.0f * (o[j] - t[j])", "1.0f * (o[j] - t[j])"),  # squared loss
-        ("order == 1 ? std::fabs", "order == 3 ? std::fabs"),  # l1 norms, which Laplace noise relies on
+        (
+            "order == 1 ? std::fabs",
+            "order == 3 ? std::fabs",
+        ),  # l1 norms, which Laplace noise relies on
     ],
 )
 def test_a_kernel_is_tried_on_every_loss_and_norm(
@@ -119,7 +144,9 @@ def test_a_kernel_is_tried_on_every_loss_and_norm(
     assert any(file.read_text().count(wrong) for file in changed)
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "_SOURCES", tuple(changed))
-    monkeypatch.setattr(library, "_COMMON", tuple("-O0" if flag == "-O2" else flag for flag in library._COMMON))
+    monkeypatch.setattr(
+        library, "_COMMON", tuple("-O0" if flag == "-O2" else flag for flag in library._COMMON)
+    )
     with pytest.warns(Notice), pytest.raises(ConfigError, match="computes wrong bits"):
         library.build("portable")
     for source in library._SOURCES:

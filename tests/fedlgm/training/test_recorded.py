@@ -1,4 +1,5 @@
-"""Steps recorded as a CUDA graph, on a GPU; elsewhere, what happens when a step cannot be recorded."""
+"""Steps recorded as a CUDA graph, on a GPU; elsewhere, what happens when a step cannot be
+recorded."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_it_is() -> None:
     layers = LayerTable.from_module(made)
     trainer = VectorizedTrainer(made, layers, SETTINGS, width=3)
     trainer._fast = unrecordable  # type: ignore[assignment]
-    with pytest.warns(Notice, match=r"cannot be recorded as a CUDA graph \(RuntimeError\)") as warned:
+    with pytest.warns(
+        Notice, match=r"cannot be recorded as a CUDA graph \(RuntimeError\)"
+    ) as warned:
         found = torch.cat(list(trainer.updates(layers.flatten(made), tasks())))
     assert len(warned) == 1
     assert torch.equal(found, expected)

@@ -54,7 +54,9 @@ def _data(examples: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize("name", STACKS)
-def test_bundled_models_agree_whatever_batch_came_before(name: str, shape: tuple[int, int, int]) -> None:
+def test_bundled_models_agree_whatever_batch_came_before(
+    name: str, shape: tuple[int, int, int]
+) -> None:
     module = models.build(name, in_shape=shape, classes=10, seed=1)
     x, y = _data(12, *shape)
     _agree(module, x, y, [torch.randperm(12)[:n] for n in (5, 2, 12, 1, 5)])
@@ -78,13 +80,19 @@ def test_any_two_convolutions_agree(
     bias: bool,
 ) -> None:
     convolutions = [
-        nn.Conv2d(channels[i], channels[i + 1], kernels[i], strides[i], paddings[i], bias=bias) for i in range(2)
+        nn.Conv2d(channels[i], channels[i + 1], kernels[i], strides[i], paddings[i], bias=bias)
+        for i in range(2)
     ]
     features = nn.Sequential(convolutions[0], activation(), convolutions[1], nn.Flatten())
     x, y = _data(6, channels[0], 17, 19)
     with torch.no_grad():
         wide = features(x.float()).shape[1]
-    _agree(nn.Sequential(*features, nn.Linear(wide, 3)), x, y, [torch.tensor([3, 0, 5]), torch.tensor([1])])
+    _agree(
+        nn.Sequential(*features, nn.Linear(wide, 3)),
+        x,
+        y,
+        [torch.tensor([3, 0, 5]), torch.tensor([1])],
+    )
 
 
 @given(
@@ -112,7 +120,9 @@ def test_pooling_agrees_also_where_values_are_equal(
     x = x.round() if ties else x
     with torch.no_grad():
         wide = pool(convolution(x.float())).flatten(1).shape[1]
-    module = nn.Sequential(convolution, activation(), copy.deepcopy(pool), nn.Flatten(), nn.Linear(wide, 3))
+    module = nn.Sequential(
+        convolution, activation(), copy.deepcopy(pool), nn.Flatten(), nn.Linear(wide, 3)
+    )
     _agree(module, x, y, [torch.arange(4), torch.tensor([2, 1])])
 
 
@@ -120,15 +130,24 @@ def test_other_ways_to_stack_agree() -> None:
     x, y = _data(4, 2, 6, 6)
     rows = [torch.arange(4)]
     _agree(nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 3)), x, y, rows)
-    _agree(nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)), x, y, rows)
+    _agree(
+        nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
+        x,
+        y,
+        rows,
+    )
     _agree(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(72, 3)), x, y, rows)
-    _agree(nn.Sequential(nn.Linear(7, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)), *_data(4, 7), rows)
+    _agree(
+        nn.Sequential(nn.Linear(7, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)), *_data(4, 7), rows
+    )
     _agree(nn.Sequential(nn.Linear(7, 4), nn.Flatten(), nn.Linear(4, 3)), *_data(4, 7), rows)
 
 
 def test_images_of_another_size_get_a_memory_of_their_own() -> None:
     """The zero border of padded images must not hold what larger images left there."""
-    module = nn.Sequential(nn.Conv2d(1, 2, 4, 2, 2), nn.AvgPool2d(2), nn.Flatten(), nn.LazyLinear(3))
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 4, 2, 2), nn.AvgPool2d(2), nn.Flatten(), nn.LazyLinear(3)
+    )
     module(torch.zeros(1, 1, 9, 9))
     _agree_on_all(module, [(*_data(3, 1, size, size), torch.arange(3)) for size in (9, 8, 9)])
 
@@ -153,12 +172,16 @@ def test_what_it_does_not_know_is_left_to_autograd() -> None:
         tied,
         nn.Sequential(linear, linear),
         nn.Sequential(Own(3, 3)),
-        nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Tanh()),  # the second would overwrite what the first needs
+        nn.Sequential(
+            nn.Linear(3, 3), nn.Sigmoid(), nn.Tanh()
+        ),  # the second would overwrite what the first needs
         nn.Sequential(nn.Sigmoid(), nn.Linear(3, 3)),
         nn.Sequential(nn.Linear(3, 3), nn.Dropout()),
         nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
         nn.Sequential(nn.Conv2d(1, 4, 3, padding="same"), nn.Flatten(), nn.Linear(4, 3)),
-        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(4, 3)),
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(4, 3)
+        ),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(4, 3)),
         nn.Sequential(nn.Flatten()),
         models.build("resnet20", in_shape=(3, 32, 32), classes=10),
@@ -189,8 +212,15 @@ class Functional(nn.Module):
 
 def test_only_models_that_pool_maxima_are_given_another_layout() -> None:
     images = torch.randn(3, 3, 32, 32)
-    for name, pools in (("cnn-small", True), ("vgg16", True), ("resnet20", False), ("logistic", False)):
-        assert pools_maxima(models.build(name, in_shape=(3, 32, 32), classes=10), images) is pools, name
+    for name, pools in (
+        ("cnn-small", True),
+        ("vgg16", True),
+        ("resnet20", False),
+        ("logistic", False),
+    ):
+        assert (
+            pools_maxima(models.build(name, in_shape=(3, 32, 32), classes=10), images) is pools
+        ), name
     assert pools_maxima(Functional(), torch.randn(4, 1, 8, 8))
 
 
@@ -210,7 +240,9 @@ class Thirds(nn.AvgPool2d):
 
 
 @pytest.mark.parametrize("kind", [Squares, lambda: Halves(2), lambda: Thirds(2)])
-def test_layers_with_a_forward_of_their_own_are_left_to_autograd(kind: Callable[[], nn.Module]) -> None:
+def test_layers_with_a_forward_of_their_own_are_left_to_autograd(
+    kind: Callable[[], nn.Module],
+) -> None:
     """A subclass of a known layer may compute something else."""
     layer = kind()
     rest = [] if isinstance(layer, nn.Flatten) else [nn.Flatten()]

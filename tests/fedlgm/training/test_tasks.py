@@ -1,4 +1,5 @@
-"""Every task, and inputs of every kind, through both trainers: against the loop that anybody would write."""
+"""Every task, and inputs of every kind, through both trainers: against the loop that anybody would
+write."""
 
 from __future__ import annotations
 
@@ -42,11 +43,14 @@ class TwoInputs(nn.Module):
 
     def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
         seen = (self.embedding(tokens) * self.weights[:, None]).sum(1)
-        return self.outputs(torch.cat([self.tied2(torch.tanh(self.tied(self.frozen(seen)))), numbers], dim=1))
+        return self.outputs(
+            torch.cat([self.tied2(torch.tanh(self.tied(self.frozen(seen)))), numbers], dim=1)
+        )
 
 
 class Quartic(tasks.Task):
-    """A task without a closed form; small enough that steps do not overshoot, which would amplify rounding."""
+    """A task without a closed form; small enough that steps do not overshoot, which would amplify
+    rounding."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs[:, 0] - targets).pow(4) / 40
@@ -85,15 +89,21 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
     "several labels on a stack": (lambda: mlp(3), "multi-label", numbers, labels),
     "own task on a stack": (lambda: mlp(1), Quartic(), numbers, real),
     "gru": (
-        lambda: models.build("gru", in_shape=(LENGTH,), classes=VOCABULARY, width=4, hidden=5, layers=2),
-        "next-token", tokens, tokens,
+        lambda: models.build(
+            "gru", in_shape=(LENGTH,), classes=VOCABULARY, width=4, hidden=5, layers=2
+        ),
+        "next-token",
+        tokens,
+        tokens,
     ),
     "transformer": (
         lambda: models.build("transformer", in_shape=(LENGTH,), classes=VOCABULARY, width=8),
-        "next-token", tokens, tokens,
+        "next-token",
+        tokens,
+        tokens,
     ),
     "several inputs": (TwoInputs, "regression", both, real),
-}  # fmt: skip
+}
 
 
 def federation(case: str) -> tuple[nn.Module, LayerTable, tasks.Task, list[ClientTask]]:
@@ -103,17 +113,27 @@ def federation(case: str) -> tuple[nn.Module, LayerTable, tasks.Task, list[Clien
         module = make()
     draw = torch.Generator().manual_seed(5)
     clients = [
-        ClientTask(x_of(draw, size), y_of(draw, size), torch.Generator().manual_seed(client), SETTINGS.epochs)
+        ClientTask(
+            x_of(draw, size),
+            y_of(draw, size),
+            torch.Generator().manual_seed(client),
+            SETTINGS.epochs,
+        )
         for client, size in enumerate(SIZES)
     ]
     return module, LayerTable.from_module(module), tasks.get(task), clients
 
 
 def afresh(clients: list[ClientTask]) -> list[ClientTask]:
-    return [ClientTask(c.x, c.y, torch.Generator().manual_seed(i), c.epochs) for i, c in enumerate(clients)]
+    return [
+        ClientTask(c.x, c.y, torch.Generator().manual_seed(i), c.epochs)
+        for i, c in enumerate(clients)
+    ]
 
 
-def loop(module: nn.Module, layers: LayerTable, task: tasks.Task, clients: list[ClientTask]) -> Tensor:
+def loop(
+    module: nn.Module, layers: LayerTable, task: tasks.Task, clients: list[ClientTask]
+) -> Tensor:
     rows = []
     for client in clients:
         local = copy.deepcopy(module)
@@ -139,11 +159,14 @@ def test_updates_are_those_of_a_plain_loop(case: str, trainer: type) -> None:
     updates = torch.cat([update.clone() for update in trained.updates(start, afresh(clients))])
     size = float(expected.abs().max())
     assert 0.01 < size < 2
-    # Six steps of float32 sums of a few terms: rounding is some 2^-20 of the largest number, whatever adds it up.
+    # Six steps of float32 sums of a few terms: rounding is some 2^-20 of the largest number,
+    # whatever adds it up.
     torch.testing.assert_close(updates, expected, rtol=0, atol=2.0**-16 * size)
 
 
-@pytest.mark.parametrize("case", ["regression on a stack", "several labels on a stack", "own task on a stack"])
+@pytest.mark.parametrize(
+    "case", ["regression on a stack", "several labels on a stack", "own task on a stack"]
+)
 def test_plain_stacks_are_differentiated_without_autograd_whatever_the_task(case: str) -> None:
     module, layers, task, clients = federation(case)
     trainer = SequentialTrainer(module, layers, SETTINGS, task=task)
@@ -155,7 +178,10 @@ def test_plain_stacks_are_differentiated_without_autograd_whatever_the_task(case
     [
         (nn.Sequential(nn.Linear(5, 2)), torch.zeros(3, 4, 5)),  # linear layers along a series
         (nn.Sequential(nn.Linear(5, 2)), torch.zeros(3, 5, dtype=torch.float64)),
-        (nn.Sequential(nn.Flatten(), nn.Linear(20, 2), nn.Tanh(), nn.Conv2d(1, 1, 1)), torch.zeros(3, 4, 5)),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(20, 2), nn.Tanh(), nn.Conv2d(1, 1, 1)),
+            torch.zeros(3, 4, 5),
+        ),
         (nn.Sequential(nn.Conv2d(1, 2, 1)), torch.zeros(3, 1, 2, 2)),  # outputs that are images
         (nn.Sequential(nn.Linear(5, 2)), (torch.zeros(3, 5),)),
     ],
@@ -174,10 +200,14 @@ def test_a_series_through_linear_layers_is_trained_by_autograd() -> None:
     client = ClientTask(series(draw, 4), torch.randn(4, 4, 2, generator=draw), torch.Generator(), 1)
     start = layers.flatten(module)
     one = next(
-        SequentialTrainer(copy.deepcopy(module), layers, SETTINGS, task=tasks.Regression()).updates(start, [client])
+        SequentialTrainer(copy.deepcopy(module), layers, SETTINGS, task=tasks.Regression()).updates(
+            start, [client]
+        )
     )
     again = ClientTask(client.x, client.y, torch.Generator(), 1)
-    many = next(VectorizedTrainer(module, layers, SETTINGS, task=tasks.Regression()).updates(start, [again]))
+    many = next(
+        VectorizedTrainer(module, layers, SETTINGS, task=tasks.Regression()).updates(start, [again])
+    )
     torch.testing.assert_close(one, many)
 
 
@@ -203,12 +233,15 @@ def test_buffers_may_stay_but_not_change(how: str, trainer: type) -> None:
     module = Counting(how)
     layers = LayerTable.from_module(module)
     clients = [ClientTask(torch.ones(4, 5), torch.ones(4), torch.Generator(), 1)]
-    updates = trainer(module, layers, SETTINGS, task=tasks.Regression()).updates(layers.flatten(module), clients)
+    updates = trainer(module, layers, SETTINGS, task=tasks.Regression()).updates(
+        layers.flatten(module), clients
+    )
     if how == "never":
         assert len(list(updates)) == 1
     else:
         with pytest.raises(
-            ConfigError, match=r"buffer 'seen' would follow private data .* GroupNorm|mutate a captured"
+            ConfigError,
+            match=r"buffer 'seen' would follow private data .* GroupNorm|mutate a captured",
         ):
             list(updates)
 
@@ -222,7 +255,9 @@ class Branching(nn.Module):
         return self.linear(x) if float(x.sum()) > 0 else self.linear(-x)
 
 
-def test_a_model_that_cannot_be_vectorised_is_refused_with_the_remedy_and_auto_passes_over_it() -> None:
+def test_a_model_that_cannot_be_vectorised_is_refused_with_the_remedy_and_auto_passes_over_it() -> (
+    None
+):
     module = Branching()
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
@@ -234,7 +269,9 @@ def test_a_model_that_cannot_be_vectorised_is_refused_with_the_remedy_and_auto_p
         "one": lambda: SequentialTrainer(Branching(), layers, SETTINGS, task=tasks.Regression()),
         "many": lambda: VectorizedTrainer(module, layers, SETTINGS, task=tasks.Regression()),
     }
-    with pytest.raises(ConfigError, match=r"(?s)use training.vectorize = 'off'.*: RuntimeError: vmap"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)use training.vectorize = 'off'.*: RuntimeError: vmap"
+    ):
         list(makers["many"]().updates(start, clients()))
     winner, seconds = fastest(makers, start, clients)
     assert winner == "one"

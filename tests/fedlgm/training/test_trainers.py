@@ -1,4 +1,5 @@
-"""Trainers: the vectorised one against the sequential one, and both against a loop anybody would write."""
+"""Trainers: the vectorised one against the sequential one, and both against a loop anybody would
+write."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ def test_models_with_a_state_of_their_own_are_refused(trainer: type) -> None:
 
 
 def _tasks(
-    shape: tuple[int, int, int], epochs: int, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32
+    shape: tuple[int, int, int],
+    epochs: int,
+    sizes: tuple[int, ...] = SIZES,
+    dtype: torch.dtype = torch.float32,
 ) -> list[ClientTask]:
     draw = torch.Generator().manual_seed(5)
     keys = KeyRing(9)
@@ -67,7 +71,9 @@ def _build(name: str) -> tuple[nn.Module, LayerTable, tuple[int, int, int]]:
     return module, LayerTable.from_module(module), shape
 
 
-def _loop(module: nn.Module, layers: LayerTable, settings: LocalTraining, tasks: list[ClientTask]) -> Tensor:
+def _loop(
+    module: nn.Module, layers: LayerTable, settings: LocalTraining, tasks: list[ClientTask]
+) -> Tensor:
     """Plain PyTorch, in the module's own precision."""
     rows = []
     for task in tasks:
@@ -75,7 +81,9 @@ def _loop(module: nn.Module, layers: LayerTable, settings: LocalTraining, tasks:
         if settings.optimizer == "adam":
             optimizer: torch.optim.Optimizer = torch.optim.Adam(local.parameters(), lr=settings.lr)
         else:
-            optimizer = torch.optim.SGD(local.parameters(), lr=settings.lr, momentum=settings.momentum)
+            optimizer = torch.optim.SGD(
+                local.parameters(), lr=settings.lr, momentum=settings.momentum
+            )
         for order in task.permutations():
             for batch in order.split(settings.batch_size):
                 optimizer.zero_grad()
@@ -84,12 +92,20 @@ def _loop(module: nn.Module, layers: LayerTable, settings: LocalTraining, tasks:
                     nn.utils.clip_grad_norm_(local.parameters(), settings.gradient_clip)
                 optimizer.step()
         after, before = dict(local.named_parameters()), dict(module.named_parameters())
-        rows.append(torch.cat([(after[s.name] - before[s.name]).detach().reshape(-1) for s in layers.slots()]))
+        rows.append(
+            torch.cat(
+                [(after[s.name] - before[s.name]).detach().reshape(-1) for s in layers.slots()]
+            )
+        )
     return torch.stack(rows)
 
 
 def _rounding(
-    module: nn.Module, scale: float, layers: LayerTable, settings: LocalTraining, shape: tuple[int, int, int]
+    module: nn.Module,
+    scale: float,
+    layers: LayerTable,
+    settings: LocalTraining,
+    shape: tuple[int, int, int],
 ) -> float:
     """Relative error of a plain loop in single precision, from scaled weights."""
     start = copy.deepcopy(module)
@@ -98,7 +114,10 @@ def _rounding(
             parameter.mul_(scale)
     plain = _loop(start, layers, settings, _tasks(shape, settings.epochs))
     return _relative(
-        plain, _loop(start.double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
+        plain,
+        _loop(
+            start.double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64)
+        ),
     )
 
 
@@ -115,40 +134,61 @@ def _relative(ours: Tensor, theirs: Tensor) -> float:
     ],
 )
 def test_vectorized_equals_a_plain_loop_in_double_precision(name: str, optimizer: str) -> None:
-    """In double precision rounding is out of the way: a difference would be a different algorithm."""
+    """In double precision rounding is out of the way: a difference would be a different
+    algorithm."""
     module, layers, shape = _build(name)
     settings = OPTIMIZERS[optimizer]
     sizes = SIZES if name in QUICK else (9, 4)
     module = module.double()
-    model = torch.cat([dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()])
-    reference = _loop(module, layers, settings, _tasks(shape, settings.epochs, sizes, torch.float64))
+    model = torch.cat(
+        [dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()]
+    )
+    reference = _loop(
+        module, layers, settings, _tasks(shape, settings.epochs, sizes, torch.float64)
+    )
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=3)
     ours = torch.cat(
-        [u.clone() for u in trainer.updates(model, _tasks(shape, settings.epochs, sizes, torch.float64))]
+        [
+            u.clone()
+            for u in trainer.updates(model, _tasks(shape, settings.epochs, sizes, torch.float64))
+        ]
     )  # torch's clip_grad_norm_ adds 1e-6 to the norm.
     assert _relative(ours, reference) < (1e-5 if optimizer == "clipped" else 1e-9)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", QUICK)
-def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name: str, optimizer: str) -> None:
-    """Adam divides a gradient by its own size, so the rounding errors of a plain loop come near 1e-5 by themselves.
+def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(
+    name: str, optimizer: str
+) -> None:
+    """Adam divides a gradient by its own size, so the rounding errors of a plain loop come near
+    1e-5 by themselves.
 
-    Networks with ReLU are left to the test in double precision: wherever rounding moves an activation across zero, a
-    gradient jumps, and no two implementations agree.
+    Networks with ReLU are left to the test in double precision: wherever rounding moves an
+    activation across zero, a gradient jumps, and no two implementations agree.
     """
     module, layers, shape = _build(name)
     settings = OPTIMIZERS[optimizer]
     model = layers.flatten(module)
-    exact = _loop(copy.deepcopy(module).double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
+    exact = _loop(
+        copy.deepcopy(module).double(),
+        layers,
+        settings,
+        _tasks(shape, settings.epochs, dtype=torch.float64),
+    )
     # One start may have no gradient near zero by chance.
-    tolerance = max(1e-5, *(5 * _rounding(module, scale, layers, settings, shape) for scale in (0.999, 1.0, 1.001)))
+    tolerance = max(
+        1e-5,
+        *(5 * _rounding(module, scale, layers, settings, shape) for scale in (0.999, 1.0, 1.001)),
+    )
     assert tolerance < 1e-3  # what a wrong trainer misses by a factor of a hundred, see below
     for trainer in (
         SequentialTrainer(copy.deepcopy(module), layers, settings),
         VectorizedTrainer(copy.deepcopy(module), layers, settings, width=3),
     ):
-        ours = torch.cat([u.clone() for u in trainer.updates(model, _tasks(shape, settings.epochs))])
+        ours = torch.cat(
+            [u.clone() for u in trainer.updates(model, _tasks(shape, settings.epochs))]
+        )
         assert _relative(ours, exact) < tolerance
 
 
@@ -165,10 +205,14 @@ def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> No
     module = module.double()
     settings = dataclasses.replace(OPTIMIZERS[optimizer], epochs=1, batch_size=2)
     sizes = (3, 2) if name == "resnet18" else (2, 1)
-    model = torch.cat([dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()])
+    model = torch.cat(
+        [dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()]
+    )
     reference = _loop(module, layers, settings, _tasks(shape, 1, sizes, torch.float64))
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=2)
-    ours = torch.cat([u.clone() for u in trainer.updates(model, _tasks(shape, 1, sizes, torch.float64))])
+    ours = torch.cat(
+        [u.clone() for u in trainer.updates(model, _tasks(shape, 1, sizes, torch.float64))]
+    )
     assert _relative(ours, reference) < 1e-7
 
 
@@ -194,11 +238,14 @@ def test_sequential_training_equals_a_plain_loop(name: str, optimizer: str) -> N
 
 
 def test_a_wrong_trainer_would_be_caught() -> None:
-    """Power: another learning rate, or the order of another client, is far outside the tolerance."""
+    """Power: another learning rate, or the order of another client, is far outside the
+    tolerance."""
     module, layers, shape = _build("mlp")
     settings = OPTIMIZERS["sgd"]
     reference = _loop(module, layers, settings, _tasks(shape, 2))
-    other = _loop(module, layers, LocalTraining("sgd", lr=0.1001, epochs=2, batch_size=8), _tasks(shape, 2))
+    other = _loop(
+        module, layers, LocalTraining("sgd", lr=0.1001, epochs=2, batch_size=8), _tasks(shape, 2)
+    )
     assert _relative(other, reference) > 1e-4
 
 
@@ -208,7 +255,12 @@ def test_results_do_not_depend_on_the_width() -> None:
     model = layers.flatten(module)
     updates = [
         torch.cat(
-            [u.clone() for u in VectorizedTrainer(module, layers, settings, width=w).updates(model, _tasks(shape, 2))]
+            [
+                u.clone()
+                for u in VectorizedTrainer(module, layers, settings, width=w).updates(
+                    model, _tasks(shape, 2)
+                )
+            ]
         )
         for w in (1, 2, 4)
     ]
@@ -230,7 +282,9 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
     settings = OPTIMIZERS["sgd"]
     model = layers.flatten(module)
     cramped = _Cramped(copy.deepcopy(module), layers, settings, width=4)
-    with pytest.warns(UserWarning, match="4 clients at once do not fit into memory: continuing with 2") as caught:
+    with pytest.warns(
+        UserWarning, match="4 clients at once do not fit into memory: continuing with 2"
+    ) as caught:
         ours = torch.cat([u.clone() for u in cramped.updates(model, _tasks(shape, 2))])
     assert len(caught) == 1
     assert cramped.width == 2
@@ -243,7 +297,8 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
 
 @pytest.mark.slow
 def test_real_want_of_memory_on_the_cpu_is_halved() -> None:
-    """PyTorch's CPU allocator raises a plain RuntimeError; the limit has room for one copy of 64 clients' weights."""
+    """PyTorch's CPU allocator raises a plain RuntimeError; the limit has room for one copy of 64
+    clients' weights."""
     code = """
 import resource, warnings
 import psutil, torch
@@ -271,7 +326,8 @@ assert "64 clients at once do not fit into memory: continuing with 32" in str(ca
 
 
 class _Tiny(VectorizedTrainer):
-    """As on a device with room for one client: every batch is padded to the width, a lone client's too."""
+    """As on a device with room for one client: every batch is padded to the width, a lone client's
+    too."""
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         if self.width > 1:

@@ -1,4 +1,5 @@
-"""Decoupled weight decay of clients' training: the steps of torch's AdamW, in every trainer or refused."""
+"""Decoupled weight decay of clients' training: the steps of torch's AdamW, in every trainer or
+refused."""
 
 from __future__ import annotations
 
@@ -37,14 +38,18 @@ def task(**more) -> ClientTask:
 def update(kind: type, settings: LocalTraining, given: ClientTask, **options) -> torch.Tensor:
     made = module()
     layers = LayerTable.from_module(made)
-    return next(iter(kind(made, layers, settings, **options).updates(layers.flatten(made), [given])))[0].clone()
+    return next(
+        iter(kind(made, layers, settings, **options).updates(layers.flatten(made), [given]))
+    )[0].clone()
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, VectorizedTrainer])
 def test_adam_with_weight_decay_is_adamw(kind: type) -> None:
     settings, made = SETTINGS[0], module()
     start = torch.cat([value.detach().flatten() for value in made.parameters()])
-    optimizer = torch.optim.AdamW(made.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(
+        made.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+    )
     for order in task().permutations():
         for rows in order.split(settings.batch_size):
             optimizer.zero_grad()
@@ -63,7 +68,9 @@ def test_trainers_agree_and_what_is_not_trained_does_not_decay(settings: LocalTr
         one = update(SequentialTrainer, settings, task(**given))
         other = update(VectorizedTrainer, settings, task(**given), width=2)
         assert torch.allclose(one, other, atol=1e-6)
-        plain = update(SequentialTrainer, dataclasses.replace(settings, weight_decay=None), task(**given))
+        plain = update(
+            SequentialTrainer, dataclasses.replace(settings, weight_decay=None), task(**given)
+        )
         assert not torch.allclose(one, plain, atol=1e-3)
         if given:
             assert not one[16:].any()
@@ -73,7 +80,10 @@ def test_where_weights_cannot_decay_it_is_refused() -> None:
     made = module()
     layers = LayerTable.from_module(made)
     if reason() is None:
-        with pytest.raises(ConfigError, match=r"kernel has no training\.weight_decay: use training\.kernel = 'torch'"):
+        with pytest.raises(
+            ConfigError,
+            match=r"kernel has no training\.weight_decay: use training\.kernel = 'torch'",
+        ):
             NativeTrainer(made, layers, SETTINGS[0])
     with pytest.raises(ConfigError, match=r"training\.weight_decay"):
         load("dp-sgd-digits", ["training.weight_decay=0.1"])
@@ -94,10 +104,16 @@ def test_facts_without_a_decay_are_written_as_before() -> None:
 def test_a_recipe_states_it(tmp_path) -> None:
     changes = ["federation.rounds=1", "training.optimizer=adam", "training.lr=0.01"]
     made = [
-        simulations.simulate("digits", overrides=[*changes, *more], run_dir=tmp_path / str(number))["model_sha256"]
+        simulations.simulate("digits", overrides=[*changes, *more], run_dir=tmp_path / str(number))[
+            "model_sha256"
+        ]
         for number, more in enumerate(([], ["training.weight_decay=0.1"]))
     ]
     assert made[0] != made[1]
     with pytest.raises(ConfigError, match=r"between 0 and 1, got lr 0\.01 and weight_decay 200"):
-        simulations.simulate("digits", overrides=[*changes, "training.weight_decay=200"], run_dir=tmp_path / "refused")
+        simulations.simulate(
+            "digits",
+            overrides=[*changes, "training.weight_decay=200"],
+            run_dir=tmp_path / "refused",
+        )
     assert not (tmp_path / "refused").exists()

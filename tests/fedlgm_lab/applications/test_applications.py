@@ -1,4 +1,5 @@
-"""Coordinate descent and PCA through the federation: as the central computation, accounted, on the command line."""
+"""Coordinate descent and PCA through the federation: as the central computation, accounted, on the
+command line."""
 
 import json
 import math
@@ -23,8 +24,19 @@ from fedlgm_lab.applications import coordinate_descent as cd
 from fedlgm_lab.applications import pca
 from fedlgm_lab.applications import runs as applications
 from fedlgm_lab.applications.datasets import fully_random_rows, load_tabular
-from fedlgm_lab.applications.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
-from fedlgm_lab.applications.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, pack, unpack
+from fedlgm_lab.applications.federated_descent import (
+    CoordinateRelease,
+    CoordinateSums,
+    ProximalStep,
+    coordinate_table,
+)
+from fedlgm_lab.applications.federated_pca import (
+    CovarianceRelease,
+    CovarianceSums,
+    covariance_table,
+    pack,
+    unpack,
+)
 from fedlgm_lab.applications.objectives import Lasso, Logistic
 from fedlgm_lab.applications.settings import DescentSettings, PcaSettings
 from fedlgm_lab.applications.smoothness import smoothness
@@ -45,7 +57,14 @@ def components(**values):
 
 
 def descent_plan(x, objective, **changes):
-    arguments = {"budget": 0.5, "rule": "spr", "clip": 1.0, "rate": 0.5, "passes": 3, "rows": len(x)} | changes
+    arguments = {
+        "budget": 0.5,
+        "rule": "spr",
+        "clip": 1.0,
+        "rate": 0.5,
+        "passes": 3,
+        "rows": len(x),
+    } | changes
     return cd.plan_descent(smoothness(objective, x), **arguments)
 
 
@@ -90,7 +109,9 @@ def covariance_vector(x, plan, clients, tmp_path, keys=KEYS):
 
 
 def covariance(method, dimension, epsilon=1.0):
-    return pca.covariance_plan(method, dimension, epsilon, 0.0 if method.startswith("laplace") else 1e-6)
+    return pca.covariance_plan(
+        method, dimension, epsilon, 0.0 if method.startswith("laplace") else 1e-6
+    )
 
 
 # --- coordinate descent --------------------------------------------------------------------------------------------
@@ -101,7 +122,9 @@ def covariance(method, dimension, epsilon=1.0):
 def test_federated_descent_is_the_central_one_when_noise_is_off(name, clients, tmp_path):
     data, objective = load_tabular(name), TASKS[name]
     plan = quiet(descent_plan(data.features, objective))
-    central = cd.descend(objective, data.features, data.targets, plan, KEYS.numpy_generator(Purpose.NOISE))[1:]
+    central = cd.descend(
+        objective, data.features, data.targets, plan, KEYS.numpy_generator(Purpose.NOISE)
+    )[1:]
     path, _, _ = run_descent(data.features, data.targets, objective, plan, clients, tmp_path)
     assert path == pytest.approx(central, rel=1e-4, abs=1e-4 * np.abs(central).max())
     assert np.abs(central).max() > 0.1
@@ -110,7 +133,11 @@ def test_federated_descent_is_the_central_one_when_noise_is_off(name, clients, t
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_federated_noise_has_the_law_of_the_central_one(family, tmp_path):
-    x, y, objective = np.zeros((40, 3)), np.zeros(40), Lasso(0.0)  # no signal: theta moves by noise alone
+    x, y, objective = (
+        np.zeros((40, 3)),
+        np.zeros(40),
+        Lasso(0.0),
+    )  # no signal: theta moves by noise alone
     x[0] = [0.1, 1.0, 3.0]
     plan = descent_plan(x, objective, family=family, passes=200, rule="inid")
     x = np.zeros_like(x)
@@ -131,19 +158,27 @@ def test_the_ledger_charges_what_the_central_plan_costs(rule, relation, tmp_path
     plan = descent_plan(x, Lasso(0.1), budget=budget, rule=rule, relation=relation)
     _, last, epsilon = run_descent(x, x[:, 0], Lasso(0.1), plan, 3, tmp_path)
     assert epsilon == pytest.approx(1.0, rel=1e-3)
-    assert (last.guarantee.unit, last.guarantee.relation, last.denominator) == ("example", relation, 3)
+    assert (last.guarantee.unit, last.guarantee.relation, last.denominator) == (
+        "example",
+        relation,
+        3,
+    )
 
 
 @pytest.mark.parametrize("rule", ["inid", "spr", "iid"])
 def test_laplace_descent_is_pure(rule):
-    result = applications.coordinate_descent(descent(family="laplace", rule=rule, passes=2, epsilon=0.7))
+    result = applications.coordinate_descent(
+        descent(family="laplace", rule=rule, passes=2, epsilon=0.7)
+    )
     assert result["delta"] == 0
     assert result["epsilon"] == pytest.approx(0.7, rel=1e-6)
     assert result["epsilon"] == result["claimed_epsilon"]
 
 
 def test_iid_noise_is_equal_on_all_updates_and_costs_the_pass():
-    plan = descent_plan(load_tabular("diabetes", scaling="centered").features, Lasso(0.1), rule="iid")
+    plan = descent_plan(
+        load_tabular("diabetes", scaling="centered").features, Lasso(0.1), rule="iid"
+    )
     assert plan.noise * plan.rates == pytest.approx((plan.noise * plan.rates)[0])
     assert np.linalg.norm(2 * plan.clip / plan.noise) == pytest.approx(0.5)
 
@@ -195,7 +230,9 @@ def test_federated_covariance_is_the_central_one_when_noise_is_off(method, tmp_p
     total = pca.covariance_sum(x, plan)
     tiny = replace(plan, diagonal=1e-9 * plan.diagonal, off_diagonal=1e-9 * plan.off_diagonal)
     vector, _, _ = covariance_vector(x, tiny, 7, tmp_path)
-    assert unpack(vector, plan) == pytest.approx(SAFETY * total, abs=1e-5)  # clients' sums are cut short by 2^-16
+    assert unpack(vector, plan) == pytest.approx(
+        SAFETY * total, abs=1e-5
+    )  # clients' sums are cut short by 2^-16
     assert unpack(pack(total, plan), plan) == pytest.approx(total, abs=1e-5)
 
 
@@ -239,7 +276,9 @@ def test_a_row_never_spends_more_than_the_released_plan_says(row):
 
 def test_pca_finds_the_subspace_and_the_budget_matters():
     errors = [
-        applications.principal_components(components(epsilon=epsilon))["diagnostics"]["recovery_error"]
+        applications.principal_components(components(epsilon=epsilon))["diagnostics"][
+            "recovery_error"
+        ]
         for epsilon in (0.2, 1.0, 20.0)
     ]
     assert errors[0] > errors[1] > errors[2]
@@ -251,13 +290,17 @@ def test_pca_finds_the_subspace_and_the_budget_matters():
 
 
 def test_a_method_that_is_not_private_shows_its_claim_beside_the_proof():
-    result = applications.principal_components(components(method="gaussian-inid-unclipped", epsilon=2.0))
+    result = applications.principal_components(
+        components(method="gaussian-inid-unclipped", epsilon=2.0)
+    )
     assert (result["claimed_epsilon"], result["epsilon"]) == (2.0, math.inf)
     assert result["guarantee"].startswith("NOT PRIVATE")
 
 
 def test_results_do_not_depend_on_who_holds_the_rows_but_for_rounding():
-    spectra = [applications.principal_components(components(clients=c))["spectrum"] for c in (1, 13)]
+    spectra = [
+        applications.principal_components(components(clients=c))["spectrum"] for c in (1, 13)
+    ]
     assert spectra[0] == pytest.approx(spectra[1], abs=0.05)
 
 
@@ -275,13 +318,20 @@ def command(monkeypatch, capsys, *arguments):
 
 def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path):
     out = tmp_path / "run"
-    code, text = command(monkeypatch, capsys, "coordinate-descent", "--set", "passes=2", "--out", out, "--json")
+    code, text = command(
+        monkeypatch, capsys, "coordinate-descent", "--set", "passes=2", "--out", out, "--json"
+    )
     result = json.loads(text.out)
     assert code == 0
     assert "INFO" not in text.err  # Flower's own account of every round
     assert result["epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert result["guarantee"].startswith("conditional (example-level, replace-one")
-    assert {p.name for p in out.iterdir()} >= {"settings.toml", "ledger.sqlite", "metrics.jsonl", "result.json"}
+    assert {p.name for p in out.iterdir()} >= {
+        "settings.toml",
+        "ledger.sqlite",
+        "metrics.jsonl",
+        "result.json",
+    }
     assert (out / "objective.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     again = command(monkeypatch, capsys, "coordinate-descent", out / "settings.toml", "--json")[1]
@@ -299,12 +349,18 @@ def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path
     [
         (["coordinate-descent", "--set", "data=iris"], "data: must be 'diabetes'"),
         (["coordinate-descent", "--set", "rule=best"], "rule: must be"),
-        (["coordinate-descent", "--set", "family=laplace", "--set", "delta=1e-5"], "delta must be 0 for Laplace"),
+        (
+            ["coordinate-descent", "--set", "family=laplace", "--set", "delta=1e-5"],
+            "delta must be 0 for Laplace",
+        ),
         (["coordinate-descent", "--set", "delta=0"], "delta must be > 0 for Gaussian"),
         (["coordinate-descent", "--set", "epsilon=-1"], "epsilon: must be above 0"),
         (["coordinate-descent", "--set", "passes=0"], "passes: must be at least"),
         (["pca", "--set", "method=magic"], "method: unknown 'magic'; known: gaussian-iid"),
-        (["pca", "--set", "data=digits", "--set", "rank=65"], "rank: must be at most the 64 features"),
+        (
+            ["pca", "--set", "data=digits", "--set", "rank=65"],
+            "rank: must be at most the 64 features",
+        ),
         (["pca", "--set", "rank=101"], "rank"),
         (["pca", "missing.toml"], "missing.toml cannot be read"),
     ],
@@ -335,4 +391,6 @@ def test_more_clients_than_rows_and_recipes_stay_recipes():
     assert result["rows"] == 442
     assert not {"pca", "coordinate-descent"} & set(recipe.names())
     for name in ("inid-fashion-mnist", "inid-resnet20-cifar10"):
-        assert recipe.load(name, ["mechanism.name=laplace-spr"]).mechanism.build().family == "laplace"
+        assert (
+            recipe.load(name, ["mechanism.name=laplace-spr"]).mechanism.build().family == "laplace"
+        )

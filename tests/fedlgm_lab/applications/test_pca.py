@@ -16,7 +16,13 @@ from fedlgm.errors import ConfigError, DataError
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from fedlgm_lab.applications.datasets import fully_random_rows
-from fedlgm_lab.applications.pca import covariance_plan, covariance_sum, methods, subspace_recovery_error, top_subspace
+from fedlgm_lab.applications.pca import (
+    covariance_plan,
+    covariance_sum,
+    methods,
+    subspace_recovery_error,
+    top_subspace,
+)
 
 M = 12
 MU = gaussian_mu(1.0, 1e-6)
@@ -31,7 +37,9 @@ SPECIAL = {
 
 
 def plan_of(method, dimension=M, epsilon=1.0):
-    return covariance_plan(method, dimension, epsilon, 1e-6 if method.startswith("gaussian") else 0.0)
+    return covariance_plan(
+        method, dimension, epsilon, 1e-6 if method.startswith("gaussian") else 0.0
+    )
 
 
 def moved(plan, row):
@@ -39,7 +47,9 @@ def moved(plan, row):
     outer = covariance_sum(row[None], plan)
     diagonal, above = np.diag(outer), outer[np.triu_indices(plan.dimension, 1)]
     if plan.family == "gaussian":
-        return math.sqrt((diagonal**2).sum() / plan.diagonal**2 + (above**2).sum() / plan.off_diagonal**2)
+        return math.sqrt(
+            (diagonal**2).sum() / plan.diagonal**2 + (above**2).sum() / plan.off_diagonal**2
+        )
     return np.abs(diagonal).sum() / plan.diagonal + np.abs(above).sum() / plan.off_diagonal
 
 
@@ -47,16 +57,23 @@ def budget(plan):
     return MU if plan.family == "gaussian" else 1.0
 
 
-@given(hnp.arrays(np.float64, M, elements=st.floats(-1, 1)).filter(lambda v: np.linalg.norm(v) > 1e-3))
+@given(
+    hnp.arrays(np.float64, M, elements=st.floats(-1, 1)).filter(lambda v: np.linalg.norm(v) > 1e-3)
+)
 def test_symmetric_noise_is_tight_for_every_unit_row(row):
-    assert moved(plan_of("gaussian-symmetric"), row / np.linalg.norm(row)) == pytest.approx(MU, rel=1e-12)
+    assert moved(plan_of("gaussian-symmetric"), row / np.linalg.norm(row)) == pytest.approx(
+        MU, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("method", [m for m in methods() if m != "gaussian-inid-unclipped"])
 @given(data=st.data())
 def test_no_row_spends_more_than_the_budget(method, data):
     plan = plan_of(method)
-    row = data.draw(hnp.arrays(np.float64, M, elements=st.floats(-10, 10)) | st.sampled_from(list(SPECIAL.values())))
+    row = data.draw(
+        hnp.arrays(np.float64, M, elements=st.floats(-10, 10))
+        | st.sampled_from(list(SPECIAL.values()))
+    )
     assert moved(plan, row) <= budget(plan) * (1 + 1e-9)
 
 
@@ -104,7 +121,9 @@ def test_sums_add_up_over_clients(first, second):
 def test_short_rows_are_kept_and_long_ones_are_scaled():
     plan = plan_of("gaussian-symmetric")
     x = np.stack((0.5 * SPECIAL["flat"], 7 * SPECIAL["axis"]))
-    expected = 0.25 * np.outer(SPECIAL["flat"], SPECIAL["flat"]) + np.outer(SPECIAL["axis"], SPECIAL["axis"])
+    expected = 0.25 * np.outer(SPECIAL["flat"], SPECIAL["flat"]) + np.outer(
+        SPECIAL["axis"], SPECIAL["axis"]
+    )
     assert covariance_sum(x, plan) == pytest.approx(expected)
 
 
@@ -120,7 +139,10 @@ def test_entries_are_clipped():
 @pytest.mark.parametrize("method", ["gaussian-symmetric", "laplace-inid"])
 def test_noise_is_symmetric_with_the_planned_scales(method):
     plan = plan_of(method, 40)
-    noise = [perturb(np.zeros((40, 40)), plan, KeyRing(3).numpy_generator(Purpose.NOISE, i)) for i in range(60)]
+    noise = [
+        perturb(np.zeros((40, 40)), plan, KeyRing(3).numpy_generator(Purpose.NOISE, i))
+        for i in range(60)
+    ]
     stack = np.stack(noise)
     assert np.array_equal(stack, stack.swapaxes(1, 2))
     unit = 1.0 if plan.family == "gaussian" else 2.0
@@ -130,7 +152,9 @@ def test_noise_is_symmetric_with_the_planned_scales(method):
         spread = squares.std() / math.sqrt(squares.size)
         assert abs(squares.mean() - scale**2) < 4.5 * spread
     spread = above.std() / math.sqrt(above.size)
-    assert abs(above.mean() - (1.08 * plan.off_diagonal) ** 2) > 4.5 * spread  # 8 % too much would be noticed
+    assert (
+        abs(above.mean() - (1.08 * plan.off_diagonal) ** 2) > 4.5 * spread
+    )  # 8 % too much would be noticed
 
 
 def test_recovery_error():
@@ -139,8 +163,12 @@ def test_recovery_error():
     assert subspace_recovery_error(np.eye(6)[:, 2:4], basis) == pytest.approx(1)
     rotated = basis @ np.array([[0.6, 0.8], [-0.8, 0.6]])
     assert subspace_recovery_error(rotated, basis) == pytest.approx(0, abs=1e-15)
-    tilted = np.stack((np.eye(6)[0], math.cos(0.3) * np.eye(6)[1] + math.sin(0.3) * np.eye(6)[2]), axis=1)
-    assert subspace_recovery_error(np.stack((tilted, basis)), basis) == pytest.approx([math.sin(0.3) / math.sqrt(2), 0])
+    tilted = np.stack(
+        (np.eye(6)[0], math.cos(0.3) * np.eye(6)[1] + math.sin(0.3) * np.eye(6)[2]), axis=1
+    )
+    assert subspace_recovery_error(np.stack((tilted, basis)), basis) == pytest.approx(
+        [math.sin(0.3) / math.sqrt(2), 0]
+    )
 
 
 def test_without_noise_the_subspace_is_recovered():
@@ -153,7 +181,11 @@ def test_without_noise_the_subspace_is_recovered():
 
 def test_recovery_in_the_papers_setting():
     """M=100, N=1000, r=10, delta=1e-6; a standard error of these means is about 1 %."""
-    plans = {f"{m} {e}": plan_of(m, 100, e) for m in ("gaussian-iid", "gaussian-symmetric") for e in (1.0, 5.0)}
+    plans = {
+        f"{m} {e}": plan_of(m, 100, e)
+        for m in ("gaussian-iid", "gaussian-symmetric")
+        for e in (1.0, 5.0)
+    }
     plans["clipping"] = replace(plan_of("gaussian-inid", 100), diagonal=0.0, off_diagonal=0.0)
     errors = recovery_errors(plans, rank=10, rows=1000, trials=8, keys=KeyRing(5))
     means = {name: x.mean() for name, x in errors.items()}
@@ -161,7 +193,9 @@ def test_recovery_in_the_papers_setting():
     assert means["gaussian-iid 5.0"] == pytest.approx(0.094, rel=0.05)
     assert means["gaussian-symmetric 1.0"] < 0.8 * means["gaussian-iid 1.0"]
     assert means["gaussian-symmetric 5.0"] < 0.8 * means["gaussian-iid 5.0"]
-    assert means["clipping"] > 0.1 > 0.0752  # the published i.n.i.d. figure at epsilon 5 lies below clipping alone
+    assert (
+        means["clipping"] > 0.1 > 0.0752
+    )  # the published i.n.i.d. figure at epsilon 5 lies below clipping alone
 
 
 def test_trials_depend_on_their_keys_only():
@@ -200,4 +234,6 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="rank"):
         fully_random_rows(3, 4, 10, KeyRing(0).numpy_generator(Purpose.PROBE))
     with pytest.raises(ConfigError, match="one dimension"):
-        recovery_errors({"a": plan, "b": plan_of("gaussian-iid", 3)}, rank=1, rows=5, trials=1, keys=KeyRing(0))
+        recovery_errors(
+            {"a": plan, "b": plan_of("gaussian-iid", 3)}, rank=1, rows=5, trials=1, keys=KeyRing(0)
+        )

@@ -31,7 +31,9 @@ def test_matches_scipys_matrix_root():
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((60, 5)) @ rng.standard_normal((5, 5)) for _ in range(2))
     ca, cb = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca + cb - 2 * np.real(sqrtm(ca @ cb)))
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(
+        ca + cb - 2 * np.real(sqrtm(ca @ cb))
+    )
     assert frechet_distance(a, b) == pytest.approx(expected)
     assert frechet_distance(b, a) == pytest.approx(expected)
 
@@ -44,7 +46,9 @@ def test_a_singular_covariance_is_no_obstacle():
 def test_public_classifier_orders_sets_of_digits():
     digits = data.load("digits")
     before = torch.get_rng_state()
-    classifier = PublicClassifier.train(torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y), 10)
+    classifier = PublicClassifier.train(
+        torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y), 10
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert classifier.accuracy > 0.85
     threes = torch.from_numpy(digits.train_x[digits.train_y == 3])

@@ -18,7 +18,8 @@ def pictures(seed: int, shape: tuple[int, ...] = (1, 12, 9)) -> tuple[np.ndarray
 
 
 def test_ssim_has_scikit_images_values():
-    # skimage.metrics.structural_similarity(a, b, win_size=7, data_range=2.0) of scikit-image 0.26 on these pictures.
+    # skimage.metrics.structural_similarity(a, b, win_size=7, data_range=2.0) of scikit-image 0.26
+    # on these pictures.
     assert ssim(*pictures(0)) == pytest.approx(SKIMAGE[0], abs=1e-12)
     assert ssim(*pictures(1, (20, 20))) == pytest.approx(SKIMAGE[1], abs=1e-12)
     assert ssim(*pictures(2, (3, 16, 16))) == pytest.approx(SKIMAGE[2], abs=1e-12)

@@ -20,7 +20,8 @@ installed = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A file of the published form; its numbers are random, since the real ones cannot be had everywhere."""
+    """A file of the published form; its numbers are random, since the real ones cannot be had
+    everywhere."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     class Untrained(FeatureExtractorInceptionV3):
@@ -30,7 +31,9 @@ def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     torch.save({}, folder / "empty.pth")
     torch.manual_seed(0)
-    network = Untrained("inception", ["2048"], feature_extractor_weights_path=str(folder / "empty.pth"))
+    network = Untrained(
+        "inception", ["2048"], feature_extractor_weights_path=str(folder / "empty.pth")
+    )
     torch.save(network.state_dict(), folder / WEIGHTS)
     return folder / WEIGHTS
 
@@ -43,7 +46,9 @@ def test_distances_by_torch_fidelitys_network(weights):
     found = inception.features(images)
     assert found.shape == (6, 2048)
     assert found.dtype == np.float64
-    assert inception.distance(images[:3], images[3:]) == pytest.approx(frechet_distance(found[:3], found[3:]))
+    assert inception.distance(images[:3], images[3:]) == pytest.approx(
+        frechet_distance(found[:3], found[3:])
+    )
     assert np.allclose(found[:2], inception.features(images[:2].expand(-1, 3, -1, -1)))
     with pytest.raises(ConfigError, match="1 or 3"):
         inception.features(torch.zeros(2, 2, 8, 8))
@@ -52,7 +57,9 @@ def test_distances_by_torch_fidelitys_network(weights):
 @installed
 def test_nothing_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=f"no Inception weights at .*{WEIGHTS}: fedlgm does not download it"):
+    with pytest.raises(
+        ConfigError, match=f"no Inception weights at .*{WEIGHTS}: fedlgm does not download it"
+    ):
         InceptionFeatures()
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="no Inception weights at"):
@@ -71,7 +78,9 @@ def test_other_files_are_refused_and_not_executed(tmp_path):
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "other.pth")
     (tmp_path / "text.pth").write_text("not weights")
     for name in ("hostile.pth", "other.pth", "text.pth"):
-        with pytest.raises(ConfigError, match=f"{name} does not hold torch-fidelity's Inception weights"):
+        with pytest.raises(
+            ConfigError, match=f"{name} does not hold torch-fidelity's Inception weights"
+        ):
             InceptionFeatures(tmp_path / name)
     assert not marker.exists()
 

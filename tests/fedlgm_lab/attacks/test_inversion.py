@@ -29,10 +29,15 @@ def updated(
     name: str, x: Tensor, y: Tensor, training: LocalTraining, **options
 ) -> tuple[nn.Module, LayerTable, Tensor]:
     """A model, its layers, and the update of a client with these images."""
-    module, own = (models.build(name, in_shape=tuple(x.shape[1:]), classes=10, seed=3, **options) for _ in range(2))
+    module, own = (
+        models.build(name, in_shape=tuple(x.shape[1:]), classes=10, seed=3, **options)
+        for _ in range(2)
+    )
     layers = LayerTable.from_module(module)
     task = ClientTask(x, y, torch.Generator(), training.epochs)
-    update = next(iter(SequentialTrainer(own, layers, training).updates(layers.flatten(module), [task])))[0].clone()
+    update = next(
+        iter(SequentialTrainer(own, layers, training).updates(layers.flatten(module), [task]))
+    )[0].clone()
     return module, layers, update
 
 
@@ -41,7 +46,9 @@ def test_one_image_of_an_mlp_is_found_exactly(epochs):
     x, y = digits(1)
     training = LocalTraining(lr=0.5, epochs=epochs, batch_size=8)
     module, layers, update = updated("mlp", x, y, training)
-    found = invert(module, Observation.unprotected(layers, update), training, images=1, shape=(1, 8, 8))
+    found = invert(
+        module, Observation.unprotected(layers, update), training, images=1, shape=(1, 8, 8)
+    )
     assert found.method == "analytic"
     assert found.labels.tolist() == y.tolist()
     assert found.score(x)[0]["ssim"] > 0.999
@@ -52,7 +59,12 @@ def test_several_images_of_an_mlp_are_found_by_optimisation():
     module, layers, update = updated("mlp", x, y, ONE_STEP)
     settings = InversionSettings(iterations=200, restarts=1, lr=0.1, total_variation=1e-3)
     found = invert(
-        module, Observation.unprotected(layers, update), ONE_STEP, images=3, shape=(1, 8, 8), settings=settings
+        module,
+        Observation.unprotected(layers, update),
+        ONE_STEP,
+        images=3,
+        shape=(1, 8, 8),
+        settings=settings,
     )
     assert found.method == "optimised"
     assert sorted(found.labels.tolist()) == sorted(y.tolist())
@@ -82,14 +94,20 @@ def test_more_layers_of_a_cnn_give_more_away_together_than_each_by_itself():
     module, layers, update = updated("cnn", x, y, ONE_STEP)
     settings = InversionSettings(iterations=200, restarts=1)
     found = invert(
-        module, Observation.unprotected(layers, update), ONE_STEP, images=1, shape=(1, 28, 28), settings=settings
+        module,
+        Observation.unprotected(layers, update),
+        ONE_STEP,
+        images=1,
+        shape=(1, 28, 28),
+        settings=settings,
     )
     assert found.score(x)[0]["ssim"] > 0.85
 
 
 @pytest.mark.slow
 def test_an_image_is_found_in_the_update_of_a_cnn_with_relu():
-    """Four starts and longer steps end nearer to the observed update than one start: SSIM 0.97 instead of 0.92."""
+    """Four starts and longer steps end nearer to the observed update than one start: SSIM 0.97
+    instead of 0.92."""
     x, y = digits(1, size=28, start=12)
     module, layers, update = updated("cnn-small", x, y, ONE_STEP)
     seen = Observation.unprotected(layers, update)
@@ -111,7 +129,11 @@ def test_noise_degrades_the_reconstruction():
         noisy = update + scale * 10 * size * torch.randn(layers.size, generator=generator)
         seen = Observation(layers, noisy, np.full(len(layers), scale * 10 * size))
         settings = InversionSettings(iterations=100)
-        scores.append(invert(module, seen, ONE_STEP, images=1, shape=(1, 8, 8), settings=settings).score(x)[0]["ssim"])
+        scores.append(
+            invert(module, seen, ONE_STEP, images=1, shape=(1, 8, 8), settings=settings).score(x)[
+                0
+            ]["ssim"]
+        )
     assert scores[0] > 0.999
     assert scores[1] > 0.9
     assert scores[0] >= scores[1] > scores[2] - 0.05 > scores[3]
@@ -127,11 +149,22 @@ def test_a_layer_in_the_clear_gives_the_image_away():
     for clear in layers.names:
         keep = np.array([name == clear for name in layers.names])
         mixed = torch.cat(
-            [u if k else n for u, n, k in zip(layers.split(update), layers.split(noisy), keep, strict=True)]
+            [
+                u if k else n
+                for u, n, k in zip(layers.split(update), layers.split(noisy), keep, strict=True)
+            ]
         )
         observation = Observation(layers, mixed, np.where(keep, 0.0, 1.0))
         settings = InversionSettings(iterations=150)
-        found = invert(module, observation, ONE_STEP, images=1, shape=(1, 8, 8), labels=y.tolist(), settings=settings)
+        found = invert(
+            module,
+            observation,
+            ONE_STEP,
+            images=1,
+            shape=(1, 8, 8),
+            labels=y.tolist(),
+            settings=settings,
+        )
         seen[clear] = found.score(x)[0]["ssim"]
     assert seen["fc1"] > 0.9
     assert seen["fc2"] > 0.5

@@ -33,7 +33,11 @@ def simulated(models: int, examples: int, effect: float) -> tuple[np.ndarray, np
     """Confidences with a mean of each example's own, higher by `effect` where the model saw it."""
     rng = np.random.default_rng(0)
     membership = random_halves(examples, models)
-    scores = 5 * rng.standard_normal(examples) + effect * membership + rng.standard_normal((models, examples))
+    scores = (
+        5 * rng.standard_normal(examples)
+        + effect * membership
+        + rng.standard_normal((models, examples))
+    )
     return scores, membership
 
 
@@ -56,7 +60,9 @@ def test_online_score_is_the_likelihood_ratio():
     found = likelihood_ratios(np.array([2.5]), shadows, membership, shared_variance=False)
     std = np.std([1.0, 2.0, 3.0])
     assert found[0] == pytest.approx(norm.logpdf(2.5, 2.0, std) - norm.logpdf(2.5, 0.0, std))
-    offline = likelihood_ratios(np.array([2.5]), shadows, membership, online=False, shared_variance=False)
+    offline = likelihood_ratios(
+        np.array([2.5]), shadows, membership, online=False, shared_variance=False
+    )
     assert offline[0] == pytest.approx(np.log(norm.cdf(2.5 / std)))
 
 
@@ -67,7 +73,10 @@ def test_members_of_an_overfitted_model_are_found():
     scores = []
     for seed, row in enumerate(membership):
         model = models.build("mlp", in_shape=(1, 8, 8), classes=10, hidden=[64], activation="relu")
-        optimizer, order = torch.optim.Adam(model.parameters(), lr=3e-3), torch.Generator().manual_seed(seed)
+        optimizer, order = (
+            torch.optim.Adam(model.parameters(), lr=3e-3),
+            torch.Generator().manual_seed(seed),
+        )
         own = torch.from_numpy(np.flatnonzero(row))
         for _ in range(60):
             for batch in own[torch.randperm(len(own), generator=order)].split(50):

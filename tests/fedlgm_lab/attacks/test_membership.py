@@ -26,8 +26,11 @@ def test_at_most_the_asked_share_of_others_is_accused(seed):
     rng = np.random.default_rng(seed)
     high, low = np.round(rng.standard_normal(50) + 1, 1), np.round(rng.standard_normal(80), 1)
     for rate in evaluate_scores(high, low, fprs=(0.01, 0.1, 0.5)).rates:
-        # Some threshold reaches this rate of members within the allowed share of others, and no threshold more.
-        reached = [(high > t).mean() for t in np.unique([*high, *low]) if (low > t).mean() <= rate.fpr]
+        # Some threshold reaches this rate of members within the allowed share of others, and no
+        # threshold more.
+        reached = [
+            (high > t).mean() for t in np.unique([*high, *low]) if (low > t).mean() <= rate.fpr
+        ]
         assert rate.tpr == max(reached)
         assert rate.low <= rate.tpr <= rate.high
 
@@ -37,12 +40,15 @@ def test_intervals_hold_at_their_confidence():
     auc, tpr = norm.cdf(shift / np.sqrt(2)), norm.sf(norm.isf(0.1) - shift)
     inside = np.zeros(2)
     for _ in range(trials):
-        result = evaluate_scores(rng.standard_normal(150) + shift, rng.standard_normal(4000), fprs=(0.1,))
+        result = evaluate_scores(
+            rng.standard_normal(150) + shift, rng.standard_normal(4000), fprs=(0.1,)
+        )
         inside += [
             result.auc_low <= auc <= result.auc_high,
             result.rates[0].low <= tpr <= result.rates[0].high,
         ]
-    # 95 % intervals, less four standard errors; the threshold of the second is estimated, from many non-members.
+    # 95 % intervals, less four standard errors; the threshold of the second is estimated, from many
+    # non-members.
     assert (inside / trials > 0.95 - 4 * np.sqrt(0.95 * 0.05 / trials)).all()
     assert inside[0] / trials < 0.999  # and the intervals are not so wide that they say nothing
 

@@ -12,11 +12,16 @@ from fedlgm_lab.attacks.mia import attack_outputs, output_scores
 
 def test_output_scores_known_answers():
     p, y = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([1])
-    found = {name: float(score[0]) for name, score in output_scores(nn.Identity(), p.log(), y).items()}
+    found = {
+        name: float(score[0]) for name, score in output_scores(nn.Identity(), p.log(), y).items()
+    }
     assert found["loss"] == pytest.approx(math.log(0.2), rel=1e-6)
     assert found["confidence"] == pytest.approx(math.log(0.7), rel=1e-6)
-    assert found["entropy"] == pytest.approx(0.7 * math.log(0.7) + 0.2 * math.log(0.2) + 0.1 * math.log(0.1), rel=1e-6)
-    # Song and Mittal: Mentr = -(1 - p_y) ln p_y - sum over the others of p ln(1 - p); the score is its negative.
+    assert found["entropy"] == pytest.approx(
+        0.7 * math.log(0.7) + 0.2 * math.log(0.2) + 0.1 * math.log(0.1), rel=1e-6
+    )
+    # Song and Mittal: Mentr = -(1 - p_y) ln p_y - sum over the others of p ln(1 - p); the score is
+    # its negative.
     modified = 0.8 * math.log(0.2) + 0.7 * math.log(0.3) + 0.1 * math.log(0.9)
     assert found["modified-entropy"] == pytest.approx(modified, rel=1e-6)
 

@@ -21,7 +21,9 @@ ROUNDS = 8
 
 
 @pytest.mark.parametrize("secret", [False, True])
-@pytest.mark.parametrize(("name", "round_"), [("banded", 1), ("banded", 7), ("blt", 1), ("square-root", 3)])
+@pytest.mark.parametrize(
+    ("name", "round_"), [("banded", 1), ("banded", 7), ("blt", 1), ("square-root", 3)]
+)
 def test_the_attacker_reads_all_rounds_of_a_run(name, round_, secret):
     """One round alone is noisier than the run as a whole is, which is what its epsilon is about."""
     options = {"min_separation": 4} if name == "blt" else {"bands": 4}

@@ -12,11 +12,17 @@ from fedlgm_lab.attacks.lira import likelihood_ratios, pooled, random_halves
 from fedlgm_lab.attacks.rmia import GAMMA, relative_ratios
 
 
-def population(models: int, units: int = 2000, effect: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
+def population(
+    models: int, units: int = 2000, effect: float = 1.5
+) -> tuple[np.ndarray, np.ndarray]:
     """Confidences with a mean of each unit's own, higher by `effect` where the model saw it."""
     rng = np.random.default_rng(3)
     membership = random_halves(units, models)
-    scores = 2 * rng.standard_normal(units) + effect * membership + 0.7 * rng.standard_normal((models, units))
+    scores = (
+        2 * rng.standard_normal(units)
+        + effect * membership
+        + 0.7 * rng.standard_normal((models, units))
+    )
     return scores, membership
 
 
@@ -34,7 +40,10 @@ def test_it_works_where_lira_cannot_fit_its_normal_laws():
 
 @pytest.mark.parametrize("online", [True, False])
 def test_nothing_is_found_where_there_is_nothing(online):
-    assert abs(pooled(*population(6, effect=0.0), partial(relative_ratios, online=online)).auc - 0.5) < 0.02
+    assert (
+        abs(pooled(*population(6, effect=0.0), partial(relative_ratios, online=online)).auc - 0.5)
+        < 0.02
+    )
 
 
 def test_the_score_is_the_share_of_units_that_are_dominated():
@@ -43,7 +52,12 @@ def test_the_score_is_the_share_of_units_that_are_dominated():
     p = np.array([0.9, 0.3, 0.44, 0.1])
     found = relative_ratios(np.log(p / (1 - p)), shadows, membership)
     assert GAMMA == 2.0
-    assert found.round(2).tolist() == [0.75, 0.25, 0.25, 0.0]  # 0.9 is twice 0.44; 0.44 and 0.3 are twice 0.1 alone
+    assert found.round(2).tolist() == [
+        0.75,
+        0.25,
+        0.25,
+        0.0,
+    ]  # 0.9 is twice 0.44; 0.44 and 0.3 are twice 0.1 alone
 
 
 def test_bad_input():

@@ -1,4 +1,5 @@
-"""Audits of noise in shares for each of its adversaries: sound noise passes, too little or that of too few fails."""
+"""Audits of noise in shares for each of its adversaries: sound noise passes, too little or that of
+too few fails."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def subject(noise: str = "discrete-gaussian", rate: float = 1.0, **options: int)
         shares=Shares(20, 3, noise), **options,
     )  # fmt: skip
     mechanism = mechanisms.get("uniform", bound=0.5)
-    return Subject("shares", Method(mechanism, LAYERS, facts.with_multiplier(mechanism.calibrate(facts))))
+    return Subject(
+        "shares", Method(mechanism, LAYERS, facts.with_multiplier(mechanism.calibrate(facts)))
+    )
 
 
 @pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])
@@ -34,7 +37,11 @@ def test_each_adversary_has_a_bound_below_its_epsilon(noise: str) -> None:
     server, readers = found.adversaries
     assert found.passed
     assert (server.nodes, readers.nodes) == (17, 20)
-    assert server.epsilon_reported == pytest.approx(found.epsilon_reported, rel=1e-6) == pytest.approx(8.0, rel=1e-4)
+    assert (
+        server.epsilon_reported
+        == pytest.approx(found.epsilon_reported, rel=1e-6)
+        == pytest.approx(8.0, rel=1e-4)
+    )
     for row in found.adversaries:
         assert 0.88 * row.epsilon_reported < row.epsilon_lower < row.epsilon_reported
     assert readers.epsilon_lower < 0.95 * server.epsilon_lower
@@ -52,25 +59,37 @@ def test_sampling_and_a_cap_count_as_reported() -> None:
     assert found.passed
     assert found.epsilon_reported == pytest.approx(8.0, rel=1e-4)
     amplified = Audit("probe").mechanism(subject(rate=0.1)).adversaries[1]
-    assert 0.8 * amplified.epsilon_reported < amplified.epsilon_lower < amplified.epsilon_reported < 4
+    assert (
+        0.8 * amplified.epsilon_reported < amplified.epsilon_lower < amplified.epsilon_reported < 4
+    )
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5, 0.01])
-def test_too_little_noise_of_each_node_is_caught(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_noise_of_each_node_is_caught(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = DiscreteGaussian.draw
     monkeypatch.setattr(
-        DiscreteGaussian, "draw", lambda self, variance, *rest: draw(self, int(share * variance), *rest)
+        DiscreteGaussian,
+        "draw",
+        lambda self, variance, *rest: draw(self, int(share * variance), *rest),
     )
     found = Audit("probe").mechanism(subject())
     assert not found.passed
     assert all(row.epsilon_lower > row.epsilon_reported for row in found.adversaries)
 
 
-def test_readers_that_are_told_of_more_nodes_than_must_answer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_are_told_of_more_nodes_than_must_answer_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A round may have the noise of twenty nodes only, not of all thirty."""
 
     def of_all(self: NoisedInShares, facts: RunFacts, rounds: int) -> float:
-        return right(self, dataclasses.replace(facts, noise_multiplier=facts.noise_multiplier * 1.5**0.5), rounds)
+        return right(
+            self,
+            dataclasses.replace(facts, noise_multiplier=facts.noise_multiplier * 1.5**0.5),
+            rounds,
+        )
 
     right = NoisedInShares.readers_epsilon
     monkeypatch.setattr(NoisedInShares, "readers_epsilon", of_all)
@@ -84,14 +103,26 @@ def test_other_runs_have_a_single_adversary() -> None:
 
 
 @pytest.mark.parametrize(("trust", "shares"), [("local", None), ("distributed", Shares(20, 3))])
-def test_what_is_reported_is_the_cost_of_the_releases_that_a_cap_allows(trust: str, shares: Shares | None) -> None:
+def test_what_is_reported_is_the_cost_of_the_releases_that_a_cap_allows(
+    trust: str, shares: Shares | None
+) -> None:
     """An audit against the cost of all rounds would pass a leak beyond the run's own epsilon."""
     facts = RunFacts(
-        0.0, Sampling("fixed", 60, 0.5), "replace-one", trust, 40, 8.0, 1e-5, "rdp", max_participations=10,
+        0.0,
+        Sampling("fixed", 60, 0.5),
+        "replace-one",
+        trust,
+        40,
+        8.0,
+        1e-5,
+        "rdp",
+        max_participations=10,
         shares=shares,
-    )  # fmt: skip
+    )
     mechanism = mechanisms.get("uniform", bound=0.5)
-    capped = Subject("capped", Method(mechanism, LAYERS, facts.with_multiplier(mechanism.calibrate(facts))))
+    capped = Subject(
+        "capped", Method(mechanism, LAYERS, facts.with_multiplier(mechanism.calibrate(facts)))
+    )
     found = Audit("probe").mechanism(capped)
     assert found.epsilon_reported == pytest.approx(8.0, rel=1e-4)
     assert found.passed

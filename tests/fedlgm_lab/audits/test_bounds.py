@@ -1,4 +1,5 @@
-"""Bounds by counting: equal to jax_privacy's on the same scores, right as often as they say, and near the truth."""
+"""Bounds by counting: equal to jax_privacy's on the same scores, right as often as they say, and
+near the truth."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def normal_scores(mean: float, count: int, seed: int, more: int = 0) -> Scores:
 def all_bounds(scores: Scores, confidence: float, rule: str | float) -> dict[str, float]:
     given_rule = {"threshold": None if rule == "split" else rule, "seed": 3}
     return {
-        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(scores, DELTA, confidence, **given_rule),
+        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(
+            scores, DELTA, confidence, **given_rule
+        ),
         "one-run": bounds.epsilon_one_run(scores, DELTA, confidence, **given_rule),
     }
 
@@ -42,7 +45,9 @@ def test_known_answers_of_jax_privacy(case):
 
 @pytest.mark.parametrize("mean", [0.0, 0.4, 1.5, 4.0])
 def test_equal_to_jax_privacy_on_the_same_scores(mean):
-    auditing = pytest.importorskip("jax_privacy.auditing", reason="the test-peers extra is not installed")
+    auditing = pytest.importorskip(
+        "jax_privacy.auditing", reason="the test-peers extra is not installed"
+    )
     for seed, rounded in ((0, False), (1, True)):
         scores = normal_scores(mean, 400, seed, 7)
         if rounded:  # ties
@@ -58,7 +63,9 @@ def test_equal_to_jax_privacy_on_the_same_scores(mean):
                     ),
                     "one-run": peer.epsilon_one_run(significance, DELTA, **options),
                 }
-                assert all_bounds(scores, 1 - significance, rule) == pytest.approx(expected, abs=1e-6)
+                assert all_bounds(scores, 1 - significance, rule) == pytest.approx(
+                    expected, abs=1e-6
+                )
 
 
 @pytest.mark.parametrize(("trials", "upper"), [(10_000, 3.6882e-4), (20_000, 1.8443e-4)])
@@ -70,7 +77,9 @@ def test_what_perfect_separation_shows():
     """6.29 for 2,000 trials each, 7.90 for 10,000: trial-limited."""
     for trials, shown in ((2000, 6.29), (10_000, 7.90)):
         scores = Scores(np.ones(trials), np.zeros(trials))
-        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, threshold=0.5) == pytest.approx(shown, abs=0.01)
+        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, threshold=0.5) == pytest.approx(
+            shown, abs=0.01
+        )
 
 
 @pytest.mark.parametrize("name", ["clopper-pearson", "one-run"])
@@ -81,7 +90,9 @@ def test_no_bound_exceeds_the_truth_more_often_than_it_says(name):
     bound = bounds._BOUNDS[name]
     truth = gaussian_epsilon(mu, DELTA)
     scores = [Scores(rng.normal(mu, size=100), rng.normal(size=100)) for _ in range(audits)]
-    assert sum(bound(s, DELTA, confidence) > truth for s in scores) < exceeded(1 - confidence, audits)
+    assert sum(bound(s, DELTA, confidence) > truth for s in scores) < exceeded(
+        1 - confidence, audits
+    )
     # Power: twice as much is found out with a few hundred canaries.
     wide = [Scores(rng.normal(4.0, size=500), rng.normal(size=500)) for _ in range(3)]
     assert min(bound(s, DELTA, confidence) for s in wide) > 2
@@ -100,7 +111,10 @@ def test_how_many_canaries_are_needed():
         (lambda: Scores(np.array([math.nan]), np.ones(3)), "numbers"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), 1.0, 0.9), "delta"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.4), "confidence"),
-        (lambda: bounds.epsilon_clopper_pearson(Scores(np.ones(1), np.ones(1)), DELTA, 0.9), "too few"),
+        (
+            lambda: bounds.epsilon_clopper_pearson(Scores(np.ones(1), np.ones(1)), DELTA, 0.9),
+            "too few",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):

@@ -1,4 +1,5 @@
-"""Canaries in a run: what they show of sound releases, and that they catch releases that are not as planned."""
+"""Canaries in a run: what they show of sound releases, and that they catch releases that are not as
+planned."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def subject(rounds: int = 4, name: str = "snr-consistent", **options) -> Subject
 
 
 def sampled(**options) -> Subject:
-    """Two rounds at rate 1/2 with a given noise multiplier: calibrating sampled releases takes its time."""
+    """Two rounds at rate 1/2 with a given noise multiplier: calibrating sampled releases takes its
+    time."""
     mechanism = mechanisms.get("snr-consistent", **options)
     facts = RunFacts(1.0, Sampling("poisson", 20, 0.5), rounds=2, epsilon=8.0, delta=1e-5)
     return Subject("sampled", Method(mechanism, LAYERS, facts))
@@ -42,10 +44,14 @@ def sound(plan: ReleasePlan, total: torch.Tensor, keys: KeyRing, round: int) -> 
     return release(total, plan, keys, round)
 
 
-def watched(of: Subject, publish=sound, *, count: int = 400, seed: int = 0, presence: str = "release") -> CanaryRecord:
+def watched(
+    of: Subject, publish=sound, *, count: int = 400, seed: int = 0, presence: str = "release"
+) -> CanaryRecord:
     """A run of `of` in which `publish` turns bounded sums into noisy ones."""
     keys = KeyRing.from_seed(seed)
-    canaries = Canaries(of.layers, count, KeyRing(seed + 10**6), presence=presence, rate=of.facts.sampling.rate)
+    canaries = Canaries(
+        of.layers, count, KeyRing(seed + 10**6), presence=presence, rate=of.facts.sampling.rate
+    )
     for round_ in range(1, of.facts.rounds + 1):
         plan = of.method.plan(of.start)
         block = BoundedSum.empty(plan)
@@ -60,7 +66,12 @@ def watched(of: Subject, publish=sound, *, count: int = 400, seed: int = 0, pres
 def audited(of: Subject, record: CanaryRecord, **options):
     plan = of.method.plan(of.start)
     reported = Reported(
-        of.name, of.reported(plan), of.delta, of.multipliers(plan), of.facts.sampling.rate, of.facts.relation
+        of.name,
+        of.reported(plan),
+        of.delta,
+        of.multipliers(plan),
+        of.facts.sampling.rate,
+        of.facts.relation,
     )
     return audit_record(record, of.layers, reported, **options)
 
@@ -84,7 +95,8 @@ def test_sampled_runs_and_auxiliary_queries():
 
 @pytest.mark.parametrize("audits", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_false_alarms_over_many_audits(audits):
-    """The bound's own level, on releases that are exactly as planned: not above it, and not idle either."""
+    """The bound's own level, on releases that are exactly as planned: not above it, and not idle
+    either."""
     of, confidence = subject(rounds=1), 0.95
     plan = of.method.plan(of.start)
     keys, above = KeyRing.from_seed(1), 0
@@ -152,7 +164,9 @@ def test_bounds_in_the_wrong_norm_are_caught():
     """Every layer is cut to S alone, where the noise is made for S in all layers together."""
     of = subject(name="uniform")
     plan = of.method.plan(of.start)
-    wide = ReleasePlan(plan.layers, plan.clip * math.sqrt(len(LAYERS)), plan.sigma, plan.facts, plan.guarantee)
+    wide = ReleasePlan(
+        plan.layers, plan.clip * math.sqrt(len(LAYERS)), plan.sigma, plan.facts, plan.guarantee
+    )
     canaries = Canaries(of.layers, 400, KeyRing(1))
     keys = KeyRing(2)
     for round_ in range(1, of.facts.rounds + 1):
@@ -162,10 +176,15 @@ def test_bounds_in_the_wrong_norm_are_caught():
     assert audited(of, canaries.record()).exceeded
 
 
-@pytest.mark.parametrize(("rounds", "rate", "multiplier"), [(100, 0.1, 1.2), (3, 0.5, 0.6), (2000, 0.02, 0.9)])
+@pytest.mark.parametrize(
+    ("rounds", "rate", "multiplier"), [(100, 0.1, 1.2), (3, 0.5, 0.6), (2000, 0.02, 0.9)]
+)
 def test_the_quick_accountant_errs_on_the_low_side(rounds, rate, multiplier):
     reported = Reported("", 8.0, 1e-5, np.full(rounds, multiplier), rate)
-    exact, quick = (epsilon_at_ratio(reported, 1 / reported.multipliers, 0.9, quick=quick) for quick in (False, True))
+    exact, quick = (
+        epsilon_at_ratio(reported, 1 / reported.multipliers, 0.9, quick=quick)
+        for quick in (False, True)
+    )
     assert 0.998 * exact < quick < exact
 
 
@@ -201,7 +220,9 @@ def test_the_clients_part_of_the_sum_is_left_as_it_is():
     absent = np.flatnonzero(row["signs"] == 0)
     assert np.abs(aligned[absent]).max() < 1e-3 * signal
     directions = LAYERS.split(added / torch.from_numpy(plan.clip.repeat(LAYERS.sizes)))
-    assert row["length"] == pytest.approx([float(part.square().sum()) for part in directions], rel=1e-4)
+    assert row["length"] == pytest.approx(
+        [float(part.square().sum()) for part in directions], rel=1e-4
+    )
 
 
 def test_stored_rows_make_the_same_record():
@@ -225,7 +246,11 @@ def test_stored_rows_make_the_same_record():
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [("laplace-inid", {}, "Gaussian noise"), ("none", {}, "no noise"), ("ladp", {"threshold": 1e9}, "nothing")],
+    [
+        ("laplace-inid", {}, "Gaussian noise"),
+        ("none", {}, "no noise"),
+        ("ladp", {"threshold": 1e9}, "nothing"),
+    ],
 )
 def test_releases_that_canaries_do_not_fit(name, options, message):
     of = Subject.of(name, rounds=1, layers=LAYERS, **options)

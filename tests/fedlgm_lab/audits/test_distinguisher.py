@@ -1,4 +1,5 @@
-"""Releases of many numbers: what tells them apart may lie in a few of them, or in their scales alone."""
+"""Releases of many numbers: what tells them apart may lie in a few of them, or in their scales
+alone."""
 
 from __future__ import annotations
 
@@ -50,25 +51,34 @@ def test_numbers_without_noise_never_pass_in_silence(epsilon, trials):
         warnings.simplefilter("always")
         found = audit_release(release, epsilon=epsilon, delta=1e-5, trials=trials, seed=0)
     told = [str(warning.message) for warning in caught]
-    assert not found.passed or any("3 of 200 numbers have none here, the first at 3" in text for text in told)
+    assert not found.passed or any(
+        "3 of 200 numbers have none here, the first at 3" in text for text in told
+    )
 
 
 def test_releases_that_are_alike_pass():
     assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0).passed
-    assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0, noise="gaussian").passed
+    assert audit_release(
+        alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0, noise="gaussian"
+    ).passed
 
 
 def test_an_audit_that_cannot_fail_says_so():
-    """Counted errors of 1000 trials never reach an epsilon of 8, even if numbers have no noise at all."""
+    """Counted errors of 1000 trials never reach an epsilon of 8, even if numbers have no noise at
+    all."""
     words = r"show an epsilon of at most 4\.\d+ .* the audit cannot fail; raise trials, or pass noise='gaussian'"
     bare = "without noise: 3 of 300 numbers have none here, the first at 0"
     with pytest.warns(Notice, match=f"{words}.*{bare}"):
-        assert audit_release(three_without_noise, epsilon=8.0, delta=1e-5, trials=1000, seed=0).passed
+        assert audit_release(
+            three_without_noise, epsilon=8.0, delta=1e-5, trials=1000, seed=0
+        ).passed
     with pytest.warns(Notice, match=f"{words} if the release is linear$"):
         audit_release(alike, epsilon=8.0, delta=1e-5, trials=1000, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         audit_release(alike, epsilon=8.0, delta=1e-5, trials=1000, seed=0, noise="gaussian")
         audit_release(alike, epsilon=1.0, delta=1e-5, trials=1000, seed=0)
-        linear = audit_release(three_without_noise, epsilon=8, delta=1e-5, trials=1000, seed=0, noise="gaussian")
+        linear = audit_release(
+            three_without_noise, epsilon=8, delta=1e-5, trials=1000, seed=0, noise="gaussian"
+        )
         assert not linear.passed

@@ -1,4 +1,5 @@
-"""Bounds from scores with Gaussian noise: right as often as they say, near the truth, equal to quadrature."""
+"""Bounds from scores with Gaussian noise: right as often as they say, near the truth, equal to
+quadrature."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlgm.errors import ConfigError
-from fedlgm_lab.audits.gaussian_scores import NoiseSeen, gaussian_shift, noise_ratio, noncentral_t_lower, seen_degrees
+from fedlgm_lab.audits.gaussian_scores import (
+    NoiseSeen,
+    gaussian_shift,
+    noise_ratio,
+    noncentral_t_lower,
+    seen_degrees,
+)
 from fedlgm_lab.audits.scores import Scores
 
 DELTA = 1e-5
@@ -34,7 +41,9 @@ def test_the_noise_ratio_exceeds_the_truth_as_often_as_it_says(mu):
 def test_the_shift_exceeds_the_truth_as_often_as_it_says(mu):
     rng, confidence, audits = np.random.default_rng(1), 0.9, 400
     found = [
-        gaussian_shift(Scores(3 * rng.normal(mu, size=40) + 5, 3 * rng.normal(size=50) + 5), confidence)
+        gaussian_shift(
+            Scores(3 * rng.normal(mu, size=40) + 5, 3 * rng.normal(size=50) + 5), confidence
+        )
         for _ in range(audits)
     ]
     above = int(np.sum(np.array(found) > mu))
@@ -48,7 +57,8 @@ def test_more_canaries_show_more():
 
 
 def test_noise_that_is_seen_as_a_whole_makes_the_ratio_tighter_at_the_same_level():
-    """Canaries of two layers, of which the smaller has four coordinates; every limit is too high in 10 % of runs."""
+    """Canaries of two layers, of which the smaller has four coordinates; every limit is too high in
+    10 % of runs."""
     rng, sizes, mu, rounds, canaries = np.random.default_rng(5), np.array([4, 200]), 0.8, 6, 30
     found = {"seen": [], "sums": []}
     for _ in range(600):
@@ -56,15 +66,23 @@ def test_noise_that_is_seen_as_a_whole_makes_the_ratio_tighter_at_the_same_level
         signs = rng.integers(0, 2, (rounds, canaries)) * 2.0 - 1.0
         for t in range(rounds):
             noise = [rng.normal(size=size) for size in sizes]
-            units = [(rng.integers(0, 2, (canaries, size)) * 2.0 - 1.0) / math.sqrt(size) for size in sizes]
-            observed.append(mu * signs[t] + sum(unit @ z for unit, z in zip(units, noise, strict=True)) / math.sqrt(2))
+            units = [
+                (rng.integers(0, 2, (canaries, size)) * 2.0 - 1.0) / math.sqrt(size)
+                for size in sizes
+            ]
+            observed.append(
+                mu * signs[t]
+                + sum(unit @ z for unit, z in zip(units, noise, strict=True)) / math.sqrt(2)
+            )
             energy.append([np.mean(z**2) for z in noise])
             length += mu**2 * sum(float(np.sum((signs[t] @ unit) ** 2)) for unit in units) / 2
         weights = np.full((rounds, 2), math.sqrt(0.5))
         seen = NoiseSeen.of_layers(np.array(energy), weights, sizes, math.sqrt(length))
         sums = NoiseSeen(seen_degrees(np.full(rounds, float(np.sum(0.25 / sizes))), canaries))
         for name, noise_seen in (("seen", seen), ("sums", sums)):
-            found[name].append(noise_ratio(np.concatenate(observed), (mu * signs).ravel(), 0.9, noise_seen))
+            found[name].append(
+                noise_ratio(np.concatenate(observed), (mu * signs).ravel(), 0.9, noise_seen)
+            )
     above = int(np.sum(np.array(found["seen"]) > 1))
     assert scipy.stats.binom.ppf(1e-3, 600, 0.1) <= above <= scipy.stats.binom.isf(1e-3, 600, 0.1)
     assert np.mean(found["seen"]) > np.mean(found["sums"]) + 0.01
@@ -86,7 +104,9 @@ def test_the_noise_ratio_scales_with_the_noise(mu, factor, seed):
     if not planned.any():
         return
     ratio = noise_ratio(factor * planned + noise, planned, 0.9)
-    assert noise_ratio(planned + noise / factor, planned, 0.9) == pytest.approx(ratio, rel=1e-6, abs=1e-9)
+    assert noise_ratio(planned + noise / factor, planned, 0.9) == pytest.approx(
+        ratio, rel=1e-6, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("t", [0.5, 3.0, 30.0])

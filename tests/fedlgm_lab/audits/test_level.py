@@ -1,4 +1,5 @@
-"""A sound release fails a whole audit no more often than the stated confidence allows, however much is looked at."""
+"""A sound release fails a whole audit no more often than the stated confidence allows, however much
+is looked at."""
 
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ LAYERS = LayerTable.from_sizes({"a": 30, "b": 120, "c": 50, "d": 20, "e": 80})
     numbers=st.tuples(*[st.integers(0, 10**9)] * 3),
     per_layer=st.booleans(),
 )
-def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, numbers, per_layer):
+def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(
+    confidence, layers, numbers, per_layer
+):
     distances, pairs, cells = numbers
-    shares = Shares.of(confidence, layers, distances=distances, pairs=pairs, cells=cells, per_layer=per_layer)
+    shares = Shares.of(
+        confidence, layers, distances=distances, pairs=pairs, cells=cells, per_layer=per_layer
+    )
     spent = shares.whole + layers * (shares.layer + shares.scale) + distances * shares.distance
     spent += pairs * shares.pair + cells * shares.cell
     assert spent <= (1 - confidence) * (1 + 1e-9)
@@ -34,7 +39,8 @@ def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, la
 
 
 def failed(audits: int, confidence: float, per_layer: bool) -> int:
-    """How many audits of two rounds that are exactly as planned fail: other canaries and other noise in each."""
+    """How many audits of two rounds that are exactly as planned fail: other canaries and other
+    noise in each."""
     of = Subject.of("snr-consistent", rounds=2, layers=LAYERS)
     plan = of.method.plan(of.start)
     reported = Reported(of.name, of.reported(plan), of.delta, of.multipliers(plan))
@@ -60,7 +66,8 @@ def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, pe
 
 
 def test_the_whole_level_for_every_statement_would_be_noticed(monkeypatch):
-    """As if the bound on the release, the layers' together, and each check had the level of the audit."""
+    """As if the bound on the release, the layers' together, and each check had the level of the
+    audit."""
 
     def whole(confidence, layers, *, distances=1, pairs=1, cells=1, per_layer=True):
         level = 1 - confidence

@@ -1,4 +1,5 @@
-"""Every registered mechanism is audited in short form: sound ones pass, published ones are caught."""
+"""Every registered mechanism is audited in short form: sound ones pass, published ones are
+caught."""
 
 from __future__ import annotations
 
@@ -19,12 +20,21 @@ LAYERS = LayerTable.from_sizes({"a": 60, "b": 300, "c": 12})
 OPEN = ("none", "sgd")  # no privacy is asked for
 SHORT = {"trials": 150, "canaries": 200, "seed": 0}
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names(None)]
-CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
+CASES += [
+    ("snr-consistent", {"clip": "med", "norms": norms})
+    for norms in ("public", "stale", "quantile", "shares")
+]
 CASES += [("ladp", {"threshold": 0.5})]
 CASES += [("dp-sgd", {"style": "per-layer", "allocation": "snr-consistent"})]
 CASES += [("lm-dp-sgd", {"weights": weights}) for weights in ("public", "stale")]
 IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
-PUBLISHED = [("uniform", {}), ("snr-consistent", {}), ("ladp", {}), ("ladp", {"threshold": 9.0}), ("lm-dp-sgd", {})]
+PUBLISHED = [
+    ("uniform", {}),
+    ("snr-consistent", {}),
+    ("ladp", {}),
+    ("ladp", {"threshold": 9.0}),
+    ("lm-dp-sgd", {}),
+]
 PUBLISHED += [("dp-sgd", {}), ("dp-sgd", {"allocation": "snr-consistent"})]
 
 
@@ -32,13 +42,17 @@ PUBLISHED += [("dp-sgd", {}), ("dp-sgd", {"allocation": "snr-consistent"})]
 def test_sound_mechanisms_pass(name, options):
     result = Audit(**SHORT).mechanism(Subject.of(name, layers=LAYERS, **options))
     assert result.passed, result
-    assert result.method == ("distinguisher" if name.startswith("laplace") or name in OPEN else "one-run-gaussian")
+    assert result.method == (
+        "distinguisher" if name.startswith("laplace") or name in OPEN else "one-run-gaussian"
+    )
     assert {check.name for check in result.checks} >= {"whitened sensitivity", "plan purity"}
     if name in OPEN:
         assert math.isinf(result.epsilon_reported)
         assert result.guarantee.startswith("NOT PRIVATE")
     else:
-        least = 0.02 if result.method == "distinguisher" else 0.15  # 0.07 to 0.20 in 150 trials, by the noise drawn
+        least = (
+            0.02 if result.method == "distinguisher" else 0.15
+        )  # 0.07 to 0.20 in 150 trials, by the noise drawn
         assert least * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
 
 
@@ -54,7 +68,8 @@ def test_published_mechanisms_are_caught(name, options):
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 def test_the_probe_is_exact(name, options):
-    """It needs no statistics: one client moves the whitened sum by what is accounted for, and by no more."""
+    """It needs no statistics: one client moves the whitened sum by what is accounted for, and by no
+    more."""
     if name in OPEN:
         return
     subject = Subject.of(name, layers=LAYERS, **options)
@@ -63,7 +78,11 @@ def test_the_probe_is_exact(name, options):
     assert result.confidence == 1
     # Auxiliary queries and layers cannot all be at their bounds at once.
     least = 0.8 if options.get("norms") in ("quantile", "shares") or name == "lm-dp-sgd" else 0.98
-    assert least * result.epsilon_reported <= result.epsilon_lower <= result.epsilon_reported * (1 + 1e-9)
+    assert (
+        least * result.epsilon_reported
+        <= result.epsilon_lower
+        <= result.epsilon_reported * (1 + 1e-9)
+    )
 
 
 def test_the_probe_sees_what_the_plan_does_not_account_for(monkeypatch):
@@ -96,7 +115,9 @@ def test_the_most_telling_neighbours_are_taken():
 
 
 def test_an_audit_of_one_seed_repeats_itself():
-    first, second = (Audit(**SHORT).mechanism(Subject.of("gaussian", layers=LAYERS)) for _ in range(2))
+    first, second = (
+        Audit(**SHORT).mechanism(Subject.of("gaussian", layers=LAYERS)) for _ in range(2)
+    )
     assert first.epsilon_lower == second.epsilon_lower
     fresh = Audit(**(SHORT | {"seed": None})).mechanism(Subject.of("gaussian", layers=LAYERS))
     assert fresh.epsilon_lower != first.epsilon_lower
@@ -107,19 +128,33 @@ def test_an_audit_of_one_seed_repeats_itself():
     [
         (lambda: Audit(method="best"), ConfigError, "known: auto, probe"),
         (lambda: Audit(confidence=1.0), ConfigError, "confidence"),
-        (lambda: Audit(trials=5).mechanism(Subject.of("laplace-iid", layers=LAYERS)), ConfigError, "at least 32"),
-        (lambda: Audit(canaries=1).mechanism(Subject.of("gaussian", layers=LAYERS)), ConfigError, "at least 2"),
+        (
+            lambda: Audit(trials=5).mechanism(Subject.of("laplace-iid", layers=LAYERS)),
+            ConfigError,
+            "at least 32",
+        ),
+        (
+            lambda: Audit(canaries=1).mechanism(Subject.of("gaussian", layers=LAYERS)),
+            ConfigError,
+            "at least 2",
+        ),
         (
             lambda: Audit(method="one-run").mechanism(Subject.of("laplace-iid", layers=LAYERS)),
             ConfigError,
             "Gaussian noise",
         ),
         (
-            lambda: Audit(method="one-run").mechanism(Subject.of("uniform", "published", layers=LAYERS)),
+            lambda: Audit(method="one-run").mechanism(
+                Subject.of("uniform", "published", layers=LAYERS)
+            ),
             ConfigError,
             "private data",
         ),
-        (lambda: Audit().mechanism(Subject.of("ladp", threshold=1e9, layers=LAYERS)), ConfigError, "releases nothing"),
+        (
+            lambda: Audit().mechanism(Subject.of("ladp", threshold=1e9, layers=LAYERS)),
+            ConfigError,
+            "releases nothing",
+        ),
         (lambda: Subject.of("gaussian", "published"), ConfigError, "no variant"),
     ],
 )

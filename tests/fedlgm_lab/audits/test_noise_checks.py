@@ -1,4 +1,5 @@
-"""An audit's checks of the noise of a user's release: noise that comes back in any round or layer, and its law."""
+"""An audit's checks of the noise of a user's release: noise that comes back in any round or layer,
+and its law."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def again(round, size):
 
 
 def in_another_layer(round, size):
-    """The last layer of round 9 has the beginning of the noise that the second one had in round 2."""
+    """The last layer of round 9 has the beginning of the noise that the second one had in round
+    2."""
     noise = normal(round, size)
     if round == 9:
         noise[-SIZES["c"] :] = normal(2, size)[SIZES["a"] :][: SIZES["c"]]
@@ -59,7 +61,9 @@ def mixed(round, size):
 def seeded_by_sums(round, size):
     """A generator for each layer, seeded with the sum of the numbers of round and layer."""
     parts = enumerate(SIZES.values())
-    return np.concatenate([np.random.default_rng(round + j).standard_normal(part) for j, part in parts])
+    return np.concatenate(
+        [np.random.default_rng(round + j).standard_normal(part) for j, part in parts]
+    )
 
 
 def partly_kept(round, size):
@@ -134,4 +138,6 @@ def test_one_layer_of_another_law_is_caught(nine):
 
     result, failed = failing(nine, noising(draw))
     assert failed == {"noise law"}
-    assert next(c for c in result.checks if c.name == "noise law").detail.startswith("least likely in a:")
+    assert next(c for c in result.checks if c.name == "noise law").detail.startswith(
+        "least likely in a:"
+    )

@@ -1,4 +1,5 @@
-"""Bugs that shipped elsewhere, as releases to audit: each is caught, and the same release done right passes.
+"""Bugs that shipped elsewhere, as releases to audit: each is caught, and the same release done
+right passes.
 
 Flower's are Flower's own code; the others are written down as they were found.
 """
@@ -47,21 +48,35 @@ def audit(
 def question(values: np.ndarray) -> Message:
     content = RecordDict({"arrays": ArrayRecord({"w": Array(values)})})
     metadata = Metadata(
-        run_id=1, message_id="1", src_node_id=1, dst_node_id=2, reply_to_message_id="", group_id="1",
-        created_at=time.time(), ttl=3600.0, message_type="train",
-    )  # fmt: skip
+        run_id=1,
+        message_id="1",
+        src_node_id=1,
+        dst_node_id=2,
+        reply_to_message_id="",
+        group_id="1",
+        created_at=time.time(),
+        ttl=3600.0,
+        message_type="train",
+    )
     return Message(content=content, metadata=metadata)
 
 
 def answer(values: np.ndarray, examples: int) -> Message:
     content = RecordDict(
-        {"arrays": ArrayRecord({"w": Array(values)}), "metrics": MetricRecord({"num-examples": examples})}
+        {
+            "arrays": ArrayRecord({"w": Array(values)}),
+            "metrics": MetricRecord({"num-examples": examples}),
+        }
     )
     return Message(content=content, reply_to=question(np.zeros_like(values)))
 
 
 def first(message_or_record: RecordDict | ArrayRecord) -> np.ndarray:
-    record = message_or_record["arrays"] if isinstance(message_or_record, RecordDict) else message_or_record
+    record = (
+        message_or_record["arrays"]
+        if isinstance(message_or_record, RecordDict)
+        else message_or_record
+    )
     return record.to_numpy_ndarrays()[0]
 
 
@@ -76,7 +91,9 @@ def local_dp_mod(epsilon: float) -> Release:
     def release(world: int, rng: np.random.Generator) -> np.ndarray:
         seed_flower(rng)
         update = np.array([5.0 * world, 1e-9, 0.0, 0.0])  # an update of zeros fails there
-        return first(mod(question(np.zeros(SIZE)), None, lambda message, context: answer(update, 1)).content)
+        return first(
+            mod(question(np.zeros(SIZE)), None, lambda message, context: answer(update, 1)).content
+        )
 
     return release
 
@@ -90,7 +107,8 @@ def test_flowers_local_dp_at_a_large_epsilon():
 
 
 def weighted_average(examples: int) -> Release:
-    """One client has this many examples, the others ten; its update is what the neighbours differ in."""
+    """One client has this many examples, the others ten; its update is what the neighbours differ
+    in."""
 
     def release(world: int, rng: np.random.Generator) -> np.ndarray:
         seed_flower(rng)
@@ -107,7 +125,8 @@ def weighted_average(examples: int) -> Release:
 
 
 def test_flowers_average_weighted_by_examples_with_fixed_clipping():
-    """The noise is made for one client in five; with most of the examples it weighs seven eighths."""
+    """The noise is made for one client in five; with most of the examples it weighs seven
+    eighths."""
     reported = gaussian_epsilon(1.0, DELTA)
     assert audit(weighted_average(300), reported, trials=80).exceeded
     assert audit(weighted_average(10), reported, trials=80).passed
@@ -123,7 +142,8 @@ def gaussian_sum(
     bound: Callable[[np.ndarray], np.ndarray] | None = None,
     spoil: float = 1.0,
 ) -> Release:
-    """Two layers of a sum of five clients; the target joins or not. Bound 1 and noise for epsilon in all."""
+    """Two layers of a sum of five clients; the target joins or not. Bound 1 and noise for epsilon
+    in all."""
     sigma = spoil / gaussian_mu(epsilon, DELTA)
 
     def clipped(update: np.ndarray) -> np.ndarray:
@@ -141,12 +161,16 @@ def gaussian_sum(
 def restarted(rng: np.random.Generator, sigma: float) -> np.ndarray:
     """Both layers' generators start from one seed: their noise is the same up to its scale."""
     start = int(rng.integers(2**32))
-    return np.concatenate([scale * np.random.default_rng(start).normal(size=SIZE) for scale in (sigma, 3 * sigma)])
+    return np.concatenate(
+        [scale * np.random.default_rng(start).normal(size=SIZE) for scale in (sigma, 3 * sigma)]
+    )
 
 
 def every_layer_alone(update: np.ndarray) -> np.ndarray:
     """Each layer is cut to the bound that all layers together should keep."""
-    return np.concatenate([part / max(1.0, float(np.linalg.norm(part))) for part in np.split(update, 2)])
+    return np.concatenate(
+        [part / max(1.0, float(np.linalg.norm(part))) for part in np.split(update, 2)]
+    )
 
 
 def largest_entry(update: np.ndarray) -> np.ndarray:
@@ -201,7 +225,8 @@ def test_the_same_release_done_right_passes(noise):
 
 
 def test_laplace_noise_is_not_taken_for_gaussian():
-    """Errors are counted: a linear score of Laplace noise is not Gaussian, and its distance would say too much."""
+    """Errors are counted: a linear score of Laplace noise is not Gaussian, and its distance would
+    say too much."""
 
     def release(world: int, rng: np.random.Generator) -> np.ndarray:
         return np.array([world + rng.laplace(scale=1.0)])
@@ -209,7 +234,9 @@ def test_laplace_noise_is_not_taken_for_gaussian():
     result = audit(release, 1.0, noise="unknown", trials=4000)
     assert result.passed
     assert result.epsilon_lower > 0.6
-    assert audit(release, 1.0, noise="gaussian", trials=4000).exceeded  # why it has to be said what the noise is
+    assert audit(
+        release, 1.0, noise="gaussian", trials=4000
+    ).exceeded  # why it has to be said what the noise is
 
 
 def test_discriminants_of_many_coordinates():
@@ -218,12 +245,19 @@ def test_discriminants_of_many_coordinates():
     shift[:50] = 1.0
     without, with_ = rng.normal(size=(400, 500)), rng.normal(size=(400, 500)) + shift
     learned = Discriminant.fit(without[:200], with_[:200], linear=True)
-    assert learned(with_[200:]).mean() > learned(without[200:]).mean() + 3 * learned(without[200:]).std()
+    assert (
+        learned(with_[200:]).mean()
+        > learned(without[200:]).mean() + 3 * learned(without[200:]).std()
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"trials": 4}, "at least 32 are needed"), ({"epsilon": -1.0}, "epsilon"), ({"delta": 2.0}, "delta")],
+    [
+        ({"trials": 4}, "at least 32 are needed"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"delta": 2.0}, "delta"),
+    ],
 )
 def test_wrong_arguments_are_refused(options, message):
     values = {"epsilon": 1.0, "delta": DELTA, "trials": 100} | options

@@ -41,7 +41,8 @@ def test_z_comes_back(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_was_not_seen_is_not_made_up(name):
-    """Round 3 is missing, and one coordinate of round 6: what follows from them is NaN, and nothing else is."""
+    """Round 3 is missing, and one coordinate of round 6: what follows from them is NaN, and nothing
+    else is."""
     c, z, w = noise(name)
     reach = 1 if name == "identity" else 4 if name == "banded" else ROUNDS
     w[5, 2] = np.nan

@@ -1,4 +1,5 @@
-"""Canaries in runs whose rounds are one mechanism: sound ones are nearly reached, other noise is caught."""
+"""Canaries in runs whose rounds are one mechanism: sound ones are nearly reached, other noise is
+caught."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ NOISES = {
 
 
 @lru_cache(maxsize=32)
-def subject(noise: str | None = "banded", sampling: Sampling = CYCLIC, relation: str = "add-remove", **options):
+def subject(
+    noise: str | None = "banded",
+    sampling: Sampling = CYCLIC,
+    relation: str = "add-remove",
+    **options,
+):
     """A run over twelve rounds at epsilon 8."""
     facts = RunFacts(
         0.0, sampling, relation, rounds=ROUNDS, epsilon=8.0, delta=1e-5,
@@ -68,7 +74,12 @@ def watched(of: Subject, publisher=sound, *, count: int = 400, seed: int = 0) ->
 def audited(of: Subject, record: CanaryRecord, **options):
     plan = of.method.plan(of.start)
     reported = Reported(
-        of.name, of.reported(plan), of.delta, of.multipliers(plan), relation=of.facts.relation, run=plan.facts.run
+        of.name,
+        of.reported(plan),
+        of.delta,
+        of.multipliers(plan),
+        relation=of.facts.relation,
+        run=plan.facts.run,
     )
     return audit_record(record, of.layers, reported, **options)
 
@@ -89,7 +100,10 @@ def test_a_sound_run_is_nearly_reached_and_not_exceeded(noise, sampling, relatio
     assert result.epsilon_reported == pytest.approx(8.0, rel=1e-3)
     assert 0.7 * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
     assert result.observations == 800 * ROUNDS
-    assert all(0 < row.epsilon_lower < row.epsilon_planned < result.epsilon_reported for row in result.layers)
+    assert all(
+        0 < row.epsilon_lower < row.epsilon_planned < result.epsilon_reported
+        for row in result.layers
+    )
 
 
 @pytest.mark.parametrize(("noise", "sampling", "relation"), CASES)
@@ -106,18 +120,25 @@ def test_the_planned_run_costs_what_is_reported(noise, sampling, relation):
 @pytest.mark.parametrize("noise", ["banded", "blt"])
 def test_false_alarms_over_many_runs(noise):
     of, audits = subject(noise), 300
-    failed = sum(not audited(of, watched(of, count=40, seed=seed), confidence=0.8).passed for seed in range(audits))
+    failed = sum(
+        not audited(of, watched(of, count=40, seed=seed), confidence=0.8).passed
+        for seed in range(audits)
+    )
     assert failed <= scipy.stats.binom.isf(1e-3, audits, 0.2)
     assert failed >= audits * 0.2 / 8
 
 
 @pytest.mark.parametrize("noise", [*NOISES, None])
 def test_what_canaries_see_is_as_planned(noise):
-    """Mean and variance of the whitened sums: a wrong schedule or a wrong whitening would show in either."""
+    """Mean and variance of the whitened sums: a wrong schedule or a wrong whitening would show in
+    either."""
     of = subject(noise)
     record = watched(of, count=800, seed=3)
     view = View.of(record, of.method.plan(of.start).facts.run)
-    for error in (view.sums - view.planned_sums, (view.seen - view.planned)[view.known.all(axis=1)].ravel()):
+    for error in (
+        view.sums - view.planned_sums,
+        (view.seen - view.planned)[view.known.all(axis=1)].ravel(),
+    ):
         assert abs(error.mean()) < 5 / np.sqrt(error.size)
         assert error.var() == pytest.approx(1, abs=6 * np.sqrt(2 / min(error.size, 100 * ROUNDS)))
     turns = (record.orientation != 0).sum(axis=0)
@@ -198,7 +219,9 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize(("publisher", "check"), BUGS.items(), ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    ("publisher", "check"), BUGS.items(), ids=lambda x: getattr(x, "__name__", x)
+)
 @pytest.mark.parametrize("count", [40, 400])
 def test_noise_that_is_not_as_planned_is_caught(publisher, check, count):
     of = subject()
@@ -213,7 +236,8 @@ def test_less_noise_than_reported_exceeds_it():
 
 
 def test_noise_made_by_another_strategy_is_bounded_by_what_it_really_protects():
-    """Independent noise of that scale protects as well where columns have norm 1: it fails by the check alone."""
+    """Independent noise of that scale protects as well where columns have norm 1: it fails by the
+    check alone."""
     of = subject()
     result = audited(of, watched(of, independent))
     assert not result.exceeded
@@ -231,12 +255,15 @@ def test_bounds_in_the_wrong_norm_are_caught():
         total *= np.sqrt(len(LAYERS))
         canaries.observe(round_, plan, release(total, plan, keys, round_, run_noise=run_noise))
     found = audited(of, canaries.record())
-    assert not found.passed  # more of a canary than planned comes back in each of its turns, as noise would
+    assert (
+        not found.passed
+    )  # more of a canary than planned comes back in each of its turns, as noise would
     assert found.epsilon_lower > 0.9 * found.epsilon_reported
 
 
 def test_interrupted_runs_and_pausing_layers():
-    """What was seen before an interruption still counts; a layer that pauses is left out as long as that reaches."""
+    """What was seen before an interruption still counts; a layer that pauses is left out as long as
+    that reaches."""
     of = subject()
     publish = sound(of, KeyRing(0))
     canaries, rows = Canaries(of.layers, 400, KeyRing(1)), []
@@ -265,8 +292,13 @@ def test_the_audit_of_a_mechanism_in_such_a_run():
     result = Audit(seed=0, canaries=300).mechanism(of)
     assert result.passed
     assert {check.name for check in result.checks} == {
-        "whitened sensitivity", "plan purity", "noise scale", "noise independence", "noise repetition", "noise law",
-    }  # fmt: skip
+        "whitened sensitivity",
+        "plan purity",
+        "noise scale",
+        "noise independence",
+        "noise repetition",
+        "noise law",
+    }
     assert 0.6 * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
     probed = Audit(method="probe").mechanism(of)
     assert probed.passed

@@ -81,16 +81,20 @@ def test_noise_on_the_mean_is_that_of_the_plan(found: Recommendation) -> None:
 
 
 @pytest.mark.parametrize(
-    "public", [pytest.param(PUBLIC, marks=pytest.mark.slow), {"train": PUBLIC, "test": PUBLIC}, "test", None]
+    "public",
+    [pytest.param(PUBLIC, marks=pytest.mark.slow), {"train": PUBLIC, "test": PUBLIC}, "test", None],
 )
 def test_private_data_are_never_touched(public: object) -> None:
     data = {"train": (_Untouchable(), _Untouchable()), "test": PUBLIC, "clients": [[0]] * 40}
     settings = {"privacy.delta": 1e-3, "federation.rate": 0.5} | SHORT
     with pytest.warns(Notice, match="synthetic") if public is None else nullcontext():
         advice = simulations.recommend(
-            model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), data=data, public=public, examples=800,
+            model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+            data=data,
+            public=public,
+            examples=800,
             overrides=settings,
-        )  # fmt: skip
+        )
     assert set(advice.scores) == {"gaussian", "water-filling", *RULES}
     assert advice["examples_per_client"] == 20.0  # of the data's own 40 clients
 
@@ -115,7 +119,9 @@ def test_a_private_set_that_is_gone_is_not_missed(
             "mnist", public=public, model=nn.Sequential(nn.Flatten(), nn.Linear(sides, 10)),
             overrides={"data.dir": str(tmp_path), "federation.rounds": 5, "training.lr": 0.01},
         )  # fmt: skip
-    expected = {None: "synthetic", "test": "test examples of mnist"}.get(public, "training examples of digits/public")
+    expected = {None: "synthetic", "test": "test examples of mnist"}.get(
+        public, "training examples of digits/public"
+    )
     assert advice["public"].startswith(expected)
 
 
@@ -134,7 +140,9 @@ def test_sets_whose_test_examples_come_with_private_ones_are_refused(name: str) 
     with pytest.raises(ConfigError, match="cannot be read without its training examples"):
         simulations.recommend("digits", public="test", overrides={"data.name": name})
     with pytest.raises(DataError, match="is not called"):
-        simulations.recommend(model=nn.Linear(6, 3), data=lambda: pytest.fail("called"), public="test")
+        simulations.recommend(
+            model=nn.Linear(6, 3), data=lambda: pytest.fail("called"), public="test"
+        )
 
 
 SET = DataSet.from_arrays(PUBLIC, PUBLIC)
@@ -143,25 +151,57 @@ SET = DataSet.from_arrays(PUBLIC, PUBLIC)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": "digits", "public": "digits"}, r"'digits' holds training examples of the recipe"),
-        ({"overrides": {"data.name": "digits/private"}, "public": "digits"}, "'digits' holds training examples"),
-        ({"recipe": "digits", "public": "digits/public"}, "'digits/public' holds training examples"),
-        ({"recipe": "digits", "public": "digits/private"}, "'digits/private' holds training examples"),
-        ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": PUBLIC}, "these are the training examples of data"),
-        ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": {"train": PUBLIC, "test": PUBLIC}}, "these are the"),
-        ({"data": SET, "public": SET}, "these are the training examples of data"),
-        ({"data": SET, "public": {"train": PUBLIC, "test": PUBLIC, "name": "the same"}}, "these are the training"),
         (
-            {"data": {"train": PUBLIC, "test": PUBLIC}, "public": (PUBLIC[0][::2], PUBLIC[1][::2].copy())},
+            {"recipe": "digits", "public": "digits"},
+            r"'digits' holds training examples of the recipe",
+        ),
+        (
+            {"overrides": {"data.name": "digits/private"}, "public": "digits"},
+            "'digits' holds training examples",
+        ),
+        (
+            {"recipe": "digits", "public": "digits/public"},
+            "'digits/public' holds training examples",
+        ),
+        (
+            {"recipe": "digits", "public": "digits/private"},
+            "'digits/private' holds training examples",
+        ),
+        (
+            {"data": {"train": PUBLIC, "test": PUBLIC}, "public": PUBLIC},
             "these are the training examples of data",
         ),
         (
-            {"data": {"train": (torch.from_numpy(PUBLIC[0]), [0]), "test": PUBLIC}, "public": (PUBLIC[0][3:], [0])},
+            {
+                "data": {"train": PUBLIC, "test": PUBLIC},
+                "public": {"train": PUBLIC, "test": PUBLIC},
+            },
+            "these are the",
+        ),
+        ({"data": SET, "public": SET}, "these are the training examples of data"),
+        (
+            {"data": SET, "public": {"train": PUBLIC, "test": PUBLIC, "name": "the same"}},
+            "these are the training",
+        ),
+        (
+            {
+                "data": {"train": PUBLIC, "test": PUBLIC},
+                "public": (PUBLIC[0][::2], PUBLIC[1][::2].copy()),
+            },
+            "these are the training examples of data",
+        ),
+        (
+            {
+                "data": {"train": (torch.from_numpy(PUBLIC[0]), [0]), "test": PUBLIC},
+                "public": (PUBLIC[0][3:], [0]),
+            },
             "these are the training examples of data",
         ),
     ],
 )
-def test_private_examples_do_not_pass_as_public_ones(arguments: dict[str, object], message: str) -> None:
+def test_private_examples_do_not_pass_as_public_ones(
+    arguments: dict[str, object], message: str
+) -> None:
     """The advice would state that no private example was read."""
     with pytest.raises(DataError, match=message):
         simulations.recommend(**arguments)  # type: ignore[arg-type]
@@ -189,19 +229,30 @@ def test_a_warm_up_at_chance_is_refused() -> None:
     noise = (np.zeros((200, 6), dtype=np.float32), np.arange(200) % 3)
     with pytest.raises(ConfigError, match="at chance"):
         simulations.recommend(
-            model=nn.Linear(6, 3), data={"train": noise, "test": noise}, public="test", examples=500,
+            model=nn.Linear(6, 3),
+            data={"train": noise, "test": noise},
+            public="test",
+            examples=500,
             overrides={"privacy.delta": 1e-4} | SHORT,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.slow
 def test_the_warm_up_trains_as_the_recipe_does() -> None:
-    """One gradient per client at a rate that only the bound makes sensible: plain training diverged at this rate."""
-    rate = {"training.lr": 1000.0, "federation.server_optimizer": "adam", "federation.server_lr": 0.05}
+    """One gradient per client at a rate that only the bound makes sensible: plain training diverged
+    at this rate."""
+    rate = {
+        "training.lr": 1000.0,
+        "federation.server_optimizer": "adam",
+        "federation.server_lr": 0.05,
+    }
     setting: dict[str, object] = {
-        "model": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), "public": "test", "examples": 500,
-        "data": {"train": None, "test": PUBLIC}, "overrides": {"privacy.delta": 1e-4} | SHORT | rate,
-    }  # fmt: skip
+        "model": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+        "public": "test",
+        "examples": 500,
+        "data": {"train": None, "test": PUBLIC},
+        "overrides": {"privacy.delta": 1e-4} | SHORT | rate,
+    }
     with pytest.raises(ConfigError, match="at chance"):
         simulations.recommend(**setting)  # type: ignore[arg-type]
     setting["overrides"]["trainer.name"] = "fedsgd"  # type: ignore[index]
@@ -213,9 +264,12 @@ def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fedlgm_lab.recommend.recommend.score", lambda *_: 0.0)
     with pytest.raises(ConfigError, match="never lowers the loss"):
         simulations.recommend(
-            model=nn.Linear(6, 3), data={"train": None, "test": PUBLIC}, public="test", examples=500,
+            model=nn.Linear(6, 3),
+            data={"train": None, "test": PUBLIC},
+            public="test",
+            examples=500,
             overrides={"privacy.delta": 1e-4} | SHORT,
-        )  # fmt: skip
+        )
 
 
 def test_an_example_level_recipe_is_scored_by_its_gradients() -> None:
@@ -235,7 +289,9 @@ def test_an_example_level_recipe_is_scored_by_its_gradients() -> None:
         ({"overrides": {"mechanism.name": "none"}, "public": "test"}, ConfigError, "adds no noise"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+def test_wrong_arguments_are_refused(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         simulations.recommend("digits", **arguments)  # type: ignore[arg-type]
 
@@ -245,7 +301,9 @@ def test_a_model_that_does_not_fit_the_examples_is_refused_in_a_sentence() -> No
         simulations.recommend(model=nn.Linear(5, 3), public=PUBLIC, overrides=SHORT)
 
 
-def test_public_examples_without_data_do_not_stand_for_the_default_recipe_s_number_of_examples() -> None:
+def test_public_examples_without_data_do_not_stand_for_the_default_recipe_s_number_of_examples() -> (
+    None
+):
     advice = simulations.recommend(model=nn.Linear(6, 3), public=PUBLIC, overrides=SHORT)
     assert advice["assumed"]
 
@@ -292,9 +350,14 @@ def test_verdicts() -> None:
         verdict({"gaussian": 1.0, "uniform": 1.01}, "client")
         == "use gaussian: no other rule is expected to be better by a fifth."
     )
-    assert "uniform is expected to be worth 2.00" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
+    assert "uniform is expected to be worth 2.00" in verdict(
+        {"gaussian": 1.0, "uniform": 2.0}, "client"
+    )
     assert verdict({"gaussian": 1.0, "uniform": 0.1}, "example").endswith("avoid uniform.")
-    assert len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})}) <= 2
+    assert (
+        len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})})
+        <= 2
+    )
 
 
 def test_a_users_contribution_is_the_mean_of_its_clients() -> None:
@@ -308,5 +371,7 @@ def test_a_users_contribution_is_the_mean_of_its_clients() -> None:
     clients, users = norms["client"], norms["user"]
     members = clients[: 4 * len(users)].reshape(len(users), 4, -1)
     assert len(clients) // 4 == len(users) >= 4
-    assert bool((users < 0.99 * members.mean(dim=1)).all())  # the mean of vectors is shorter than they are
+    assert bool(
+        (users < 0.99 * members.mean(dim=1)).all()
+    )  # the mean of vectors is shorter than they are
     assert bool((users > 0.2 * members.mean(dim=1)).all())

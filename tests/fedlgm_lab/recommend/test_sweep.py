@@ -38,17 +38,28 @@ def test_an_entry_is_the_plan_of_its_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [["privacy.noise_multiplier=2"], ["privacy.epsilon=none", "privacy.noise_multiplier=2"]]
+    "changes",
+    [["privacy.noise_multiplier=2"], ["privacy.epsilon=none", "privacy.noise_multiplier=2"]],
 )
 def test_a_fixed_noise_leaves_no_budget_to_vary(changes: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"from which the noise follows: leave out --set privacy.noise_multiplier"):
+    with pytest.raises(
+        ConfigError, match=r"from which the noise follows: leave out --set privacy.noise_multiplier"
+    ):
         sweep.sweep_report("digits", changes)
 
 
 def test_delta_stays_below_one_over_the_clients() -> None:
-    report = sweep.sweep_report("digits", ["federation.rounds=1", "privacy.delta=0.002", "federation.rate=1.0"])
+    report = sweep.sweep_report(
+        "digits", ["federation.rounds=1", "privacy.delta=0.002", "federation.rate=1.0"]
+    )
     deltas = {row["clients"]: row["delta"] for row in report["rows"]}
-    assert deltas == {100: 0.002, 300: 0.002, 1000: 0.1 / 1000, 3000: 0.1 / 3000, 10000: 0.1 / 10000}
+    assert deltas == {
+        100: 0.002,
+        300: 0.002,
+        1000: 0.1 / 1000,
+        3000: 0.1 / 3000,
+        10000: 0.1 / 10000,
+    }
     assert "0.002 where it is below 1/clients" in report["delta"]
 
 
@@ -71,9 +82,24 @@ def test_a_refused_setting_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("recipe", "changes", "noises", "said"),
     [
-        ("digits", [], 1.0, "k = 1 releases' noise in a sum of q N contributions, under central trust"),
-        ("digits", ["privacy.trust='local'", "privacy.max_participations=1"], 10.0, "under local trust"),
-        ("distributed-digits", ["distributed.threshold=60"], 100 / 57, "k = 1.75439 releases' noise"),
+        (
+            "digits",
+            [],
+            1.0,
+            "k = 1 releases' noise in a sum of q N contributions, under central trust",
+        ),
+        (
+            "digits",
+            ["privacy.trust='local'", "privacy.max_participations=1"],
+            10.0,
+            "under local trust",
+        ),
+        (
+            "distributed-digits",
+            ["distributed.threshold=60"],
+            100 / 57,
+            "k = 1.75439 releases' noise",
+        ),
     ],
 )
 def test_the_noise_on_the_mean_counts_the_releases_in_a_sum(
@@ -82,7 +108,9 @@ def test_the_noise_on_the_mean_counts_the_releases_in_a_sum(
     report = sweep.sweep_report(recipe, ["federation.rounds=1", *changes])
     row = report["rows"][0]
     assert row["noises_in_sum"] == pytest.approx(noises)
-    assert row["noise_on_mean"] == pytest.approx(row["noise_multiplier"] * noises**0.5 / row["expected_cohort"])
+    assert row["noise_on_mean"] == pytest.approx(
+        row["noise_multiplier"] * noises**0.5 / row["expected_cohort"]
+    )
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(sweep.sweep_table(report))
     assert said in console.export_text()
@@ -101,7 +129,11 @@ def test_what_a_sweep_cannot_vary_is_refused(recipe: str, changes: list[str], sa
         sweep.sweep_report(recipe, changes)
 
 
-@pytest.mark.parametrize("change", ["model.hidden=[0]", "data.name=nothing", "mechanism.name=nothing"])
+@pytest.mark.parametrize(
+    "change", ["model.hidden=[0]", "data.name=nothing", "mechanism.name=nothing"]
+)
 def test_a_recipe_that_no_setting_permits_is_refused_once(change):
-    with pytest.raises(ConfigError, match=change.partition("=")[0].replace("mechanism.name", "unknown mechanism")):
+    with pytest.raises(
+        ConfigError, match=change.partition("=")[0].replace("mechanism.name", "unknown mechanism")
+    ):
         sweep.sweep_report("digits", [change])

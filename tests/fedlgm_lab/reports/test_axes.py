@@ -1,4 +1,5 @@
-"""Pictures of a report as they are drawn: labels differ, stand apart and fit; short runs have lines."""
+"""Pictures of a report as they are drawn: labels differ, stand apart and fit; short runs have
+lines."""
 
 from __future__ import annotations
 
@@ -35,8 +36,15 @@ class Drawn:
                 axis = getattr(axes, name)
                 low, high = sorted(axis.get_view_interval())
                 ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-                shown = [label for tick in ticks for label in (tick.label1, tick.label2) if label.get_visible()]
-                yield [(text.get_text(), text.get_window_extent()) for text in shown if text.get_text()]
+                shown = [
+                    label
+                    for tick in ticks
+                    for label in (tick.label1, tick.label2)
+                    if label.get_visible()
+                ]
+                yield [
+                    (text.get_text(), text.get_window_extent()) for text in shown if text.get_text()
+                ]
 
     def axes(self) -> Axes:
         return self.figures[-1].axes[0]
@@ -55,7 +63,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 def narrow(rounds: int) -> Picture | None:
-    return over_rounds("accuracy", range(1, rounds + 1), {"a": list(np.linspace(0.1, 0.12, rounds))}, percent=True)
+    return over_rounds(
+        "accuracy", range(1, rounds + 1), {"a": list(np.linspace(0.1, 0.12, rounds))}, percent=True
+    )
 
 
 def nearly_flat(rounds: int) -> Picture | None:
@@ -68,7 +78,9 @@ def near_one(rounds: int) -> Picture | None:
 
 
 def large(rounds: int) -> Picture | None:
-    return over_rounds("loss", range(1, rounds + 1), {"loss": list(np.linspace(2.3e6, 2.1e4, rounds))})
+    return over_rounds(
+        "loss", range(1, rounds + 1), {"loss": list(np.linspace(2.3e6, 2.1e4, rounds))}
+    )
 
 
 def layers(number: int, spread: float, log: bool) -> Callable[[int], Picture | None]:
@@ -103,7 +115,9 @@ CASES = {
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 10, 300])
 @pytest.mark.parametrize("draw", CASES.values(), ids=CASES)
-def test_labels_differ_stand_apart_and_fit(draw: Callable[[int], Picture], rounds: int, drawn: Drawn) -> None:
+def test_labels_differ_stand_apart_and_fit(
+    draw: Callable[[int], Picture], rounds: int, drawn: Drawn
+) -> None:
     draw(rounds)
     for shown in drawn.labels():
         texts = [text for text, _ in shown]
@@ -135,7 +149,9 @@ def test_short_runs_have_lines(rounds: int, drawn: Drawn) -> None:
 
 
 def test_a_single_round_has_bars_with_their_figures(drawn: Drawn) -> None:
-    picture = over_rounds("Test accuracy", [3], {"proven": [0.107], "claimed": [0.25]}, percent=True)
+    picture = over_rounds(
+        "Test accuracy", [3], {"proven": [0.107], "claimed": [0.25]}, percent=True
+    )
     assert picture is not None
     assert "in round 3" in picture.alt
     axes = drawn.axes()

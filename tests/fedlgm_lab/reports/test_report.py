@@ -28,7 +28,9 @@ from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import PrivateRow
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +84,18 @@ def test_the_page_is_whole(adaptive: Path) -> None:
     assert seen.headings[:2] == ["h1", "h2"]
     assert set(seen.headings) == {"h1", "h2"}
     assert [image["alt"].split(" of ")[0].split(" over ")[0] for image in seen.images] == [
-        "Test accuracy", "Test loss", "Epsilon spent", "Noise on the mean update", "Bound s_j", "Noise scale sigma_j",
-        "Signal to noise ratio SNR_j", "Share", "Norm", "Share", "Heat map",
-    ]  # fmt: skip
+        "Test accuracy",
+        "Test loss",
+        "Epsilon spent",
+        "Noise on the mean update",
+        "Bound s_j",
+        "Noise scale sigma_j",
+        "Signal to noise ratio SNR_j",
+        "Share",
+        "Norm",
+        "Share",
+        "Heat map",
+    ]
     assert all(len(image["alt"]) > 30 for image in seen.images)
     assert all(resource.startswith("data:image/svg+xml,") for resource in seen.resources)
     for image in seen.images:
@@ -103,12 +114,16 @@ def test_private_figures_are_in_the_private_page_alone(adaptive: Path) -> None:
     assert stat.S_IMODE(private.parent.stat().st_mode) == 0o700
 
 
-def test_the_public_page_does_not_depend_on_private_diagnostics(adaptive: Path, tmp_path: Path) -> None:
+def test_the_public_page_does_not_depend_on_private_diagnostics(
+    adaptive: Path, tmp_path: Path
+) -> None:
     shutil.copytree(adaptive, tmp_path / "run")
     file = tmp_path / "run" / "private" / "diagnostics.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert set(rows[0]) == set(PrivateRow.__annotations__)
-    file.write_text("".join(json.dumps(row | {"cohort": 777, "seconds": 777.5}) + "\n" for row in rows))
+    file.write_text(
+        "".join(json.dumps(row | {"cohort": 777, "seconds": 777.5}) + "\n" for row in rows)
+    )
     report.write_report(tmp_path / "run")
     assert (tmp_path / "run" / "report.html").read_text() == (adaptive / "report.html").read_text()
     shown = report._operator(RunFolder.open(tmp_path / "run").rows(private=True))
@@ -121,7 +136,9 @@ def test_data_of_ones_own_is_not_pictured_in_public(
     shutil.copytree(adaptive, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     recipe = folder.recipe()
-    own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"name": "fedlgm.data.bundled:digits"})})
+    own = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"name": "fedlgm.data.bundled:digits"})}
+    )
     monkeypatch.setattr(RunFolder, "recipe", lambda self: own)
     assert "Examples by client and class" not in report._division(folder, private=False)
     assert "Examples by client and class" in report._division(folder, private=True)
@@ -140,24 +157,33 @@ def test_files_that_a_recipe_names_are_not_pictured_in_public(
 
 
 @pytest.mark.slow
-def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
-    """A heat map of layers and rounds, the error of the model, and that of independent noise beside it."""
+def test_correlated_noise_is_shown_over_the_rounds(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A heat map of layers and rounds, the error of the model, and that of independent noise beside
+    it."""
     run = tmp_path / "run"
     recipe = tiny(
-        federation={"rounds": 6, "sampling": "cyclic", "rate": 0.25}, privacy={"noise": "banded"}, run={"trackers": []}
+        federation={"rounds": 6, "sampling": "cyclic", "rate": 0.25},
+        privacy={"noise": "banded"},
+        run={"trackers": []},
     )
     launch.simulate(recipe, run_dir=run)
     report.write_report(run)
     text = html.unescape((run / "report.html").read_text(encoding="utf-8"))
     for words in (
-        "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
+        "Noise over the rounds", ("Here it is correlated over rounds (banded, 4 bands); 4 groups "
+                                 "take turns"),
         "independent, same participation", "independent, secret Poisson draws",
         "Noise norm of one round's mean of each layer",
-        "Noise norm of the model over the rounds: this run from", "Noise scale sigma_j (of z)", "noise sigma_j (of z)",
+        "Noise norm of the model over the rounds: this run from", ("Noise scale sigma_j (of "
+                                                                  "z)"), "noise sigma_j (of z)",
     ):  # fmt: skip
         assert words in text, words
     told = text[text.index("Noise norm of one round's mean of each layer over") :][:200]
-    norms = np.array(RunFolder.open(run).rows()[-1]["layer_noise"]) / recipe.sampling.expected  # of the mean
+    norms = (
+        np.array(RunFolder.open(run).rows()[-1]["layer_noise"]) / recipe.sampling.expected
+    )  # of the mean
     for norm in (norms.min(), norms.max()):
         assert f" {norm:.4g} " in told, told
     launch.simulate(tiny(run={"trackers": []}), run_dir=tmp_path / "plain")
@@ -175,7 +201,9 @@ def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path
     assert "No epsilon is proven for this run" in text
 
 
-def test_what_cannot_be_reported(tiny: Callable[..., Recipe], adaptive: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_reported(
+    tiny: Callable[..., Recipe], adaptive: Path, tmp_path: Path
+) -> None:
     folder = new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="not finished"):
         report.write_report(folder.path)
@@ -197,7 +225,11 @@ def test_pictures_stay_small_and_keep_their_numbers() -> None:
     few = pictures.per_layer("SNR", names[:2], rounds, np.full((100, 2), [1.25e-4, 3.75e-4]))
     assert few is not None
     assert "0.0001" in few.svg
-    assert few.alt == "SNR of each layer, the same in every round: least 0.000125 (layer0), most 0.000375 (layer1)."
+    assert (
+        few.alt
+        == "SNR of each layer, the same in every round: least 0.000125 (layer0), most 0.000375 "
+        "(layer1)."
+    )
     assert pictures.per_layer("SNR", names, rounds, np.full((100, layers), np.nan)) is None
     assert pictures.over_rounds("epsilon", [1, 2], {"proven": [float("inf")] * 2}) is None
 
@@ -268,23 +300,39 @@ def test_a_browser_shows_every_image_and_scrolls_only_down(adaptive: Path, tmp_p
     assert found == (text.count("<img "), 0, width, found[3])
     assert found[3] <= width
     # The probe sees what it is there for.
-    spoilt = text.replace("<main>", '<main><p style="width:500px">wide</p><img alt="" src="data:image/png,none">')
+    spoilt = text.replace(
+        "<main>", '<main><p style="width:500px">wide</p><img alt="" src="data:image/png,none">'
+    )
     _, broken, _, wide = browse(spoilt, width, tmp_path)
     assert (broken, wide > width) == (1, True)
 
 
 def browse(text: str, width: int, folder: Path) -> tuple[int, ...]:
-    """Images, images that did not load, width of the window and of the page, as Chromium has them."""
+    """Images, images that did not load, width of the window and of the page, as Chromium has
+    them."""
     probed = folder / "probed.html"
     probed.write_text(_PROBE.format(width=width, page=html.escape(text)), encoding="utf-8")
     done = subprocess.run(
         [
-            str(_CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000", "--dump-dom", probed.as_uri(),
+            str(_CHROMIUM),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1400,1000",
+            "--dump-dom",
+            probed.as_uri(),
         ],
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
     found = re.search(r"<body>probe (\d+) (\d+) (\d+) (\d+) end", done.stdout)
     assert found is not None, done.stderr
     return tuple(map(int, found.groups()))

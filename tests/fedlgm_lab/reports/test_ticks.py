@@ -26,14 +26,20 @@ def test_labels_of_a_logarithmic_axis(spread, which):
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         low, high = axis.get_view_interval()
-        shown = [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high and t.label1.get_text()]
+        shown = [
+            t.label1
+            for t in axis.get_major_ticks()
+            if low <= t.get_loc() <= high and t.label1.get_text()
+        ]
         boxes = [label.get_window_extent(canvas.get_renderer()) for label in shown]
     assert len(shown) >= 2
     assert len({label.get_text() for label in shown}) == len(shown)
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
-@pytest.mark.parametrize(("values", "percent"), [([0.14, 0.142, 0.144], True), ([1000.01, 1000.02], False)])
+@pytest.mark.parametrize(
+    ("values", "percent"), [([0.14, 0.142, 0.144], True), ([1000.01, 1000.02], False)]
+)
 def test_labels_of_a_narrow_linear_axis_differ(values, percent, monkeypatch):
     figures = []
     monkeypatch.setattr(pictures, "to_svg", lambda figure, dark: figures.append(figure) or "")
@@ -48,6 +54,8 @@ def test_labels_of_a_narrow_linear_axis_differ(values, percent, monkeypatch):
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_every_series_of_a_short_run_has_markers(rounds):
-    picture = over_rounds("epsilon", range(1, rounds + 1), {"proven": [1.0] * rounds, "claimed": [2.0] * rounds})
+    picture = over_rounds(
+        "epsilon", range(1, rounds + 1), {"proven": [1.0] * rounds, "claimed": [2.0] * rounds}
+    )
     assert picture is not None
     assert picture.svg.count("<use") >= 2 * rounds

@@ -9,12 +9,20 @@ from torch import nn
 from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
-from fedlgm_lab.risk.exposure import ShadowTraining, gradient_errors, layer_errors, layer_risk, public_bias_weights
+from fedlgm_lab.risk.exposure import (
+    ShadowTraining,
+    gradient_errors,
+    layer_errors,
+    layer_risk,
+    public_bias_weights,
+)
 
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 4))
+    return nn.Sequential(
+        nn.Linear(40, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 4)
+    )
 
 
 def public(n=1200):
@@ -24,14 +32,22 @@ def public(n=1200):
 
 def test_a_model_that_memorises_noise_leaks_and_an_untrained_one_does_not():
     x, y = public()
-    trained = layer_risk(network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=40, lr=3e-3))
-    fresh = layer_risk(network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=1, lr=1e-9))
+    trained = layer_risk(
+        network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=40, lr=3e-3)
+    )
+    fresh = layer_risk(
+        network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=1, lr=1e-9)
+    )
     assert [risk.layer for risk in trained] == ["0", "2", "4"]
     assert trained[2].held_out_error < 0.4 < min(risk.held_out_error for risk in fresh)
     assert all(risk.training_error <= risk.held_out_error + 0.05 for risk in trained + fresh)
     # Outputs give members away in the last layer, gradients in every one of them.
     assert max(risk.gradient_error for risk in trained) < trained[0].held_out_error - 0.1
-    assert max(risk.gradient_error for risk in trained) < 0.3 < min(risk.gradient_error for risk in fresh)
+    assert (
+        max(risk.gradient_error for risk in trained)
+        < 0.3
+        < min(risk.gradient_error for risk in fresh)
+    )
 
 
 def test_a_threshold_is_chosen_on_other_examples_than_it_is_counted_on():
@@ -40,13 +56,17 @@ def test_a_threshold_is_chosen_on_other_examples_than_it_is_counted_on():
     assert min(gradient_errors(*alike, generator)) > 0.42
     apart = torch.rand(400, 1, generator=generator), 1 + torch.rand(400, 1, generator=generator)
     assert gradient_errors(*apart, generator)[0] < 0.02
-    assert gradient_errors(*reversed(apart), generator) == [0.5]  # members with larger gradients are not looked for
+    assert gradient_errors(*reversed(apart), generator) == [
+        0.5
+    ]  # members with larger gradients are not looked for
 
 
 def test_the_same_keys_give_the_same_risks():
     x, y = public(80)
     settings = ShadowTraining(epochs=2, adversary_epochs=2)
-    one, other = (layer_risk(network(), x, y, keys=KeyRing.from_seed(2), training=settings) for _ in range(2))
+    one, other = (
+        layer_risk(network(), x, y, keys=KeyRing.from_seed(2), training=settings) for _ in range(2)
+    )
     assert one == other
 
 
@@ -65,7 +85,11 @@ def test_bad_input_is_refused():
 def test_strengths_are_shares_of_the_gradients_length():
     x, y = public(200)
     risks = layer_risk(
-        network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=3, adversary_epochs=1)
+        network(),
+        x,
+        y,
+        keys=KeyRing.from_seed(1),
+        training=ShadowTraining(epochs=3, adversary_epochs=1),
     )
     strengths = torch.tensor([risk.strength for risk in risks])
     assert (strengths > 0).all()
@@ -77,7 +101,12 @@ def test_progress_counts_passes_and_layers():
     settings = ShadowTraining(epochs=2, adversary_epochs=1)
     x, y = public(60)
     layer_risk(
-        network(), x, y, keys=KeyRing.from_seed(1), training=settings, progress=lambda *found: seen.append(found)
+        network(),
+        x,
+        y,
+        keys=KeyRing.from_seed(1),
+        training=settings,
+        progress=lambda *found: seen.append(found),
     )
     assert [done for done, _, _ in seen] == [1, 2, 3, 4, 5]
     assert {total for _, total, _ in seen} == {5}
@@ -85,7 +114,8 @@ def test_progress_counts_passes_and_layers():
 
 
 def test_errors_against_a_model_are_not_cut_at_a_coin_toss():
-    """Held out, an adversary of nothing errs in a half on average, and above it as often as below."""
+    """Held out, an adversary of nothing errs in a half on average, and above it as often as
+    below."""
     x, _ = public(400)
     rows = torch.arange(400)
     settings = ShadowTraining(adversary_epochs=5)
@@ -107,7 +137,9 @@ def test_public_weights_for_convergence_have_the_least_bias():
     assert float(found.norm()) == pytest.approx(1, abs=1e-6)
     per_example = []
     for i in range(len(y)):
-        grads = torch.autograd.grad(nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), model.parameters())
+        grads = torch.autograd.grad(
+            nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), model.parameters()
+        )
         per_example.append(torch.cat([g.flatten() for g in grads]).double())
     gradients = torch.stack(per_example)
     parts = layers.split(gradients)
@@ -116,7 +148,8 @@ def test_public_weights_for_convergence_have_the_least_bias():
 
     def bias(w):
         return sum(
-            float((w[j] * u - g.mean(0)).norm() ** 2) for j, (u, g) in enumerate(zip(directions, parts, strict=True))
+            float((w[j] * u - g.mean(0)).norm() ** 2)
+            for j, (u, g) in enumerate(zip(directions, parts, strict=True))
         )
 
     others = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).double().abs()
@@ -135,7 +168,11 @@ class CalledTwice(nn.Module):
 
 
 def test_a_layer_that_is_called_several_times_has_one_adversary():
-    x, inside, outside = torch.linspace(-1, 1, 60)[:, None].expand(-1, 2), torch.arange(30), torch.arange(30, 60)
+    x, inside, outside = (
+        torch.linspace(-1, 1, 60)[:, None].expand(-1, 2),
+        torch.arange(30),
+        torch.arange(30, 60),
+    )
     errors = layer_errors(CalledTwice(), x, inside, outside, keys=KeyRing.from_seed(1))
     assert list(errors) == ["cell"]
     assert errors["cell"][1] < 0.3  # members lie apart from the others

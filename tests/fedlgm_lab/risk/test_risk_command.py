@@ -77,12 +77,16 @@ def test_figures_and_files(run):
 
 def test_the_table_and_another_public_set(run):
     private = ("--set", "data.name=digits/private")
-    status, out, _ = run("risk", "lm.toml", *private, "--public", "digits/public", "--out", "elsewhere")
+    status, out, _ = run(
+        "risk", "lm.toml", *private, "--public", "digits/public", "--out", "elsewhere"
+    )
     assert status == 0
     assert "coin toss" in out
     assert "digits/public" in out
     assert Path("elsewhere/recipe.toml").is_file()
-    status, out, _ = run("risk", "dp-sgd-digits", "--set", "risk.epochs=1", "--out", "plain", "--json")
+    status, out, _ = run(
+        "risk", "dp-sgd-digits", "--set", "risk.epochs=1", "--out", "plain", "--json"
+    )
     assert status == 0
     assert not Path("plain/recipe.toml").exists()  # its mechanism takes no error rates
 
@@ -92,14 +96,23 @@ def test_the_table_and_another_public_set(run):
     [
         (("lm.toml", "--emphasis", 0.5), "emphasis must be at least 1, got 0.5"),
         (("lm.toml", "--set", "mechanism.emphasis=0.5"), "emphasis must be at least 1, got 0.5"),
-        (("lm.toml", "--set", "mechanism.error_rates=[0.6,0.1]"), "error rates must lie in [0, 0.5]"),
-        (("lm.toml", "--set", "risk.examples=39"), "layer risk needs at least 40 public examples, got 39"),
+        (
+            ("lm.toml", "--set", "mechanism.error_rates=[0.6,0.1]"),
+            "error rates must lie in [0, 0.5]",
+        ),
+        (
+            ("lm.toml", "--set", "risk.examples=39"),
+            "layer risk needs at least 40 public examples, got 39",
+        ),
         (("lm.toml", "--set", "risk.epochs=0"), "risk.epochs"),
         (("lm.toml", "--public", "nowhere"), "unknown data set 'nowhere'"),
         (("lm.toml", "--public", "bible"), "risk.data"),
         (("lm.toml", "--errors", "best"), "known: training, held-out"),
         (("lm.toml", "--public", "digits"), "'digits' holds examples that the recipe trains on"),
-        (("lm.toml", "--public", "digits/public"), "holds examples that the recipe trains on ([data] is 'digits')"),
+        (
+            ("lm.toml", "--public", "digits/public"),
+            "holds examples that the recipe trains on ([data] is 'digits')",
+        ),
         (("nothing",), "no recipe 'nothing'"),
     ],
 )
@@ -141,18 +154,28 @@ def test_private_examples_change_nothing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     found = []
     for name in ("one", "other"):
-        changes = [f"data.name=own_sets:{name}", "risk.epochs=2", "risk.adversary_epochs=2", "model.hidden=[5]"]
+        changes = [
+            f"data.name=own_sets:{name}",
+            "risk.epochs=2",
+            "risk.adversary_epochs=2",
+            "model.hidden=[5]",
+        ]
         found.append(risk_of(recipes.load("dp-sgd-digits", changes), seed=3))
     assert found[0].risks == found[1].risks
     assert found[0].examples == 80
 
 
 def test_the_public_half_shares_nothing_with_the_private_one():
-    whole, halves = data.load("digits"), [data.load(f"digits/{half}") for half in ("private", "public")]
+    whole, halves = (
+        data.load("digits"),
+        [data.load(f"digits/{half}") for half in ("private", "public")],
+    )
     assert sum(len(half.train_y) for half in halves) == len(whole.train_y)
     rows = [{row.tobytes() for row in half.train_x} for half in halves]
     assert rows[0] | rows[1] == {row.tobytes() for row in whole.train_x}
-    assert len(rows[0] & rows[1]) <= len(whole.train_y) - len({row.tobytes() for row in whole.train_x})
+    assert len(rows[0] & rows[1]) <= len(whole.train_y) - len(
+        {row.tobytes() for row in whole.train_x}
+    )
     assert np.array_equal(halves[0].test_x, whole.test_x)
     recipe = recipes.load("dp-sgd-digits", ["data.name=digits/private"])
     assert "digits/public" in public_examples(recipe).source
@@ -186,9 +209,13 @@ def test_a_public_set_shares_no_example_with_the_private_one(own, public, refuse
 
 def test_folders_of_images_are_told_apart_by_their_place(tmp_path):
     own = Data(name="image-folder", dir=str(tmp_path / "celeba"))
-    measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=str(tmp_path / "ffhq")), own)
+    measuring._refuse_private(
+        measuring.RiskSection(data="image-folder", dir=str(tmp_path / "ffhq")), own
+    )
     with pytest.raises(ConfigError, match="private"):
-        measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=f"{tmp_path}/x/../celeba"), own)
+        measuring._refuse_private(
+            measuring.RiskSection(data="image-folder", dir=f"{tmp_path}/x/../celeba"), own
+        )
 
 
 def test_images_of_another_shape_are_resized():
@@ -198,7 +225,9 @@ def test_images_of_another_shape_are_resized():
     assert wide.shape == (4, 3, 16, 16)
     assert torch.equal(wide[:, 0], wide[:, 2])
     assert fitted(wide, (1, 16, 16)).shape == (4, 1, 16, 16)
-    colours = fitted(torch.tensor([1.0, 0.0, -1.0])[None, :, None, None].expand(2, 3, 8, 8), (3, 16, 16))
+    colours = fitted(
+        torch.tensor([1.0, 0.0, -1.0])[None, :, None, None].expand(2, 3, 8, 8), (3, 16, 16)
+    )
     assert colours[0, :, 3, 5].tolist() == pytest.approx([1.0, 0.0, -1.0])
     with pytest.raises(ConfigError, match="shape"):
         fitted(torch.rand(4, 7), (1, 8, 8))

@@ -13,14 +13,19 @@ from fedlgm_lab.studies.study import study
 from simulations.config import recipe as recipes
 
 SMALL = {
-    "federation.clients": 12, "federation.rate": 0.9, "training.batch_size": 4, "training.epochs": 1,
-    "privacy.accountant": "rdp", "run.evaluate_every": 1,
-}  # fmt: skip
+    "federation.clients": 12,
+    "federation.rate": 0.9,
+    "training.batch_size": 4,
+    "training.epochs": 1,
+    "privacy.accountant": "rdp",
+    "run.evaluate_every": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST's files (FashionMNIST's have the same names) and those of both CIFARs, 60 training images each."""
+    """MNIST's files (FashionMNIST's have the same names) and those of both CIFARs, 60 training
+    images each."""
     place = tmp_path_factory.mktemp("files")
     for name in ("mnist", "fashion-mnist"):
         (place / name).mkdir()
@@ -31,7 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (place / name / f"{part}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
     for name, key, classes in (("cifar10", "labels", 10), ("cifar100", "fine_labels", 100)):
         (place / name).mkdir()
-        parts = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
+        parts = (
+            [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+            if classes == 10
+            else ["train", "test"]
+        )
         for part in parts:
             write_cifar(place / name / part, key, classes, n=12 if classes == 10 else 60)
     return place
@@ -39,10 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", files.names())
-def test_a_study_runs_quickly_on_files_of_the_real_format(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_study_runs_quickly_on_files_of_the_real_format(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
     asked = files.asked(name, (), (), (), quick=True)
     base = recipes.load(asked.recipe)
-    changes = {key: value for key, value in asked.set.items() if key not in ("federation.rate", "federation.cohort")}
+    changes = {
+        key: value
+        for key, value in asked.set.items()
+        if key not in ("federation.rate", "federation.cohort")
+    }
     changes |= {"data.dir": str(folder), "federation.rounds": 1}
     if base.privacy.unit == "example":
         changes |= {"training.batch_size": 4, "privacy.accountant": "rdp"}
@@ -52,12 +67,23 @@ def test_a_study_runs_quickly_on_files_of_the_real_format(name: str, folder: Pat
         changes |= {"federation.clients": 5}
     if "resnet" in base.model.name:
         changes |= {"model.name": "resnet20"}  # the papers' ResNet-18 and -152 take minutes
-    grid = {key: values[:1] for key, values in asked.grid.items()} | {"mechanism": asked.grid["mechanism"][:2]}
-    found = study(asked.recipe, grid=grid, seeds=1, overrides=changes, folder=tmp_path / "runs", progress=False)
+    grid = {key: values[:1] for key, values in asked.grid.items()} | {
+        "mechanism": asked.grid["mechanism"][:2]
+    }
+    found = study(
+        asked.recipe,
+        grid=grid,
+        seeds=1,
+        overrides=changes,
+        folder=tmp_path / "runs",
+        progress=False,
+    )
     frame = found.to_frame()
     assert (frame["status"] == "finished").all(), frame["reason"].tolist()
     known = [one for one in asked.claims if {one.a, one.b} <= {*frame["method"], None}]
-    assert {one.outcome for one in claims.check(known, frame, found.compared_keys, found.headline)} <= {"not decided"}
+    assert {
+        one.outcome for one in claims.check(known, frame, found.compared_keys, found.headline)
+    } <= {"not decided"}
     metric = asked.y or found.headline
     found.plot(tmp_path / "study.svg", x=asked.x, y=metric)
     assert "toprule" in found.to_latex(metrics=asked.metrics)

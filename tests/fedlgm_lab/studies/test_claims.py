@@ -1,4 +1,5 @@
-"""A paper's statements about a study: what the runs bear out, what they contradict, what they leave open."""
+"""A paper's statements about a study: what the runs bear out, what they contradict, what they leave
+open."""
 
 from __future__ import annotations
 
@@ -19,16 +20,23 @@ OFFSETS = (0.0, 0.02, -0.01, 0.01)  # seeds differ, in the same way for both met
 
 def frame(**means: tuple[float, float]) -> pd.DataFrame:
     """Accuracies of methods at epsilon 1 and 8, over four seeds; a method's own noise is small."""
-    return pd.DataFrame([
-        {
-            "method": method, "mechanism": method, "privacy.epsilon": epsilon, "seed": seed,
-            "accuracy": mean + offset + 0.001 * (seed if method == "a" else -seed) * (1.5 if epsilon > 1 else 0.5),
-            "epsilon": epsilon,
-        }
-        for method, both in means.items()
-        for epsilon, mean in zip((1.0, 8.0), both, strict=True)
-        for seed, offset in enumerate(OFFSETS)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "method": method,
+                "mechanism": method,
+                "privacy.epsilon": epsilon,
+                "seed": seed,
+                "accuracy": mean
+                + offset
+                + 0.001 * (seed if method == "a" else -seed) * (1.5 if epsilon > 1 else 0.5),
+                "epsilon": epsilon,
+            }
+            for method, both in means.items()
+            for epsilon, mean in zip((1.0, 8.0), both, strict=True)
+            for seed, offset in enumerate(OFFSETS)
+        ]
+    )
 
 
 def outcomes(*wanted: Claim, **means: tuple[float, float]) -> list[str]:
@@ -36,7 +44,10 @@ def outcomes(*wanted: Claim, **means: tuple[float, float]) -> list[str]:
 
 
 def test_a_direction_is_reproduced_refuted_or_not_decided() -> None:
-    higher, lower = Claim(says="a is better", a="a", b="b"), Claim(says="a is worse", a="a", b="b", expect="lower")
+    higher, lower = (
+        Claim(says="a is better", a="a", b="b"),
+        Claim(says="a is worse", a="a", b="b", expect="lower"),
+    )
     assert outcomes(higher, lower, a=(0.7, 0.8), b=(0.5, 0.6)) == ["reproduced", "refuted"]
     assert outcomes(higher, lower, a=(0.7, 0.8), b=(0.703, 0.803)) == ["not decided"] * 2
     (found,) = check([higher], frame(a=(0.7, 0.8), b=(0.5, 0.7)), KEYS, "accuracy")
@@ -45,10 +56,19 @@ def test_a_direction_is_reproduced_refuted_or_not_decided() -> None:
 
 
 def test_methods_are_compared_at_the_rates_that_each_of_them_takes() -> None:
-    rows = frame(a=(0.7, 0.8), b=(0.5, 0.6)).assign(**{"training.lr": lambda one: (one["method"] == "a") + 1.0})
-    kept = {"keys": [*KEYS, "training.lr"], "searched": ["training.lr"], "headline": "accuracy", "runs": []}
+    rows = frame(a=(0.7, 0.8), b=(0.5, 0.6)).assign(
+        **{"training.lr": lambda one: (one["method"] == "a") + 1.0}
+    )
+    kept = {
+        "keys": [*KEYS, "training.lr"],
+        "searched": ["training.lr"],
+        "headline": "accuracy",
+        "runs": [],
+    }
     study = Study(Path(), KeptRecords(kept))
-    (found,) = check([Claim(says="a is better", a="a", b="b")], rows, study.compared_keys, "accuracy")
+    (found,) = check(
+        [Claim(says="a is better", a="a", b="b")], rows, study.compared_keys, "accuracy"
+    )
     assert (found.outcome, found.seeds) == ("reproduced", 4)
 
 

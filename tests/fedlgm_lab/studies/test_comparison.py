@@ -1,4 +1,5 @@
-"""`fedlgm compare`: which runs it makes, what it does with finished and interrupted ones, and what it shows."""
+"""`fedlgm compare`: which runs it makes, what it does with finished and interrupted ones, and what
+it shows."""
 
 from __future__ import annotations
 
@@ -23,14 +24,23 @@ from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
 
 SMALL = [
-    "federation.clients=20", "federation.rounds=6", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
-    "run.evaluate_every=1", "run.checkpoint_every=2", "run.seed=3", "privacy.accountant=rdp",
-]  # fmt: skip
+    "federation.clients=20",
+    "federation.rounds=6",
+    "federation.rate=0.5",
+    "training.epochs=1",
+    "model.hidden=[4]",
+    "run.evaluate_every=1",
+    "run.checkpoint_every=2",
+    "run.seed=3",
+    "privacy.accountant=rdp",
+]
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 METHODS = ("ladp", "full-dp", "none")
 
 
-def small(methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object) -> list[Job]:
+def small(
+    methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object
+) -> list[Job]:
     return jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
 
 
@@ -49,12 +59,16 @@ def test_one_run_for_every_combination() -> None:
     assert len(todo) == 2 * (2 + 2 + 1) * 2  # partitions, (methods x budgets, none once), seeds
     assert len({job.folder for job in todo}) == len(todo)
     assert {job.repetition for job in todo} == {0, 1}
-    assert len({job.recipe.run.seed for job in todo}) == len(todo)  # runs that are compared share no noise
+    assert len({job.recipe.run.seed for job in todo}) == len(
+        todo
+    )  # runs that are compared share no noise
     for job in todo:
         assert job.recipe.model.seed == 3 + job.repetition
         assert job.recipe.data.partition == job.point["data.partition"]
         assert job.recipe.privacy.epsilon == (job.point["privacy.epsilon"] or 8.0)
-        assert job.recipe.data.options == ({"alpha": 0.5} if job.point["data.partition"] == "dirichlet" else {})
+        assert job.recipe.data.options == (
+            {"alpha": 0.5} if job.point["data.partition"] == "dirichlet" else {}
+        )
         assert recipe.validate(job.recipe.model_dump(exclude_none=True)) == job.recipe
 
 
@@ -75,7 +89,11 @@ def test_options_reach_the_methods_that_have_them() -> None:
 def test_what_adds_no_noise_is_compared_without_an_audit() -> None:
     """One such method does not end a set whose other runs are audited."""
     todo = small(METHODS, 1, "run.audit=true")
-    assert {job.method: job.recipe.run.audit for job in todo} == {"ladp": True, "full-dp": True, "none": False}
+    assert {job.method: job.recipe.run.audit for job in todo} == {
+        "ladp": True,
+        "full-dp": True,
+        "none": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -84,20 +102,31 @@ def test_what_adds_no_noise_is_compared_without_an_audit() -> None:
         ("digits", [], ["snr-consistent", "uniform", "gaussian"]),
         ("digits", ["mechanism.name=gaussian"], ["gaussian", "uniform"]),
         ("ladp-fashion-mnist", [], ["ladp", "uniform", "gaussian"]),
-        ("ladp-fashion-mnist-published", ["privacy.delta=1e-3"], ["ladp:published", "uniform", "gaussian"]),
+        (
+            "ladp-fashion-mnist-published",
+            ["privacy.delta=1e-3"],
+            ["ladp:published", "uniform", "gaussian"],
+        ),
         ("dp-sgd-digits", [], ["dp-sgd", "auto-s"]),
         ("lm-dp-sgd-digits", [], ["lm-dp-sgd", "dp-sgd", "auto-s"]),
     ],
 )
-def test_without_methods_the_recipes_own_is_compared_with_plain_ones(name, overrides, methods) -> None:
+def test_without_methods_the_recipes_own_is_compared_with_plain_ones(
+    name, overrides, methods
+) -> None:
     todo = jobs(name, None, 1, overrides)
     assert [job.method for job in todo] == methods
     own = recipe.load(name, overrides).mechanism
-    assert (todo[0].recipe.mechanism.name, todo[0].recipe.mechanism.variant) == (own.name, own.variant)
+    assert (todo[0].recipe.mechanism.name, todo[0].recipe.mechanism.variant) == (
+        own.name,
+        own.variant,
+    )
     assert {**own.options, **todo[0].recipe.mechanism.options} == own.options
 
 
-@pytest.mark.parametrize("key", ["mechanism.name=gaussian", "mechanism.variant=published", "name=mine"])
+@pytest.mark.parametrize(
+    "key", ["mechanism.name=gaussian", "mechanism.variant=published", "name=mine"]
+)
 def test_what_names_the_runs_is_not_set_for_all_of_them(key: str) -> None:
     """All runs were then of one mechanism, under the names of the others."""
     with pytest.raises(ConfigError, match="the names of a comparison's runs hold this key"):
@@ -113,7 +142,8 @@ def test_a_variant_is_a_method_of_its_own() -> None:
 
 
 def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkeypatch) -> None:
-    """The documentation's example: beside a bundled one, with options, folders, a table and a picture."""
+    """The documentation's example: beside a bundled one, with options, folders, a table and a
+    picture."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     own = "own_mechanism:InverseSize"
     todo = small((own, "uniform"), 1, f"{own}/mechanism.bound=0.5", "federation.rounds=1")
@@ -162,25 +192,37 @@ def test_finished_runs_are_not_repeated(finished: tuple[list[Job], Path]) -> Non
     todo, out = finished
     before = {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo}
     rounds: dict[str, list[int]] = {}
-    running.run(todo, out, on_row=lambda job, row: rounds.setdefault(job.folder, []).append(row["round"]))
-    assert {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo} == before
-    assert all(seen == [1, 2, 3, 4, 5, 6] for seen in rounds.values())  # progress still covers the whole set
+    running.run(
+        todo, out, on_row=lambda job, row: rounds.setdefault(job.folder, []).append(row["round"])
+    )
+    assert {
+        job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo
+    } == before
+    assert all(
+        seen == [1, 2, 3, 4, 5, 6] for seen in rounds.values()
+    )  # progress still covers the whole set
 
 
 def test_a_budget_given_twice_is_not_twice_as_many_seeds() -> None:
     assert len(jobs("digits", ["uniform"], 2, (), (8.0, 8.0), ("iid", "iid"))) == 2
 
 
-@pytest.mark.parametrize(("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)])
+@pytest.mark.parametrize(
+    ("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)]
+)
 def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) -> None:
     wanted = recipe.load("digits", [f"training.{key}={was}"])
     stored = wanted.model_copy(update={"training": wanted.training.model_copy(update={key: now})})
     assert one_run._same(stored, wanted)
-    assert not one_run._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
+    assert not one_run._same(
+        stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"])
+    )
 
 
 @pytest.mark.slow
-def test_an_interrupted_set_ends_like_an_uninterrupted_one(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
+def test_an_interrupted_set_ends_like_an_uninterrupted_one(
+    finished: tuple[list[Job], Path], tmp_path: Path
+) -> None:
     todo, out = finished
 
     def interrupt(job: Job, row: dict) -> None:
@@ -201,7 +243,9 @@ def test_an_interrupted_set_ends_like_an_uninterrupted_one(finished: tuple[list[
         assert ours["epsilon"] == theirs["epsilon"]
 
 
-def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
+def test_another_set_in_the_same_folder_is_refused(
+    finished: tuple[list[Job], Path], tmp_path: Path
+) -> None:
     todo, out = finished
     shutil.copytree(out / todo[0].folder, tmp_path / todo[0].folder)
     with pytest.raises(ConfigError, match="another --out"):
@@ -216,7 +260,13 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
     summary = summary_of(todo, out)
     assert summary["methods"] == list(METHODS)
     cells = {(cell["method"], cell["epsilon_budget"]): cell for cell in summary["cells"]}
-    assert set(cells) == {("ladp", 8.0), ("ladp", 2.0), ("full-dp", 8.0), ("full-dp", 2.0), ("none", None)}
+    assert set(cells) == {
+        ("ladp", 8.0),
+        ("ladp", 2.0),
+        ("full-dp", 8.0),
+        ("full-dp", 2.0),
+        ("none", None),
+    }
 
     def rows(method: str) -> list[list[dict]]:
         return [
@@ -225,7 +275,9 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
             if job.method == method and job.point["privacy.epsilon"] == 8.0
         ]
 
-    accuracies = {m: [[row["accuracy"] for row in run[-5:]] for run in rows(m)] for m in ("ladp", "full-dp")}
+    accuracies = {
+        m: [[row["accuracy"] for row in run[-5:]] for run in rows(m)] for m in ("ladp", "full-dp")
+    }
     cell = cells["full-dp", 8.0]
     means = np.mean(accuracies["full-dp"], axis=1)
     assert cell["accuracy"] == pytest.approx(means.mean())
@@ -235,7 +287,9 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
     )
     expected = difference(accuracies["ladp"], accuracies["full-dp"])
     (found,) = (
-        row for row in summary["differences"] if (row["metric"], row["epsilon_budget"]) == ("accuracy", 8.0)
+        row
+        for row in summary["differences"]
+        if (row["metric"], row["epsilon_budget"]) == ("accuracy", 8.0)
     )  # with the method without a budget there is none
     assert found["method"] == "full-dp"
     assert [found[name] for name in ("mean", "low", "high", "p")] == pytest.approx(
@@ -251,7 +305,11 @@ def test_the_table_has_mean_and_spread_of_every_cell(finished: tuple[list[Job], 
     summary = summary_of(todo, out)
     text = shown(summary)
     for cell in summary["cells"]:
-        line = next(row for row in text.splitlines() if f"{cell['accuracy']:.2%} ± {cell['accuracy_std']:.2%}" in row)
+        line = next(
+            row
+            for row in text.splitlines()
+            if f"{cell['accuracy']:.2%} ± {cell['accuracy_std']:.2%}" in row
+        )
         assert cell["method"] in line
         assert cell["guarantee_status"] in line
     once = [job for job in todo if job.repetition == 0]
@@ -260,14 +318,32 @@ def test_the_table_has_mean_and_spread_of_every_cell(finished: tuple[list[Job], 
 
 def test_the_command(finished: tuple[list[Job], Path]) -> None:
     _, out = finished
-    arguments = ["compare", "digits", "--methods", ",".join(METHODS), "--seeds", "3", "--out", str(out), "--json"]
-    arguments += ["--epsilon", "8", "--epsilon", "2", *(part for text in SMALL for part in ("--set", text))]
+    arguments = [
+        "compare",
+        "digits",
+        "--methods",
+        ",".join(METHODS),
+        "--seeds",
+        "3",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    arguments += [
+        "--epsilon",
+        "8",
+        "--epsilon",
+        "2",
+        *(part for text in SMALL for part in ("--set", text)),
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.strip().splitlines()[-1])
     assert len(printed["runs"]) == 15
     assert printed["runs"][-1]["epsilon"] == "inf"
-    assert "seconds" not in (out / "study.json").read_text()  # wall times show how many clients took part
+    assert (
+        "seconds" not in (out / "study.json").read_text()
+    )  # wall times show how many clients took part
     assert Study.read(out / "study.json").table()["n"].tolist() == [3] * 5
     assert {"runs.csv", "table.tex", "study.svg"} <= {path.name for path in out.iterdir()}
 
@@ -287,7 +363,8 @@ def test_bundled_recipes_are_valid(name: str) -> None:
 
 
 def test_a_folder_with_the_name_of_a_run_is_not_removed(tmp_path: Path) -> None:
-    """A run that lost its recipe has its ledger all the same: what it has spent must not be forgotten."""
+    """A run that lost its recipe has its ledger all the same: what it has spent must not be
+    forgotten."""
     todo = jobs(None, ["uniform"], 1, ["federation.rounds=1"])
     kept = tmp_path / todo[0].folder / "ledger.sqlite"
     kept.parent.mkdir()

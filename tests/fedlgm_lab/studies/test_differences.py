@@ -13,11 +13,14 @@ from fedlgm_lab.studies import results
 def frame_of(figures: dict[tuple[str, int, int], float]) -> pd.DataFrame:
     """Rows of a study with the grid's key "k" and these figures by method, k and seed."""
     names = ("method", "k", "seed")
-    return pd.DataFrame([dict(zip(names, at, strict=True), acc=a, epsilon=1.0) for at, a in figures.items()])
+    return pd.DataFrame(
+        [dict(zip(names, at, strict=True), acc=a, epsilon=1.0) for at, a in figures.items()]
+    )
 
 
 def test_the_difference_over_all_cells_is_paired_by_seed_where_runs_are_missing() -> None:
-    """Cells cut to equal length paired seed 0 of one cell with seed 1 of another: 16 % false alarms."""
+    """Cells cut to equal length paired seed 0 of one cell with seed 1 of another: 16 % false
+    alarms."""
     draw = np.random.default_rng(1)
     seeds, cells = draw.normal(size=5), [0, 1]
     figures = {("a", k, s): seeds[s] + 0.1 * draw.normal() for k in cells for s in range(5)}

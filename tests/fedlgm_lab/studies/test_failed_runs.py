@@ -16,9 +16,15 @@ from fedlgm_lab.studies.jobs import Job, jobs
 from simulations import launch
 
 SMALL = [
-    "federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
-    "run.evaluate_every=1", "run.seed=3", "privacy.accountant=rdp",
-]  # fmt: skip
+    "federation.clients=20",
+    "federation.rounds=4",
+    "federation.rate=0.5",
+    "training.epochs=1",
+    "model.hidden=[4]",
+    "run.evaluate_every=1",
+    "run.seed=3",
+    "privacy.accountant=rdp",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +46,10 @@ def test_the_other_runs_of_a_comparison_go_on(tmp_path: Path) -> None:
     summary = summary_of(todo, out, failed)
     assert [cell["method"] for cell in summary["cells"]] == ["gaussian"]
     assert [run["method"] for run in summary["runs"]] == ["gaussian"] * 2
-    assert [(run["method"], run["repetition"]) for run in summary["failed"]] == [("uniform", 0), ("uniform", 1)]
+    assert [(run["method"], run["repetition"]) for run in summary["failed"]] == [
+        ("uniform", 0),
+        ("uniform", 1),
+    ]
     assert summary["together"]["runs"] == 4  # what diverged was released, too
     assert summary["differences"] == []  # the first method has no runs to compare with
     assert summary["failed"][0]["reason"].startswith("training diverged")
@@ -52,11 +61,15 @@ def test_the_other_runs_of_a_comparison_go_on(tmp_path: Path) -> None:
 def test_a_comparison_of_which_nothing_is_left_says_why(tmp_path: Path) -> None:
     todo = compared("uniform", "gaussian", seeds=1)
     failed = running.run(todo, tmp_path / "set")
-    with pytest.raises(RunError, match=r"no run of the study is finished: training diverged in round 3"):
+    with pytest.raises(
+        RunError, match=r"no run of the study is finished: training diverged in round 3"
+    ):
         summary_of(todo, tmp_path / "set", failed)
 
 
-def test_the_command_compares_what_is_left(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_compares_what_is_left(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
     sets = [*SMALL, "uniform/federation.server_optimizer=my_diverging:Step"]
     arguments = [
         "compare",
@@ -74,7 +87,9 @@ def test_the_command_compares_what_is_left(tmp_path: Path, run: Callable[..., tu
     assert [one["method"] for one in json.loads(out)["failed"]] == ["uniform"]
 
 
-def test_what_failed_otherwise_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_otherwise_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     todo, out = compared(seeds=1), tmp_path / "set"
     real = launch.simulate
 
@@ -93,7 +108,12 @@ def test_what_failed_otherwise_is_tried_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_mistake_in_what_is_asked_for_is_said_at_once(tmp_path: Path) -> None:
-    todo = jobs("digits", ["uniform", "gaussian"], 1, [*SMALL, "federation.server_optimizer=my_diverging:Absent"])
+    todo = jobs(
+        "digits",
+        ["uniform", "gaussian"],
+        1,
+        [*SMALL, "federation.server_optimizer=my_diverging:Absent"],
+    )
     with pytest.raises(ConfigError, match="has no 'Absent'"):
         running.run(todo, tmp_path / "set")
 

@@ -10,9 +10,16 @@ from fedlgm_lab.studies import running
 from fedlgm_lab.studies.jobs import jobs
 
 CHANGES = [
-    "federation.clients=20", "federation.rounds=1", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
-    "run.seed=3", "privacy.accountant=rdp", "task.name=regression", "data={name = 'digits', partition = 'iid'}",
-]  # fmt: skip
+    "federation.clients=20",
+    "federation.rounds=1",
+    "federation.rate=0.5",
+    "training.epochs=1",
+    "model.hidden=[4]",
+    "run.seed=3",
+    "privacy.accountant=rdp",
+    "task.name=regression",
+    ("data={name = 'digits', partition = 'iid'}"),
+]
 
 
 def test_a_comparison_shows_the_tasks_own_headline(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ from simulations.runs.folder import RunFolder
 
 ROUNDS = 12
 SMALL = (
-    *("federation.clients=40", "federation.rate=0.25", f"federation.rounds={ROUNDS}", "federation.sampling=cyclic"),
+    *(
+        "federation.clients=40",
+        "federation.rate=0.25",
+        f"federation.rounds={ROUNDS}",
+        "federation.sampling=cyclic",
+    ),
     *("data.partition=iid", "model.hidden=[4]", "training.epochs=1", "privacy.accountant=rdp"),
     "run.evaluate_every=100",
 )
@@ -25,7 +30,8 @@ NOISES = ("independent", "banded", "blt")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RunFolder]:
-    """Finished runs by noise and mechanism; `adaptive` changes its layers' noise scales from round to round."""
+    """Finished runs by noise and mechanism; `adaptive` changes its layers' noise scales from round
+    to round."""
     found = {}
     for noise in NOISES:
         for mechanism in ("snr-consistent", "adaptive"):
@@ -42,14 +48,17 @@ def made(mechanism: str, *more: str) -> Job:
 
 
 def drawn(folder: RunFolder, rows: list, momentum: float, draws: int = 4000) -> np.ndarray:
-    """Root mean square norm of the model's noise after each round, of noise drawn layer by layer, [T]."""
+    """Root mean square norm of the model's noise after each round, of noise drawn layer by layer,
+    [T]."""
     recipe, rng = folder.recipe(), np.random.default_rng(0)
     mix = np.eye(len(rows)) if recipe.noise is None else np.linalg.inv(recipe.noise.matrix())
     sizes = list(folder.provenance.read()["layers"].values())
     total = np.zeros(len(rows))
     for j, size in enumerate(sizes):
         scales = np.array([row["sigma"][j] for row in rows]) / recipe.sampling.expected
-        w = scales[:, None] * (mix @ rng.standard_normal((len(rows), draws)))  # one coordinate, many times
+        w = scales[:, None] * (
+            mix @ rng.standard_normal((len(rows), draws))
+        )  # one coordinate, many times
         model = step = np.zeros(draws)
         squared = []
         for noise in w:
@@ -68,7 +77,9 @@ def test_it_is_that_of_noise_drawn_and_added_up(
     folder = runs[noise, mechanism]
     rows, momentum = folder.rows(), folder.recipe().federation.server_momentum
     np.testing.assert_allclose(model_noise(folder, rows), drawn(folder, rows, momentum), rtol=0.05)
-    assert not np.allclose(model_noise(folder, rows), drawn(folder, rows, 0.0), rtol=0.05)  # another server
+    assert not np.allclose(
+        model_noise(folder, rows), drawn(folder, rows, 0.0), rtol=0.05
+    )  # another server
 
 
 def test_correlated_noise_is_larger_in_each_round_and_smaller_in_the_model(tmp_path: Path) -> None:

@@ -37,13 +37,25 @@ def planned(models: list[Any], **given: Any) -> list[Job]:
 
 def test_names_options_classes_and_objects_are_models() -> None:
     one, other = nn.Linear(5, 2), nn.Linear(5, 2)
-    jobs = planned(["logistic", ("wide", "mlp", {"hidden": [9]}), Net, ("one", one), ("other", other)])
+    jobs = planned(
+        ["logistic", ("wide", "mlp", {"hidden": [9]}), Net, ("one", one), ("other", other)]
+    )
     assert [job.point["model"] for job in jobs[::2]] == ["logistic", "wide", "Net", "one", "other"]
-    assert [job.recipe.model.name for job in jobs[::2]] == ["logistic", "mlp", "<Net>", "<Linear>", "<Linear>"]
+    assert [job.recipe.model.name for job in jobs[::2]] == [
+        "logistic",
+        "mlp",
+        "<Net>",
+        "<Linear>",
+        "<Linear>",
+    ]
     assert jobs[2].recipe.model.options == {"hidden": [9]}
     assert [job.own.model for job in jobs[::2]] == [None, None, Net, one, other]
-    assert len({job.recipe.run.seed for job in jobs}) == len({job.folder for job in jobs}) == len(jobs)  # own noise
-    assert {job.recipe.model.seed for job in jobs[::2]} == {jobs[0].recipe.model.seed}  # paired starts
+    assert (
+        len({job.recipe.run.seed for job in jobs}) == len({job.folder for job in jobs}) == len(jobs)
+    )  # own noise
+    assert {job.recipe.model.seed for job in jobs[::2]} == {
+        jobs[0].recipe.model.seed
+    }  # paired starts
     assert jobs[0].recipe.model.seed != jobs[1].recipe.model.seed
 
 
@@ -54,7 +66,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def compared(folder: Path, **more: Any) -> Study:
     grid = {"model": [Net, ("linear", seeded())], "mechanism": ["uniform", "gaussian"]}
-    return simulations.study(data=DATA, grid=grid, seeds=2, overrides=CHANGES, folder=folder, progress=False, **more)
+    return simulations.study(
+        data=DATA, grid=grid, seeds=2, overrides=CHANGES, folder=folder, progress=False, **more
+    )
 
 
 def test_models_are_compared_by_seed(finished: Study) -> None:
@@ -63,13 +77,19 @@ def test_models_are_compared_by_seed(finished: Study) -> None:
     assert (frame["status"] == "finished").all()
     found = finished.difference("Net", "linear", by="model")
     assert found.cells["method"].tolist() == ["uniform", "gaussian"]
-    pairs = frame[frame["method"] == "uniform"].pivot(index="seed", columns="model", values="accuracy")
+    pairs = frame[frame["method"] == "uniform"].pivot(
+        index="seed", columns="model", values="accuracy"
+    )
     assert found.cells["mean"][0] == pytest.approx((pairs["Net"] - pairs["linear"]).mean())
     assert finished.difference("uniform", "gaussian", at={"model": "Net"}).seeds == 2
-    assert str(finished.difference("Net", "linear")) == str(found)  # only one key of the grid has these values
+    assert str(finished.difference("Net", "linear")) == str(
+        found
+    )  # only one key of the grid has these values
     with pytest.raises(ConfigError, match="no model 'net' in this study; it has Net, linear"):
         finished.difference("net", "linear", by="model")
-    with pytest.raises(ConfigError, match="by: 'modle' is not a key of this study; it has method, mechanism, model"):
+    with pytest.raises(
+        ConfigError, match="by: 'modle' is not a key of this study; it has method, mechanism, model"
+    ):
         finished.difference("Net", "linear", by="modle")
 
 
@@ -77,7 +97,9 @@ def test_a_second_call_in_other_processes_runs_nothing(finished: Study) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("result.json")}
     again = compared(finished.folder, workers=2)
     assert again.to_frame().equals(finished.to_frame())
-    assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("result.json")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in finished.folder.rglob("result.json")
+    } == before
 
 
 @pytest.mark.parametrize(
@@ -100,8 +122,12 @@ def test_what_is_no_model_is_refused(models: list[Any], message: str) -> None:
 def test_a_model_comes_from_the_grid_or_from_an_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give it in the grid or as an argument, not in both"):
         planned(["mlp"], model=Net)
-    with pytest.raises(ConfigError, match=r"overrides of \[model\]: the models are in grid\['model'\]"):
-        simulations.study(grid={"model": ["mlp"]}, overrides={"model.hidden": [3]}, folder=tmp_path / "study")
+    with pytest.raises(
+        ConfigError, match=r"overrides of \[model\]: the models are in grid\['model'\]"
+    ):
+        simulations.study(
+            grid={"model": ["mlp"]}, overrides={"model.hidden": [3]}, folder=tmp_path / "study"
+        )
 
 
 def test_the_models_have_one_task() -> None:

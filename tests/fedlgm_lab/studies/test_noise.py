@@ -1,4 +1,5 @@
-"""Compared runs never share noise: from two models released with the same noise the private sum could be computed."""
+"""Compared runs never share noise: from two models released with the same noise the private sum
+could be computed."""
 
 from __future__ import annotations
 
@@ -22,12 +23,19 @@ from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 
-# One round in which everybody takes part, and no batch order: every run sums up the same updates, uncut, under noise
-# that hides them.
+# One round in which everybody takes part, and no batch order: every run sums up the same updates,
+# uncut, under noise that hides them.
 SMALL = [
-    "federation.clients=20", "federation.rounds=1", "federation.rate=1.0", "training.epochs=1", "model.hidden=[8]",
-    "training.batch_size=2000", "training.lr=2.0", "mechanism.bound=100.0", "privacy.accountant=rdp",
-]  # fmt: skip
+    "federation.clients=20",
+    "federation.rounds=1",
+    "federation.rate=1.0",
+    "training.epochs=1",
+    "model.hidden=[8]",
+    "training.batch_size=2000",
+    "training.lr=2.0",
+    "mechanism.bound=100.0",
+    "privacy.accountant=rdp",
+]
 METHODS = ("gaussian", "snr-consistent")
 BUDGETS = (8.0, 2.0)
 
@@ -37,7 +45,8 @@ def made(seed: str, repetitions: int = 2, methods=METHODS, epsilons=BUDGETS, mor
 
 
 def released(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What a run has published: its only round's mean, as a sum, and the noise scale of every coordinate."""
+    """What a run has published: its only round's mean, as a sum, and the noise scale of every
+    coordinate."""
     folder = RunFolder.open(path)
     checkpoint = folder.checkpoints.latest(Assembly(folder.recipe()).layers)
     plan, mean = checkpoint.transcript.plan, checkpoint.transcript.mean
@@ -71,7 +80,9 @@ def test_the_attack_finds_nothing_in_a_comparison(tmp_path, truth, seed):
     todo = made(seed)
     running.run(todo, tmp_path)
     outputs = [released(tmp_path / job.folder) for job in todo]
-    different = [(a, b) for a, b in itertools.combinations(outputs, 2) if not np.array_equal(a[1], b[1])]
+    different = [
+        (a, b) for a, b in itertools.combinations(outputs, 2) if not np.array_equal(a[1], b[1])
+    ]
     assert len(different) >= 12
     assert max(abs(found(a, b, truth)) for a, b in different) < 6 / math.sqrt(len(truth))
     noises = [(y - truth) / s for y, s in outputs]
@@ -84,7 +95,9 @@ def test_the_attack_finds_shared_noise(tmp_path, truth):
     outputs = []
     for epsilon in BUDGETS:
         (job,) = made("0", 1, methods=("gaussian",), epsilons=(epsilon,))
-        recipe = job.recipe.model_copy(update={"run": job.recipe.run.model_copy(update={"seed": 0})})
+        recipe = job.recipe.model_copy(
+            update={"run": job.recipe.run.model_copy(update={"seed": 0})}
+        )
         launch.simulate(recipe, run_dir=tmp_path / str(epsilon))
         outputs.append(released(tmp_path / str(epsilon)))
     assert found(*outputs, truth) > 0.99
@@ -136,14 +149,19 @@ class TestWhatAComparisonCosts:
         return todo, out, summary_of(todo, out)
 
     def test_all_published_cells_together(self, summary):
-        """Everybody takes part in every round, so all is one Gaussian release: known in closed form."""
+        """Everybody takes part in every round, so all is one Gaussian release: known in closed
+        form."""
         todo, out, figures = summary
         precision = 0.0
         for job in todo:
             with Ledger(out / job.folder / "ledger.sqlite") as ledger:
-                precision += sum(1 / charge.event.noise_multiplier**2 for charge in ledger.charges())
+                precision += sum(
+                    1 / charge.event.noise_multiplier**2 for charge in ledger.charges()
+                )
         together = figures["together"]
-        assert together["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(precision), 1e-5), rel=1e-6)
+        assert together["epsilon"] == pytest.approx(
+            gaussian_epsilon(math.sqrt(precision), 1e-5), rel=1e-6
+        )
         assert together["epsilon"] > max(run["epsilon"] for run in figures["runs"])
         assert together["runs"] == together["runs_protected"] == 8
 
@@ -166,13 +184,20 @@ class TestWhatAComparisonCosts:
                 r"different things \(client, add-remove; client, replace-one\)",
             ),
             (
-                ["run.patience=1", "run.evaluate_every=1", "federation.rounds=4", "federation.server_lr=1e-9"],
+                [
+                    "run.patience=1",
+                    "run.evaluate_every=1",
+                    "federation.rounds=4",
+                    "federation.server_lr=1e-9",
+                ],
                 ("iid",),
                 "stopped early by its results",
             ),
         ],
     )
-    def test_runs_that_protect_different_things_have_no_joint_epsilon(self, tmp_path, more, partitions, why):
+    def test_runs_that_protect_different_things_have_no_joint_epsilon(
+        self, tmp_path, more, partitions, why
+    ):
         todo = jobs("digits", METHODS, 1, [*SMALL, "run.seed=0", *more], (8.0,), partitions)
         running.run(todo, tmp_path)
         summary = summary_of(todo, tmp_path)
@@ -186,11 +211,19 @@ class TestWhatAComparisonCosts:
         [
             ({"data.alpha": [0.1, 10.0]}, {}),
             ({"data.partition_seed": [0, 1]}, {}),
-            ({"federation.users": [[*range(10)] * 2, sorted([*range(10)] * 2)]}, {"privacy.unit": "user"}),
+            (
+                {"federation.users": [[*range(10)] * 2, sorted([*range(10)] * 2)]},
+                {"privacy.unit": "user"},
+            ),
         ],
     )
     def test_nor_have_runs_whose_units_hold_other_data(self, tmp_path, grid, more):
-        changes = {"federation.clients": 20, "federation.rounds": 1, "data.partition": "dirichlet", **more}
+        changes = {
+            "federation.clients": 20,
+            "federation.rounds": 1,
+            "data.partition": "dirichlet",
+            **more,
+        }
         changes |= {key: values[0] for key, values in grid.items()}
         found = simulations.study("digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
         assert found.joint["epsilon"] is None
@@ -204,25 +237,40 @@ class TestWhatAComparisonCosts:
             ("data.inputs", [["x"], ["x", "z"]], True),
         ],
     )
-    def test_nor_have_runs_on_tables_whose_units_hold_other_rows(self, tmp_path, key, values, alike):
+    def test_nor_have_runs_on_tables_whose_units_hold_other_rows(
+        self, tmp_path, key, values, alike
+    ):
         n = np.arange(100)
-        table = pandas.DataFrame({"x": n / 100, "z": -n / 100, "y": n % 2, "patient": n % 20, "ward": n // 5})
+        table = pandas.DataFrame(
+            {"x": n / 100, "z": -n / 100, "y": n % 2, "patient": n % 20, "ward": n // 5}
+        )
         for name, rows in (("a.csv", table), ("b.csv", table[::-1])):
             rows.to_csv(tmp_path / name, index=False)
         changes = {
-            "data.name": "table", "data.file": str(tmp_path / "a.csv"), "data.test_file": str(tmp_path / "b.csv"),
-            "data.target": "y", "data.inputs": ["x"], "data.users": "patient", "data.partition": "natural",
-            "federation.clients": 20, "federation.rounds": 1, "privacy.delta": 0.01
-        }  # fmt: skip
+            "data.name": "table",
+            "data.file": str(tmp_path / "a.csv"),
+            "data.test_file": str(tmp_path / "b.csv"),
+            "data.target": "y",
+            "data.inputs": ["x"],
+            "data.users": "patient",
+            "data.partition": "natural",
+            "federation.clients": 20,
+            "federation.rounds": 1,
+            "privacy.delta": 0.01,
+        }
         values = [str(tmp_path / value) for value in values] if key == "data.file" else values
         changes[key] = values[0]
-        found = simulations.study("digits", grid={key: values}, seeds=1, folder=tmp_path / "s", overrides=changes)
+        found = simulations.study(
+            "digits", grid={key: values}, seeds=1, folder=tmp_path / "s", overrides=changes
+        )
         assert (found.joint["epsilon"] is not None) == alike
 
     def test_runs_with_noise_in_shares_have_one(self, tmp_path):
         changes = {"federation.rounds": 1}
         grid = {"federation.server_lr": [0.1, 0.2]}
-        found = simulations.study("distributed-digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
+        found = simulations.study(
+            "distributed-digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes
+        )
         one = max(found.to_frame()["epsilon"])
         assert one < found.joint["epsilon"] < 2 * one
 

@@ -1,4 +1,5 @@
-"""Searches: seeds of their own, the same list for every method, and no claim that hangs on the rate."""
+"""Searches: seeds of their own, the same list for every method, and no claim that hangs on the
+rate."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def test_what_is_no_search_is_refused(search, seeds, message, tmp_path: Path) ->
 
 
 def frame(a: list[float], b: list[float], rate: float = 0.2) -> pd.DataFrame:
-    rows = [(label, rate, seed, value, 8.0) for label, own in (("a", a), ("b", b)) for seed, value in enumerate(own)]
+    rows = [
+        (label, rate, seed, value, 8.0)
+        for label, own in (("a", a), ("b", b))
+        for seed, value in enumerate(own)
+    ]
     return pd.DataFrame(rows, columns=["method", "training.lr", "seed", "accuracy", "epsilon"])
 
 
@@ -61,15 +66,25 @@ SIDES = ("method", "a", "b")
 
 @pytest.mark.parametrize(
     ("lower", "higher", "claimed"),
-    [(WINS, WINS, True), (WINS, TIES, False), (TIES, WINS, False), (WINS, ([], []), False), (WINS[::-1], WINS, False)],
+    [
+        (WINS, WINS, True),
+        (WINS, TIES, False),
+        (TIES, WINS, False),
+        (WINS, ([], []), False),
+        (WINS[::-1], WINS, False),
+    ],
 )
-def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(lower, higher, claimed: bool) -> None:
+def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(
+    lower, higher, claimed: bool
+) -> None:
     """At an edge of the list there is no neighbour, so nothing is claimed."""
     beside = [frame(*lower), frame(*higher)]
     found = results._differences(frame(*WINS), beside, SIDES, "accuracy", [], {})
     assert found.p < 0.05
     assert found.claimed is claimed
-    without = results._differences(frame(*WINS), None, SIDES, "accuracy", ["training.lr"], {"training.lr": 0.2})
+    without = results._differences(
+        frame(*WINS), None, SIDES, "accuracy", ["training.lr"], {"training.lr": 0.2}
+    )
     assert without.claimed
 
 
@@ -91,20 +106,33 @@ def test_holm_keeps_the_level_of_a_family() -> None:
 
 
 def test_an_interval_needs_two_seeds() -> None:
-    assert interval([2.0, 3.0, 4.0]) == pytest.approx((3 - 4.302653 / 3**0.5, 3 + 4.302653 / 3**0.5))
+    assert interval([2.0, 3.0, 4.0]) == pytest.approx(
+        (3 - 4.302653 / 3**0.5, 3 + 4.302653 / 3**0.5)
+    )
     assert np.isnan(interval([1.0])).all()
 
 
 @pytest.mark.slow
 def test_every_method_searches_the_same_list_on_seeds_of_its_own(tmp_path: Path) -> None:
     changes = {
-        "federation.clients": 20, "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01,
-        "privacy.accountant": "rdp", "run.seed": 7, "run.evaluate_every": 2,
-    }  # fmt: skip
+        "federation.clients": 20,
+        "federation.rounds": 2,
+        "federation.rate": 0.5,
+        "privacy.delta": 0.01,
+        "privacy.accountant": "rdp",
+        "run.seed": 7,
+        "run.evaluate_every": 2,
+    }
     found = simulations.study(
-        model=Net, data=DATA, grid={"mechanism": ["uniform", "gaussian"]}, seeds=2, overrides=changes,
-        search={"training.lr": [0.05, 0.2, 0.8]}, folder=tmp_path, progress=False,
-    )  # fmt: skip
+        model=Net,
+        data=DATA,
+        grid={"mechanism": ["uniform", "gaussian"]},
+        seeds=2,
+        overrides=changes,
+        search={"training.lr": [0.05, 0.2, 0.8]},
+        folder=tmp_path,
+        progress=False,
+    )
     curve = found.search
     assert curve["training.lr"].tolist() == [0.05, 0.2, 0.8] * 2
     assert (curve["n"] == 3).all()
@@ -122,10 +150,23 @@ def test_every_method_searches_the_same_list_on_seeds_of_its_own(tmp_path: Path)
 
 def test_chosen_values_are_marked_beside_keys_with_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [{"model.hidden": [8], "training.lr": rate} for rate in (0.1, 0.2, 0.4)]
-    jobs = [Job("a", 0, recipes.load("digits"), f"run {i}", point) for i, point in enumerate(points)]
-    rows = [{"method": "a", "model.hidden": (8,), "training.lr": job.point["training.lr"]} for job in jobs]
-    figures = {"status": "finished", "accuracy": 0.9, "epsilon": 8.0, "claimed_epsilon": 8.0, "guarantee": "proven"}
-    monkeypatch.setattr(RunRecords, "_frame", lambda self, jobs: pd.DataFrame(rows).assign(**figures))
+    jobs = [
+        Job("a", 0, recipes.load("digits"), f"run {i}", point) for i, point in enumerate(points)
+    ]
+    rows = [
+        {"method": "a", "model.hidden": (8,), "training.lr": job.point["training.lr"]}
+        for job in jobs
+    ]
+    figures = {
+        "status": "finished",
+        "accuracy": 0.9,
+        "epsilon": 8.0,
+        "claimed_epsilon": 8.0,
+        "guarantee": "proven",
+    }
+    monkeypatch.setattr(
+        RunRecords, "_frame", lambda self, jobs: pd.DataFrame(rows).assign(**figures)
+    )
     curve = RunRecords(Path(), jobs[2:], before=Searched(SEARCH, jobs, {})).search
     assert curve is not None
     assert curve["chosen"].tolist() == [False, False, True]

@@ -1,4 +1,5 @@
-"""The paired test of comparisons: known answers, level, coverage and power by simulation, refusals."""
+"""The paired test of comparisons: known answers, level, coverage and power by simulation,
+refusals."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ from simulations import difference
 
 
 def test_known_answer() -> None:
-    found = difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])  # t = 2 / (1 / sqrt(3)), 2 degrees of freedom
+    found = difference(
+        [2.0, 3.0, 4.0], [1.0, 1.0, 1.0]
+    )  # t = 2 / (1 / sqrt(3)), 2 degrees of freedom
     assert (found.mean, found.seeds) == (2.0, 3)
     assert found.p == pytest.approx(0.07417990, rel=1e-6)
-    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
+    assert (found.low, found.high) == pytest.approx(
+        (2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6
+    )
     assert simulations.difference is difference
 
 
@@ -34,23 +39,32 @@ def test_it_is_students_paired_test(pairs: list[tuple[float, float]]) -> None:
         return
     found, test = difference(a, b), stats.ttest_rel(a, b)
     interval = test.confidence_interval(0.95)
-    assert (found.p, found.low, found.high) == pytest.approx((test.pvalue, interval.low, interval.high), rel=1e-6)
+    assert (found.p, found.low, found.high) == pytest.approx(
+        (test.pvalue, interval.low, interval.high), rel=1e-6
+    )
 
 
 def test_rounds_of_a_run_count_as_their_mean() -> None:
     draw = np.random.default_rng(1)
     a, b = draw.normal(size=(2, 4, 5))
     whole, means = difference(a, b), difference(a.mean(axis=1), b.mean(axis=1))
-    assert (whole.mean, whole.low, whole.high, whole.p) == pytest.approx((means.mean, means.low, means.high, means.p))
+    assert (whole.mean, whole.low, whole.high, whole.p) == pytest.approx(
+        (means.mean, means.low, means.high, means.p)
+    )
     repeated = difference(np.repeat(a, 100, axis=1), np.repeat(b, 100, axis=1))
     assert repeated.p == pytest.approx(difference(a, b).p)
 
 
-KEPT = {(row["seeds"], row["within"]): row for row in json.loads(false_alarms.KEPT.read_text(encoding="utf-8"))}
+KEPT = {
+    (row["seeds"], row["within"]): row
+    for row in json.loads(false_alarms.KEPT.read_text(encoding="utf-8"))
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "within"), itertools.product(false_alarms.SEEDS, false_alarms.WITHIN))
+@pytest.mark.parametrize(
+    ("seeds", "within"), itertools.product(false_alarms.SEEDS, false_alarms.WITHIN)
+)
 def test_the_kept_rates_are_measured_again(seeds: int, within: float) -> None:
     assert false_alarms.rates(seeds, within) == pytest.approx(KEPT[seeds, within], abs=1e-3)
 

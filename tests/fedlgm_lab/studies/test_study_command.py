@@ -22,11 +22,15 @@ CHANGES = {
 def test_the_command_runs_a_file_and_continues(run, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(
         'recipe = "digits"\nseeds = 2\n[grid]\n'
-        'mechanism = ["uniform", {label = "small", name = "uniform", options = {bound = 0.5}}, "none"]\n'
-        "[set]\n" + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in CHANGES.items())
+        'mechanism = ["uniform", {label = "small", name = "uniform", options = {bound = 0.5}}, '
+        '"none"]\n'
+        "[set]\n"
+        + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in CHANGES.items())
         + '"model.hidden" = [4]\n"training.epochs" = 1\n[quick]\n"federation.rounds" = 1\n'
-    )  # fmt: skip
-    status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set", "--json")
+    )
+    status, out, err = run(
+        "study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set", "--json"
+    )
     assert status == 0, err
     found = json.loads(out)
     assert [row["method"] for row in found["runs"]] == ["uniform", "small", "none"]
@@ -35,14 +39,23 @@ def test_the_command_runs_a_file_and_continues(run, tmp_path: Path) -> None:
     status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set")
     assert status == 0, err
     assert "published together" in out
-    assert {"runs.csv", "table.tex", "study.svg", "study.json"} <= {path.name for path in (tmp_path / "set").iterdir()}
+    assert {"runs.csv", "table.tex", "study.svg", "study.json"} <= {
+        path.name for path in (tmp_path / "set").iterdir()
+    }
 
 
-def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(tmp_path: Path) -> None:
+def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(
+    tmp_path: Path,
+) -> None:
     small = tmp_path / "small.toml"
-    small.write_text('recipe = "digits"\n[grid]\nmechanism = ["uniform"]\n"privacy.epsilon" = [8.0, 2.0]\n')
+    small.write_text(
+        'recipe = "digits"\n[grid]\nmechanism = ["uniform"]\n"privacy.epsilon" = [8.0, 2.0]\n'
+    )
     for study in (str(small), "004-table-2"):
-        with pytest.warns(Notice, match=r"--grid privacy.epsilon replaces the study's own . values of it; its other"):
+        with pytest.warns(
+            Notice,
+            match=r"--grid privacy.epsilon replaces the study's own . values of it; its other",
+        ):
             asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
         assert (asked.recipe, asked.grid) == (
             files.load(study).recipe, files.load(study).grid | {"privacy.epsilon": [1.0]},
@@ -62,17 +75,35 @@ class Ranked(tasks.Classification):
     [
         ((), "a study needs --grid"),
         (("004-table-19",), "no study '004-table-19'"),
-        (("003-table-3",), "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid (in the folder of"),
+        (
+            ("003-table-3",),
+            (
+                "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid (in the "
+                "folder "
+                "of"
+            ),
+        ),
         (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),
         (("digits", "--grid", "epsilon=1,2"), "did you mean 'privacy.epsilon'"),
-        (("digits", "--grid", "mechanism=uniform,uniform"), "two mechanisms have the label 'uniform'"),
         (
-            ("digits", "--grid", "mechanism=uniform", "--seeds=1", "--set=task.name=my_ranked:Ranked"),
+            ("digits", "--grid", "mechanism=uniform,uniform"),
+            "two mechanisms have the label 'uniform'",
+        ),
+        (
+            (
+                "digits",
+                "--grid",
+                "mechanism=uniform",
+                "--seeds=1",
+                "--set=task.name=my_ranked:Ranked",
+            ),
             "metric 'auc' is nan",
         ),
     ],
 )
-def test_the_command_says_what_is_wrong_and_writes_nothing(run, arguments, message, tmp_path, monkeypatch) -> None:
+def test_the_command_says_what_is_wrong_and_writes_nothing(
+    run, arguments, message, tmp_path, monkeypatch
+) -> None:
     (tmp_path / "my_ranked.py").write_text(_RANKED)
     monkeypatch.syspath_prepend(tmp_path)
     status, _, err = run("study", *arguments, "--out", tmp_path / "set")
@@ -111,14 +142,20 @@ def test_bundled_studies_run(name: str, run, tmp_path: Path) -> None:
     assert len(found["runs"]) == len(found["cells"])
 
 
-@pytest.mark.parametrize("command", [("study", "--grid", "mechanism=uniform,gaussian"), ("compare",)])
-def test_a_study_whose_runs_all_diverge_says_so_and_keeps_them(run, command, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "command", [("study", "--grid", "mechanism=uniform,gaussian"), ("compare",)]
+)
+def test_a_study_whose_runs_all_diverge_says_so_and_keeps_them(
+    run, command, tmp_path, monkeypatch
+) -> None:
     """It said "no metric 'accuracy' in this study; it has accuracy"."""
     install(tmp_path / "modules", monkeypatch)
     changes = CHANGES | {"federation.rounds": 3, "federation.server_optimizer": "my_diverging:Step"}
     sets = [f"--set={key}={value}" for key, value in changes.items()]
     name, *options = command
-    status, out, err = run(name, "digits", *options, "--seeds=1", *sets, "--out", tmp_path / "set", "--json")
+    status, out, err = run(
+        name, "digits", *options, "--seeds=1", *sets, "--out", tmp_path / "set", "--json"
+    )
     assert (status, out) == (2, "")
     said = err.splitlines()[-1]
     assert said.startswith("error: no run of the study is finished: training diverged in round 3")
@@ -130,7 +167,14 @@ def test_tables_that_cannot_be_written_leave_the_runs(run, tmp_path) -> None:
     (tmp_path / "set" / "study.json").mkdir(parents=True)
     sets = [f"--set={key}={value}" for key, value in (CHANGES | {"federation.rounds": 1}).items()]
     status, _, err = run(
-        "study", "digits", "--grid", "mechanism=uniform", "--seeds=1", *sets, "--out", tmp_path / "set"
+        "study",
+        "digits",
+        "--grid",
+        "mechanism=uniform",
+        "--seeds=1",
+        *sets,
+        "--out",
+        tmp_path / "set",
     )
     assert status == 2
     assert err.splitlines()[-1].startswith(

@@ -38,11 +38,17 @@ assert frames[0].equals(frames[1]), frames
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["(1, 2)", "(1, 'local')"])
-def test_classes_of_the_main_module_reach_other_processes_and_frames_are_equal(workers: str, tmp_path: Path) -> None:
+def test_classes_of_the_main_module_reach_other_processes_and_frames_are_equal(
+    workers: str, tmp_path: Path
+) -> None:
     """Without the guard that multiprocessing asks scripts for, as in a notebook; then on Ray."""
     (tmp_path / "script.py").write_text(_SCRIPT.replace("WORKERS", workers))
     done = subprocess.run(
-        [sys.executable, "script.py", str(tmp_path / "runs")], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "script.py", str(tmp_path / "runs")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "4 of 4 runs" in done.stderr
@@ -62,7 +68,9 @@ simulations.study(
 def test_a_study_with_workers_that_is_killed_goes_on_to_the_same_frame(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_KILLED)
     command = [sys.executable, "script.py", str(tmp_path / "killed"), "2"]
-    begun = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    begun = subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not list((tmp_path / "killed").glob("*/result.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -70,7 +78,9 @@ def test_a_study_with_workers_that_is_killed_goes_on_to_the_same_frame(tmp_path:
     assert begun.wait() == -signal.SIGKILL
     assert 0 < len(list((tmp_path / "killed").glob("*/result.json"))) < 6
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    subprocess.run([*command[:2], str(tmp_path / "whole"), "1"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [*command[:2], str(tmp_path / "whole"), "1"], cwd=tmp_path, check=True, capture_output=True
+    )
     frames = [pd.read_pickle(tmp_path / f"{name}.pkl") for name in ("killed", "whole")]
     assert len(frames[0]) == 6
     pd.testing.assert_frame_equal(frames[0], frames[1], check_exact=True)

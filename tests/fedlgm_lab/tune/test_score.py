@@ -31,7 +31,10 @@ CHANGES = [f"{key}={value}" for key, value in SHORT.items()]
 UNITS = {
     "client": ("digits", CHANGES),
     "user": ("digits", [*CHANGES, "privacy.unit=user", "federation.users=10"]),
-    "example": ("dp-sgd-digits", ["federation.rounds=2", "privacy.delta=1e-4", "training.batch_size=1442"]),
+    "example": (
+        "dp-sgd-digits",
+        ["federation.rounds=2", "privacy.delta=1e-4", "training.batch_size=1442"],
+    ),
 }
 
 
@@ -50,7 +53,9 @@ def test_a_unit_moves_the_sum_by_at_most_its_bound_and_no_other_unit_s_term(unit
     assert len(before) == len(filled)
     assert before.abs().max() <= 0.5 == score.plan.clip[0]
     assert score.plan.denominator == {"client": 30, "user": 10, "example": len(score.y)}[unit]
-    assert sum(map(len, filled)) == len(np.unique(np.concatenate(filled)))  # no row counts in two units
+    assert sum(map(len, filled)) == len(
+        np.unique(np.concatenate(filled))
+    )  # no row counts in two units
     score.x[torch.from_numpy(filled[3]).long()] = 1e6  # one unit's examples become others
     changed = (score.contributions(module) - before).flatten().nonzero().flatten()
     assert set(changed.tolist()) <= {3}
@@ -70,7 +75,9 @@ def test_the_noise_is_that_of_the_stated_epsilon(monkeypatch):
     assert score.noise == pytest.approx(calibrate(1.0, 1e-3, steps=1) * 0.5 / 30)
     assert composed_epsilon([(event, 1) for event in score.events()], 1e-3) <= 1.0
     ring = KeyRing.from_seed(None)
-    assert score.of(summary, module, ring.derive(b"a")) != score.of(summary, module, ring.derive(b"b"))
+    assert score.of(summary, module, ring.derive(b"a")) != score.of(
+        summary, module, ring.derive(b"b")
+    )
 
 
 def test_under_replacement_a_term_may_move_by_its_whole_range():
@@ -91,7 +98,9 @@ def test_the_search_costs_what_theorem_2_says_of_a_run_with_its_score(law, tmp_p
         low, high = 1e-9, 1 - 1e-9
         for _ in range(200):
             gamma = math.sqrt(low * high)
-            low, high = (gamma, high) if (1 / gamma - 1) / math.log(1 / gamma) > mean else (low, gamma)
+            low, high = (
+                (gamma, high) if (1 / gamma - 1) / math.log(1 / gamma) > mean else (low, gamma)
+            )
         eta = 0.0
     best = min((1 + eta) * ((1 - 1 / orders) * r + math.log(1 / gamma) / orders))
     rdp = r + best + math.log(mean) / (orders - 1)
@@ -109,11 +118,20 @@ def composed(*events):
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric"])
 def test_an_audit_stays_below_the_epsilon_with_the_scores_and_exceeds_the_one_without(law):
-    """Runs reveal little, scores much; the largest score is published, and its distribution is known."""
-    run, scored, delta, trials, rng = gaussian_event(20.0), gaussian_event(0.7), 1e-3, 200_000, np.random.default_rng(4)
+    """Runs reveal little, scores much; the largest score is published, and its distribution is
+    known."""
+    run, scored, delta, trials, rng = (
+        gaussian_event(20.0),
+        gaussian_event(0.7),
+        1e-3,
+        200_000,
+        np.random.default_rng(4),
+    )
     bests = []
     for value in (0.0, 1.0):
-        counts = np.array([draw_runs(5.0, law, rng) for _ in range(2000)])[rng.integers(2000, size=trials)]
+        counts = np.array([draw_runs(5.0, law, rng) for _ in range(2000)])[
+            rng.integers(2000, size=trials)
+        ]
         bests.append(value + 0.7 * ndtri(rng.random(trials) ** (1 / counts)))
     half = trials // 2
     thresholds = np.quantile(bests[1][:half], np.linspace(0.5, 0.9999, 40))
@@ -129,7 +147,10 @@ def test_a_search_by_private_scores_charges_them_and_publishes_the_best_one(tmp_
     search = {"federation.server_lr": [0.1, 0.2]}
     options = {"search": search, "expected_runs": 3, "overrides": SHORT | {"run.seed": 3}}
     found = simulations.tune("digits", folder=tmp_path / "search", score_epsilon=0.5, **options)
-    rows = [json.loads(line) for line in (found.folder / "private" / "runs.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (found.folder / "private" / "runs.jsonl").read_text().splitlines()
+    ]
     best = max(rows, key=lambda row: row["score"])
     assert (found.settings, found["published_score"]) == (best["settings"], best["score"])
     assert "private training examples" in found["score"]
@@ -150,10 +171,14 @@ def test_a_task_without_a_share_is_scored_by_its_loss_over_that_of_the_initial_m
     recipe = arguments.recipe_of(None, own, [], SHORT | {"data.partition": "iid"})
     assembly = Assembly(recipe, own)
     score, module = PrivateScore.calibrated(assembly, 1.0), assembly.module()
-    assert float(score.contributions(module).mean()) < 0  # the initial model is at 0, up to how losses are spread
+    assert (
+        float(score.contributions(module).mean()) < 0
+    )  # the initial model is at 0, up to how losses are spread
     with torch.no_grad():
         module.weight[:], module.bias[:] = 1.0, 0.0
-    assert score.contributions(module).flatten().tolist() == pytest.approx([0.5] * len(score.contributions(module)))
+    assert score.contributions(module).flatten().tolist() == pytest.approx(
+        [0.5] * len(score.contributions(module))
+    )
     assert score.name.startswith("1 - loss / initial loss on the private")
 
 
@@ -161,6 +186,10 @@ def test_a_task_without_a_share_is_scored_by_its_loss_over_that_of_the_initial_m
 def test_an_epsilon_that_is_none_is_refused(epsilon, tmp_path):
     with pytest.raises(ConfigError, match="score_epsilon"):
         simulations.tune(
-            "digits", search={"training.lr": [0.1]}, overrides=SHORT, score_epsilon=epsilon, folder=tmp_path / "s"
+            "digits",
+            search={"training.lr": [0.1]},
+            overrides=SHORT,
+            score_epsilon=epsilon,
+            folder=tmp_path / "s",
         )
     assert not (tmp_path / "s").exists()

@@ -28,19 +28,33 @@ from simulations import launch
 from simulations.config.recipe import load
 from simulations.exports.predict import predict
 
-SHORT = {"federation.rounds": 2, "federation.rate": 1.0, "federation.clients": 30, "privacy.delta": 1e-3}
+SHORT = {
+    "federation.rounds": 2,
+    "federation.rate": 1.0,
+    "federation.clients": 30,
+    "privacy.delta": 1e-3,
+}
 SEARCH = {"federation.server_lr": [0.1, 0.2], "mechanism.bound": [0.5, 1.0]}
 PUBLIC = {"search.json", "ledger.sqlite", "recipe.toml", "result.json", "model.safetensors"}
 
 
-def _searched(folder: Path, monkeypatch: pytest.MonkeyPatch, runs: int = 3, **options: object) -> tuning.TuneResult:
+def _searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, runs: int = 3, **options: object
+) -> tuning.TuneResult:
     monkeypatch.setattr(tuning, "draw_runs", lambda *_: runs)
-    return simulations.tune("digits", search=SEARCH, expected_runs=10, overrides=SHORT, folder=folder, **options)
+    return simulations.tune(
+        "digits", search=SEARCH, expected_runs=10, overrides=SHORT, folder=folder, **options
+    )
 
 
-def test_the_best_run_is_published_and_the_whole_search_is_charged_once(tmp_path, monkeypatch, capsys):
+def test_the_best_run_is_published_and_the_whole_search_is_charged_once(
+    tmp_path, monkeypatch, capsys
+):
     found = _searched(tmp_path / "search", monkeypatch)
-    rows = [json.loads(line) for line in (found.folder / "private" / "runs.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (found.folder / "private" / "runs.jsonl").read_text().splitlines()
+    ]
     best = max(rows, key=lambda row: row["score"])
     assert len(rows) == 3
     assert (found.settings, found.accuracy) == (best["settings"], best["score"])
@@ -55,23 +69,30 @@ def test_the_best_run_is_published_and_the_whole_search_is_charged_once(tmp_path
 
 
 def test_neither_the_number_of_runs_nor_losers_nor_order_are_public(tmp_path, monkeypatch):
-    """Searches that differ in them alone differ in nothing outside `private/`, but for what the best run is."""
+    """Searches that differ in them alone differ in nothing outside `private/`, but for what the
+    best run is."""
     one = _searched(tmp_path / "one", monkeypatch, runs=1)
     many = _searched(tmp_path / "many", monkeypatch, runs=4)
     for found in (one, many):
         assert {path.name for path in found.folder.iterdir()} == PUBLIC | {"private"}
         assert (found.folder / "private").stat().st_mode & 0o077 == 0
-        times = {path.stat().st_mtime for path in found.folder.iterdir()} | {found.folder.stat().st_mtime}
+        times = {path.stat().st_mtime for path in found.folder.iterdir()} | {
+            found.folder.stat().st_mtime
+        }
         assert len(times) == 1  # the time of the charge
     same = ("search.json",)
-    assert all((one.folder / name).read_bytes() == (many.folder / name).read_bytes() for name in same)
+    assert all(
+        (one.folder / name).read_bytes() == (many.folder / name).read_bytes() for name in same
+    )
     result = json.loads((many.folder / "result.json").read_text())
     assert set(result) == set(json.loads((one.folder / "result.json").read_text()))
     assert not {"run", "runs", "seconds", "started"} & set(result)
     for name in ("recipe.toml", "result.json", "search.json"):
         text = (many.folder / name).read_text()
         assert "private" not in text.replace("a trusted server", "")
-        assert "seed = 7" in text or name != "recipe.toml"  # the seed of the search, not that of the run
+        assert (
+            "seed = 7" in text or name != "recipe.toml"
+        )  # the seed of the search, not that of the run
     with safe_open(many.folder / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["search"])["epsilon"] == many.epsilon
 
@@ -120,7 +141,10 @@ def test_runs_that_diverge_lose_and_a_search_without_a_model_publishes_none(tmp_
     monkeypatch.setattr(launch, "simulate", diverged)
     found = _searched(tmp_path / "search", monkeypatch)
     assert found.settings == {}
-    assert {path.name for path in found.folder.iterdir()} == PUBLIC - {"recipe.toml", "model.safetensors"} | {"private"}
+    assert {path.name for path in found.folder.iterdir()} == PUBLIC - {
+        "recipe.toml",
+        "model.safetensors",
+    } | {"private"}
     with pytest.raises(RunError, match="publishes no model"):
         found.model()
 
@@ -153,7 +177,12 @@ def test_runs_that_diverge_lose_and_a_search_without_a_model_publishes_none(tmp_
     ],
 )
 def test_what_cannot_be_charged_is_refused_before_anything_is_written(tmp_path, change, message):
-    arguments = {"recipe": "digits", "search": SEARCH, "overrides": SHORT, "folder": tmp_path / "search"} | change
+    arguments = {
+        "recipe": "digits",
+        "search": SEARCH,
+        "overrides": SHORT,
+        "folder": tmp_path / "search",
+    } | change
     with pytest.raises(ConfigError, match=message):
         simulations.tune(**arguments)
     assert not (tmp_path / "search").exists()
@@ -162,7 +191,9 @@ def test_what_cannot_be_charged_is_refused_before_anything_is_written(tmp_path, 
 @pytest.mark.parametrize(("z", "everything"), [(4.2776, 3.45), (1.4817, 13.89)])
 def test_all_runs_published_cost_what_the_literature_of_searches_says(z, everything):
     run = repeated(gaussian_event(z, 0.1), 100)
-    assert round(composed_epsilon([(run, 10)], 1e-5, "rdp"), 2) == pytest.approx(everything, abs=0.011)
+    assert round(composed_epsilon([(run, 10)], 1e-5, "rdp"), 2) == pytest.approx(
+        everything, abs=0.011
+    )
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric", "poisson"])
@@ -189,11 +220,14 @@ def _gamma(mean: float) -> float:
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric"])
 def test_an_audit_of_a_search_stays_below_its_epsilon(law):
-    """A number with Gaussian noise is released; the best of K, the largest, is published: the optimum is known."""
+    """A number with Gaussian noise is released; the best of K, the largest, is published: the
+    optimum is known."""
     z, delta, trials, rng = 1.0, 1e-3, 200_000, np.random.default_rng(9)
     bests = []
     for value in (0.0, 1.0):
-        counts = np.array([draw_runs(5.0, law, rng) for _ in range(2000)])[rng.integers(2000, size=trials)]
+        counts = np.array([draw_runs(5.0, law, rng) for _ in range(2000)])[
+            rng.integers(2000, size=trials)
+        ]
         # The largest of K normal numbers is the quantile at U^(1 / K).
         bests.append(value + z * ndtri(rng.random(trials) ** (1 / counts)))
     claimed = composed_epsilon([(selection_event(gaussian_event(z), 5.0, law), 1)], delta)
@@ -206,7 +240,9 @@ def test_an_audit_of_a_search_stays_below_its_epsilon(law):
     assert selection_epsilon(z, 1.0, 1, delta, 5.0, law) == pytest.approx(claimed)
 
 
-def lower_bound(hits: np.ndarray, alarms: np.ndarray, delta: float, confidence: float = 0.999) -> float:
+def lower_bound(
+    hits: np.ndarray, alarms: np.ndarray, delta: float, confidence: float = 0.999
+) -> float:
     """Clopper-Pearson lower bound of epsilon."""
     tail = 1 - confidence
     true = beta.ppf(tail, hits.sum(), (~hits).sum() + 1)
@@ -216,7 +252,9 @@ def lower_bound(hits: np.ndarray, alarms: np.ndarray, delta: float, confidence: 
 
 def test_a_seeded_search_is_repeated_and_says_that_it_protects_nobody(tmp_path):
     results = [
-        simulations.tune("digits", search=SEARCH, expected_runs=1.5, overrides=SHORT, folder=tmp_path / name)
+        simulations.tune(
+            "digits", search=SEARCH, expected_runs=1.5, overrides=SHORT, folder=tmp_path / name
+        )
         for name in ("a", "b")
     ]
     assert results[0]["model_sha256"] == results[1]["model_sha256"]
@@ -237,29 +275,42 @@ def test_who_stops_a_search_reads_that_it_is_spent(tmp_path, monkeypatch, capsys
         _searched(tmp_path / "search", monkeypatch)
     said = " ".join(capsys.readouterr().err.split())
     assert said == (
-        f"interrupted; {tmp_path / 'search'} stays charged with the whole search, and a search is not continued"
+        f"interrupted; {tmp_path / 'search'} stays charged with the whole search, and a search is "
+        "not continued"
     )
     with Ledger(tmp_path / "search" / "ledger.sqlite") as ledger:
         assert len(list(ledger.charges())) == 1
 
 
-def test_the_published_model_of_tables_has_the_metadata_of_an_export_and_the_cost_of_the_search(tmp_path):
+def test_the_published_model_of_tables_has_the_metadata_of_an_export_and_the_cost_of_the_search(
+    tmp_path,
+):
     found = simulations.tune(
-        "ten-hospitals", search={"training.lr": [1.0]}, expected_runs=1.5, folder=tmp_path / "search",
+        "ten-hospitals",
+        search={"training.lr": [1.0]},
+        expected_runs=1.5,
+        folder=tmp_path / "search",
         overrides={"federation.rounds": 2, "privacy.delta": 1e-3},
-    )  # fmt: skip
+    )
     with safe_open(found.folder / "model.safetensors", "pt") as file:
         told = file.metadata()
-    result = simulations.simulate("ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run"
+    )
     assert set(told) - {"search"} == set(_texts(result)) - {"claimed_epsilon", "guarantee_status"}
     assert json.loads(told["epsilon"]) == found.epsilon == json.loads(told["search"])["epsilon"]
     with Ledger(found.folder / "ledger.sqlite") as ledger:
         assert told["ledger_head"] == str(ledger.head())
     assert (told["guarantee"], told["model_sha256"]) == (found["guarantee"], found["model_sha256"])
     assert json.loads(told["columns"]) == [*data.load("breast-cancer").columns]
-    rows = pandas.DataFrame(data.load("breast-cancer").test_x, columns=[c["name"] for c in json.loads(told["columns"])])
+    rows = pandas.DataFrame(
+        data.load("breast-cancer").test_x, columns=[c["name"] for c in json.loads(told["columns"])]
+    )
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    assert predict(found.folder / "model.safetensors", tmp_path / "rows.csv").guarantee == found["guarantee"]
+    assert (
+        predict(found.folder / "model.safetensors", tmp_path / "rows.csv").guarantee
+        == found["guarantee"]
+    )
 
 
 def _texts(result: simulations.RunResult) -> dict[str, str]:

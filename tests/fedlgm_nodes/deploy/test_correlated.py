@@ -1,4 +1,5 @@
-"""Correlated noise on real nodes: the server keeps rounds apart, each node holds it to that, and says what it cost."""
+"""Correlated noise on real nodes: the server keeps rounds apart, each node holds it to that, and
+says what it cost."""
 
 from __future__ import annotations
 
@@ -15,13 +16,23 @@ from tests.support.deployed import deployed_like_simulated
 
 pytestmark = pytest.mark.slow
 RECIPE = (
-    "model.hidden=[8]", "training.epochs=1", "federation.rounds=7", "federation.rate=none", "federation.cohort=1",
-    "federation.sampling=min-separation", "privacy.noise=banded", "privacy.trust=central",
-    "privacy.max_participations=none", "privacy.relation=zero-out", "run.seed=7",
-)  # fmt: skip
+    "model.hidden=[8]",
+    "training.epochs=1",
+    "federation.rounds=7",
+    "federation.rate=none",
+    "federation.cohort=1",
+    "federation.sampling=min-separation",
+    "privacy.noise=banded",
+    "privacy.trust=central",
+    "privacy.max_participations=none",
+    "privacy.relation=zero-out",
+    "run.seed=7",
+)
 
 
-def test_a_deployed_run_is_the_simulations_and_nodes_take_part_as_far_apart_as_it_says(tmp_path: Path) -> None:
+def test_a_deployed_run_is_the_simulations_and_nodes_take_part_as_far_apart_as_it_says(
+    tmp_path: Path,
+) -> None:
     asked = recipes.load("nodes", RECIPE)
     folder = create(tmp_path / "lab", 3, example=asked, test_seed=7, policy={"epsilon": 500.0})
     for i in range(3):
@@ -41,6 +52,8 @@ def test_a_deployed_run_is_the_simulations_and_nodes_take_part_as_far_apart_as_i
             cost = decode(json.loads(row.event)).noise_multiplier
             assert cost == pytest.approx(deployed["noise_multiplier"] / 2, rel=1e-6)
     assert sorted(taken) == list(range(1, 8))
-    assert not list(Path(deployed["run"]).glob("nodes.*"))  # who took part is among the private files
+    assert not list(
+        Path(deployed["run"]).glob("nodes.*")
+    )  # who took part is among the private files
     answered = (Path(deployed["run"]) / "private" / "nodes.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in answered] == list(range(1, 8))

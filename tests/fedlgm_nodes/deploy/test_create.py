@@ -45,14 +45,23 @@ def test_certificates_name_every_host(folder):
     certificate = x509.load_pem_x509_certificate((folder.proxy / "tls.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "127.0.0.1", "::1"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == [
+        "10.0.0.7",
+        "127.0.0.1",
+        "::1",
+    ]
     authority = x509.load_pem_x509_certificate((folder.server / "ca.crt").read_bytes())
     certificate.verify_directly_issued_by(authority)
     ssl.create_default_context(cafile=str(folder.server / "ca.crt"))
 
 
 def test_nothing_secret_can_be_read_by_others(folder):
-    secret = [folder.server / "tls.key", folder.proxy / "tls.key", folder.authority / "ca.key", folder.signer.key_file]
+    secret = [
+        folder.server / "tls.key",
+        folder.proxy / "tls.key",
+        folder.authority / "ca.key",
+        folder.signer.key_file,
+    ]
     for node in ("node0", "node1"):
         files = folder.node(node)
         secret += [files.flower_key, files.secret("supernode"), files.secret("executor")]
@@ -67,7 +76,8 @@ def test_nothing_secret_can_be_read_by_others(folder):
 
 
 def test_no_node_gets_a_noise_key(folder):
-    """With it the server could take the noise off every answer: the node's service makes its own."""
+    """With it the server could take the noise off every answer: the node's service makes its
+    own."""
     assert list(folder.path.rglob("noise.key")) == []
 
 
@@ -85,7 +95,11 @@ def test_every_node_is_enrolled_with_its_own_keys(folder):
 
 
 def test_scripts_are_whole_and_nothing_in_them_is_of_the_draft(folder):
-    files = [*folder.path.rglob("*.sh"), *folder.path.rglob("*.service"), folder.flower_home / "config.toml"]
+    files = [
+        *folder.path.rglob("*.sh"),
+        *folder.path.rglob("*.service"),
+        folder.flower_home / "config.toml",
+    ]
     assert len(files) == 9 + 9 + 1
     for file in files:
         text = file.read_text()
@@ -95,9 +109,13 @@ def test_scripts_are_whole_and_nothing_in_them_is_of_the_draft(folder):
             assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
     settings = folder.settings()
     assert "--superlink fl.example.org:8443" in folder.node("node0").script("supernode").read_text()
-    # Whatever its nodes are told, the SuperLink listens on this machine alone, and its operator asks it there.
+    # Whatever its nodes are told, the SuperLink listens on this machine alone, and its operator
+    # asks it there.
     assert settings.local == f"127.0.0.1:{settings.superlink}"
-    assert f"--host 127.0.0.1 --port {settings.superlink} " in (folder.server / "start-superlink.sh").read_text()
+    assert (
+        f"--host 127.0.0.1 --port {settings.superlink} "
+        in (folder.server / "start-superlink.sh").read_text()
+    )
     assert f'address = "{settings.local}"' in (folder.flower_home / "config.toml").read_text()
 
 
@@ -109,7 +127,9 @@ def test_systemd_takes_the_units_as_they_are(tmp_path):
         os.umask(before)
     for path in (folder.path, *folder.path.rglob("*")):
         assert not path.lstat().st_mode & 0o022 or path.is_symlink(), f"others can write {path}"
-    assert not folder.proxy.exists()  # with all nodes on this machine there is nothing that others need
+    assert (
+        not folder.proxy.exists()
+    )  # with all nodes on this machine there is nothing that others need
     units = sorted((folder.path / "systemd").glob("*.service"))
     assert [unit.stem for unit in units] == [
         "fedlgm-node0-executor", "fedlgm-node0-service", "fedlgm-node0-supernode", "fedlgm-signer",
@@ -127,21 +147,41 @@ def test_systemd_takes_the_units_as_they_are(tmp_path):
         users[unit.stem.rpartition("-")[2]] = parsed["Service"]["User"]
     # Three users, so that none of a node's processes can read what is another's.
     assert users == {
-        "executor": "fl-app", "service": "fl-data", "supernode": "fl-node", "superlink": "fl-server",
+        "executor": "fl-app",
+        "service": "fl-data",
+        "supernode": "fl-node",
+        "superlink": "fl-server",
         "signer": "fl-sign",
-    }  # fmt: skip
+    }
     said = {unit.stem.rpartition("-")[2]: unit.read_text() for unit in units}
-    assert [role for role, text in said.items() if "PrivateNetwork=yes" in text] == ["service", "signer"]
+    assert [role for role, text in said.items() if "PrivateNetwork=yes" in text] == [
+        "service",
+        "signer",
+    ]
     # It hides others from the unit that has it: the service, from those who talk to strangers.
-    assert [role for role, text in said.items() if "ProtectProc=invisible" in text] == ["executor", "supernode"]
+    assert [role for role, text in said.items() if "ProtectProc=invisible" in text] == [
+        "executor",
+        "supernode",
+    ]
     analyse = shutil.which("systemd-analyze")
     if analyse is None:
-        pytest.skip("the units were parsed; systemd-analyze, which checks every key, is not installed")
-    done = subprocess.run([analyse, "verify", *map(str, units)], capture_output=True, text=True, check=False)
+        pytest.skip(
+            "the units were parsed; systemd-analyze, which checks every key, is not installed"
+        )
+    done = subprocess.run(
+        [analyse, "verify", *map(str, units)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     broken = units[0].with_name("broken.service")
-    broken.write_text(units[0].read_text().replace("NoNewPrivileges", "NoNewPrivilege").replace("ExecStart", "Exec"))
-    done = subprocess.run([analyse, "verify", str(broken)], capture_output=True, text=True, check=False)
+    broken.write_text(
+        units[0]
+        .read_text()
+        .replace("NoNewPrivileges", "NoNewPrivilege")
+        .replace("ExecStart", "Exec")
+    )
+    done = subprocess.run(
+        [analyse, "verify", str(broken)], capture_output=True, text=True, check=False
+    )
     assert "NoNewPrivilege" in done.stderr  # it does look
 
 
@@ -155,9 +195,13 @@ def test_a_node_that_makes_its_own_keys_is_enrolled(folder, tmp_path):
     assert enrolment[2].service_key == own.public()["service_key"] == entry.service_key
     before = folder.enrolment_file.read_bytes()
     far = NodeFolder.create(tmp_path / "far", {"name": "far", "client": 7, "population": 8})
-    with pytest.raises(ConfigError, match=r"key.pub do not fit the enrolled nodes: clients must be numbered 0 to 3"):
+    with pytest.raises(
+        ConfigError, match=r"key.pub do not fit the enrolled nodes: clients must be numbered 0 to 3"
+    ):
         enrol(folder, far.public_file, tmp_path / "key.pub")
-    with pytest.raises(ConfigError, match=r"own/public.toml is not the public key \(.pub\) of a SuperNode"):
+    with pytest.raises(
+        ConfigError, match=r"own/public.toml is not the public key \(.pub\) of a SuperNode"
+    ):
         enrol(folder, own.public_file, own.public_file)
     with pytest.raises(ConfigError, match=r"key.pub is not the public.toml of a node"):
         enrol(folder, tmp_path / "key.pub", tmp_path / "key.pub")
@@ -168,7 +212,9 @@ def test_an_enrolled_node_is_replaced_when_that_is_asked_for(folder, tmp_path):
     own = NodeFolder.create(tmp_path / "own", {"name": "clinic", "client": 1, "population": 2})
     certificates.make_node_key(tmp_path / "key")
     before = folder.enrolment_file.read_bytes()
-    said = CliRunner().invoke(app, ["enrol", str(folder.path), str(own.public_file), str(tmp_path / "key.pub")])
+    said = CliRunner().invoke(
+        app, ["enrol", str(folder.path), str(own.public_file), str(tmp_path / "key.pub")]
+    )
     assert isinstance(said.exception, ConfigError)
     assert "client 1 is node1 already" in str(said.exception)
     assert folder.enrolment_file.read_bytes() == before
@@ -181,7 +227,9 @@ def test_an_enrolled_node_is_replaced_when_that_is_asked_for(folder, tmp_path):
 def test_a_nodes_number_is_named_with_its_file_if_it_is_none(folder, tmp_path, client):
     own = NodeFolder.create(tmp_path / "own", {"name": "clinic", "client": 2, "population": 3})
     certificates.make_node_key(tmp_path / "key")
-    own.public_file.write_text(own.public_file.read_text().replace("client = 2", f"client = {client}"))
+    own.public_file.write_text(
+        own.public_file.read_text().replace("client = 2", f"client = {client}")
+    )
     with pytest.raises(ConfigError, match=r"own/public.toml: client"):
         enrol(folder, own.public_file, tmp_path / "key.pub", replace=True)
 
@@ -190,7 +238,9 @@ def test_a_nodes_number_is_named_with_its_file_if_it_is_none(folder, tmp_path, c
 def test_a_nodes_name_holds_no_control_characters(folder, tmp_path, name):
     own = NodeFolder.create(tmp_path / "own", {"client": 2, "population": 3})
     certificates.make_node_key(tmp_path / "key")
-    own.public_file.write_text(own.public_file.read_text().replace('name = "own"', f'name = "{name}"'))
+    own.public_file.write_text(
+        own.public_file.read_text().replace('name = "own"', f'name = "{name}"')
+    )
     with pytest.raises(ConfigError, match="name: must be at most 64 letters") as error:
         enrol(folder, own.public_file, tmp_path / "key.pub")
     assert str(error.value).isprintable()
@@ -202,7 +252,8 @@ def test_a_recipes_own_module_is_looked_for_before_anything_starts(folder, tmp_p
         submit.run(folder, recipe)
     assert list(folder.runs.iterdir()) == []
     (tmp_path / "my_steps.py").write_text(
-        "from strategies import ServerOptimizer\n\n\ndef Step(lr, momentum):\n    return ServerOptimizer('sgd', lr)\n"
+        "from strategies import ServerOptimizer\n\n\ndef Step(lr, momentum):\n    return "
+        "ServerOptimizer('sgd', lr)\n"
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match="does not answer"):
@@ -215,7 +266,9 @@ def test_the_folder_of_a_deployed_node_is_named_for_the_one_around_it(folder):
         NodeFolder.open(outer)
 
 
-@pytest.mark.parametrize("host", ["https://fl.example.org", "fl.example.org:8443", "", "fl example", "a" * 65])
+@pytest.mark.parametrize(
+    "host", ["https://fl.example.org", "fl.example.org:8443", "", "fl example", "a" * 65]
+)
 def test_a_host_is_a_name_or_an_address(tmp_path, host):
     with pytest.raises(ConfigError, match="--host takes a name or address"):
         create(tmp_path / "lab", 2, hosts=["::1", host])
@@ -231,7 +284,9 @@ def test_a_port_is_one_that_a_superlink_can_listen_on(tmp_path, port):
 
 
 def test_a_wrong_policy_names_no_file_that_is_gone(tmp_path):
-    with pytest.raises(ConfigError, match=r"^the nodes' policy: privacy.trust.0: must be 'central', 'local'"):
+    with pytest.raises(
+        ConfigError, match=r"^the nodes' policy: privacy.trust.0: must be 'central', 'local'"
+    ):
         create(tmp_path / "new", 1, example=None, policy={"trust": ["distribute"]})
     assert list(tmp_path.iterdir()) == []
 
@@ -256,7 +311,9 @@ def test_example_nodes_share_a_recipes_data(tmp_path):
     for name in ("node0", "node1", "node2"):
         with np.load(folder.node(name).path / "data" / "examples.npz") as arrays:
             counts.append(len(arrays["y"]))
-            assert list(arrays["x"].shape[1:]) == list(folder.node(name).service.policy().data.shape)
+            assert list(arrays["x"].shape[1:]) == list(
+                folder.node(name).service.policy().data.shape
+            )
     assert sum(counts) == 1442
     assert min(counts) > 400
 
@@ -271,11 +328,14 @@ def test_a_recipe_becomes_that_of_the_deployment():
     assert "exact_sums" not in work_of(real)
     exact = recipes.load("example-level-federation", ["training.exact_sums=true", "run.seed=none"])
     assert work_of(deployed(exact, 4))["exact_sums"]
-    layers = recipes.load("example-level-federation", ["mechanism.style=per-layer", "run.seed=none"])
+    layers = recipes.load(
+        "example-level-federation", ["mechanism.style=per-layer", "run.seed=none"]
+    )
     assert work_of(deployed(layers, 4))["mechanism"]["style"] == "per-layer"
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
-        (["mechanism.clip=med", "mechanism.variant=published"], "real nodes make only sound releases"),
+        (["mechanism.clip=med", "mechanism.variant=published"], ("real nodes make only sound "
+                                                                "releases")),
         ("data.standardise=test", "real nodes read their own rows, which no recipe standardises"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
@@ -288,14 +348,16 @@ def test_rounds_of_too_many_nodes_for_a_secure_sum():
     values = ["federation.clients=1200", "distributed.threshold=1100", "distributed.colluders=10"]
     recipe = recipes.load("distributed-digits", values)  # a simulation may have any number
     with pytest.raises(
-        ConfigError, match=r"a round of 1200 real nodes: at most 1000 can make a secure sum\. Set a lower"
+        ConfigError,
+        match=r"a round of 1200 real nodes: at most 1000 can make a secure sum\. Set a lower",
     ):
         deployed(recipe, 1200)
     part = recipe.changed(federation={"rate": 0.5}, distributed={"threshold": 500})
     assert deployed(part, 1200).federation.share == 0.5
     assert secure_sums(1800)["min_cohort"] <= 1000
     with pytest.raises(
-        ConfigError, match=r"each of 1900 nodes would require rounds of 1046 nodes or more \(min_cohort\)"
+        ConfigError,
+        match=r"each of 1900 nodes would require rounds of 1046 nodes or more \(min_cohort\)",
     ):
         secure_sums(1900)
 
@@ -313,10 +375,12 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("ahead", "days", "reason"), [(0, 0, "certificate has expired"), (30, 825, "certificate is not yet valid")]
+    ("ahead", "days", "reason"),
+    [(0, 0, "certificate has expired"), (30, 825, "certificate is not yet valid")],
 )
 def test_a_certificate_of_another_time_is_named(tmp_path, monkeypatch, ahead, days, reason):
-    """`up` waited for three minutes, and the command for a run said that the SuperLink does not answer."""
+    """`up` waited for three minutes, and the command for a run said that the SuperLink does not
+    answer."""
 
     class Clock(datetime):
         """The clock was set wrong when the deployment was made."""
@@ -337,7 +401,9 @@ def test_a_certificate_of_another_time_is_named(tmp_path, monkeypatch, ahead, da
         web.handle_error = lambda *given: None
         threading.Thread(target=web.serve_forever, daemon=True).start()
         try:
-            with pytest.raises(RunError, match=rf"SuperLink at .* \({reason}\): if this machine's clock is right"):
+            with pytest.raises(
+                RunError, match=rf"SuperLink at .* \({reason}\): if this machine's clock is right"
+            ):
                 Flower(folder).healthy()
             assert reason in processes.status(folder)["problem"]
         finally:

@@ -1,4 +1,5 @@
-"""Real deployments on this machine: SuperLink with TLS and authentication, SuperNodes, executors, services."""
+"""Real deployments on this machine: SuperLink with TLS and authentication, SuperNodes, executors,
+services."""
 
 from __future__ import annotations
 
@@ -36,10 +37,17 @@ BIN = Path(sys.executable).parent
 SMALL = ("model.hidden=[8]", "training.epochs=1")
 ONCE = ("federation.rounds=1", "privacy.max_participations=1")
 EXAMPLES = (
-    "federation.clients=3", "federation.rate=1.0", "federation.rounds=3", "training.steps=20",
-    "training.sampling_rate=0.2", "training.batch_size=96", "training.lr=1.0", "run.evaluate_every=3",
-)  # fmt: skip
-BUDGET = 9.0  # of the lab's nodes: for the five rounds that cost 8, and one of central trust that costs little
+    "federation.clients=3",
+    "federation.rate=1.0",
+    "federation.rounds=3",
+    "training.steps=20",
+    "training.sampling_rate=0.2",
+    "training.batch_size=96",
+    "training.lr=1.0",
+    "run.evaluate_every=3",
+)
+# of the lab's nodes: for the five rounds that cost 8, and one of central trust that costs little
+BUDGET = 9.0
 
 
 def recipe(*overrides: str) -> recipes.Recipe:
@@ -49,7 +57,17 @@ def recipe(*overrides: str) -> recipes.Recipe:
 def command(folder: DeploymentFolder, *overrides: str) -> list[str]:
     """What an operator types to run that recipe."""
     sets = [part for one in (*SMALL, *overrides) for part in ("--set", one)]
-    return [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(folder.path), "--json", *sets]
+    return [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "deploy",
+        "run",
+        "nodes",
+        str(folder.path),
+        "--json",
+        *sets,
+    ]
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
@@ -65,7 +83,11 @@ def ledger_rows(folder: DeploymentFolder, name: str) -> list[Any]:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     """Three nodes for tests, whose noise is the simulation's."""
     folder = create(
-        tmp_path_factory.mktemp("lab") / "lab", 3, example=recipe(), test_seed=7, policy={"epsilon": BUDGET}
+        tmp_path_factory.mktemp("lab") / "lab",
+        3,
+        example=recipe(),
+        test_seed=7,
+        policy={"epsilon": BUDGET},
     )
     for i in range(3):
         policy = folder.node(f"node{i}").service.policy_file
@@ -80,7 +102,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
 
 
 @pytest.fixture(scope="module")
-def real(lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
+def real(
+    lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DeploymentFolder]:
     """Three nodes with keys of their own, beside the lab on the same machine."""
     policy = {"epsilon": 60.0, "unit": "example"}
     folder = create(tmp_path_factory.mktemp("real") / "real", 3, example=recipe(), policy=policy)
@@ -94,7 +118,9 @@ def real(lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_two_federations_at_once_and_each_models_accuracy_is_the_simulations(lab, real, tmp_path):
     """The lab's to the last bit; that of nodes with noise of their own within 0.05."""
     asked = recipe("run.seed=7")
-    examples = recipes.load("example-level-federation", EXAMPLES)  # with client-level privacy three nodes learn nothing
+    examples = recipes.load(
+        "example-level-federation", EXAMPLES
+    )  # with client-level privacy three nodes learn nothing
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(submit.run, lab, asked), pool.submit(submit.run, real, examples)]
         deployed, private = (one.result() for one in both)
@@ -111,7 +137,9 @@ def test_two_federations_at_once_and_each_models_accuracy_is_the_simulations(lab
             assert round_["answered"] == ["node0", "node1", "node2"]
             assert round_["lost"] == {}
         for i in range(3):  # and nothing of the other federation's
-            assert [row.run for row in ledger_rows(folder, f"node{i}")] == [Path(result["run"]).name] * result["rounds"]
+            assert [row.run for row in ledger_rows(folder, f"node{i}")] == [
+                Path(result["run"]).name
+            ] * result["rounds"]
 
 
 def test_a_finished_run_is_not_repeated(lab):
@@ -123,15 +151,20 @@ def test_a_finished_run_is_not_repeated(lab):
 def test_central_trust_is_the_simulations_too(lab, tmp_path):
     """With a mechanism for which the nodes evaluate their losses."""
     asked = recipe(
-        "run.seed=7", "privacy.trust=central", "privacy.epsilon=1.0", "privacy.max_participations=none", ONCE[0],
+        "run.seed=7",
+        "privacy.trust=central",
+        "privacy.epsilon=1.0",
+        "privacy.max_participations=none",
+        ONCE[0],
         "mechanism.name=voted-filling",
-    )  # fmt: skip
+    )
     deployed = submit.run(lab, asked)
     simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
     for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
         assert deployed[figure] == simulated[figure]
     rows = [
-        json.loads((folder / "metrics.jsonl").read_text()) for folder in (Path(deployed["run"]), tmp_path / "simulated")
+        json.loads((folder / "metrics.jsonl").read_text())
+        for folder in (Path(deployed["run"]), tmp_path / "simulated")
     ]
     assert rows[0]["queries"] == rows[1]["queries"]
     assert "cut-vote" in rows[0]["queries"]
@@ -141,7 +174,11 @@ def test_central_trust_is_the_simulations_too(lab, tmp_path):
 def test_a_run_that_the_nodes_budgets_do_not_carry_is_refused_before_its_first_round(lab):
     """The budget of these nodes was made for the rounds that they have answered."""
     done = subprocess.run(
-        command(lab, "run.seed=7", *ONCE), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command(lab, "run.seed=7", *ONCE),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""
@@ -157,7 +194,10 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
     name, before = "node2-service", len(ledger_rows(real, "node2"))
     os.kill(processes._recorded(real)[name][0], signal.SIGKILL)
     result = submit.run(
-        real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2")
+        real,
+        recipe(
+            "federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2"
+        ),
     )
     assert result["rounds"] == 2
     assert not result["noise_reproducible"]
@@ -178,9 +218,12 @@ def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):
     try:
         node.flower_key.write_bytes((tmp_path / "key").read_bytes())
         stranger = subprocess.Popen(
-            [node.script("supernode")], env=environment(None), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [node.script("supernode")],
+            env=environment(None),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-        )  # fmt: skip
+        )
         try:
             result = submit.run(real, recipe(*ONCE, "deployment.offline_seconds=2"))
             said, _ = stranger.communicate(timeout=LIMIT_S)
@@ -199,7 +242,9 @@ def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):
 
 def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
     before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
-    first = subprocess.Popen(command(real), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        command(real), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert first.stderr is not None
     for line in first.stderr:
         if line.startswith("round 1"):  # four are left: on a busy machine lines come late
@@ -207,7 +252,9 @@ def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
     first.send_signal(signal.SIGINT)
     first.wait(LIMIT_S)
     assert first.returncode == 130
-    second = subprocess.run(command(real), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    second = subprocess.run(
+        command(real), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert second.returncode == 0, second.stderr
     assert "continuing" in second.stderr
     assert json.loads(second.stdout)["rounds"] == 5
@@ -250,7 +297,9 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
             for one in killed:
                 one.kill()
 
-    with pytest.raises(RunError, match=r"server process \(process \d+\) has ended without an error"):
+    with pytest.raises(
+        RunError, match=r"server process \(process \d+\) has ended without an error"
+    ):
         submit.run(real, asked, say=kill_after_round_one)
     assert killed
     assert submit.run(real, asked)["rounds"] == 2
@@ -259,7 +308,8 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
 
 
 def test_after_a_power_cut_and_after_down_everything_comes_up_at_once(real):
-    """A SuperLink refuses a SuperNode that went without a word for half a minute, as one that is connected twice."""
+    """A SuperLink refuses a SuperNode that went without a word for half a minute, as one that is
+    connected twice."""
     ours = list(processes._running(real).values())
     for process in ours:
         process.kill()
@@ -284,14 +334,28 @@ def test_strangers_are_refused(real, tmp_path, case, reason):
     settings = real.settings()
     certificates.make_node_key(tmp_path / "key")
     certificates.make_authority(tmp_path)
-    secure = ["--root-certificates", str(tmp_path / "ca.crt" if case == "wrong authority" else real.server / "ca.crt")]
+    secure = [
+        "--root-certificates",
+        str(tmp_path / "ca.crt" if case == "wrong authority" else real.server / "ca.crt"),
+    ]
     key = ["--auth-supernode-private-key", str(tmp_path / "key")]
-    stranger = [str(BIN / "flower-supernode"), "--superlink", f"{settings.host}:{settings.port}", "--max-retries", "1"]
+    stranger = [
+        str(BIN / "flower-supernode"),
+        "--superlink",
+        f"{settings.host}:{settings.port}",
+        "--max-retries",
+        "1",
+    ]
     # Without a SuperExec of its own, which would keep the output open.
     stranger += ["--port", str(free_ports(1)[0]), "--isolation", "process"]
     stranger += {"no key": secure, "no TLS": ["--insecure"]}.get(case, [*secure, *key])
     done = subprocess.run(
-        stranger, env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        stranger,
+        env=environment(tmp_path / "home"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode != 0
     assert reason in done.stdout + done.stderr
@@ -299,21 +363,28 @@ def test_strangers_are_refused(real, tmp_path, case, reason):
 
 
 def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
-    """In the hand of the server that the nodes have enrolled: what stops it is what they find in the questions."""
+    """In the hand of the server that the nodes have enrolled: what stops it is what they find in
+    the questions."""
     from tests.support.hostile_questions import OBJECTS, PLANS, SIGMA, WORKS, changed
 
     before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
     app, marker, out = tmp_path / "app", tmp_path / "marker", tmp_path / "out.json"
     hostile_app.write(app, marker)
     enrolled = Enrolment.load(real.enrolment_file).node
-    asker = hostile_app.Asker(real.signer.key(), {node.client: node.service_key for node in enrolled})
-    plans = {name: text for name, text in PLANS.items() if name != "noise over ten"}  # these nodes' budget is larger
+    asker = hostile_app.Asker(
+        real.signer.key(), {node.client: node.service_key for node in enrolled}
+    )
+    plans = {
+        name: text for name, text in PLANS.items() if name != "noise over ten"
+    }  # these nodes' budget is larger
     plans["noise over a hundred"] = changed(sigma=[s / 100 for s in SIGMA])
     waves = [asker.hostile(plans, WORKS, OBJECTS), *asker.repeated()]
     attack = {
-        "waves": [[case.values() for case in wave] for wave in waves], "out": str(out), "seconds": LIMIT_S / 3,
+        "waves": [[case.values() for case in wave] for wave in waves],
+        "out": str(out),
+        "seconds": LIMIT_S / 3,
         "clients": {node.flower_key: node.client for node in enrolled},
-    }  # fmt: skip
+    }
     (tmp_path / "attack.json").write_text(json.dumps(attack))
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')
     flower = Flower(real)
@@ -323,10 +394,15 @@ def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
     assert found["missing"] == []
     assert len(found["answers"]) == sum(map(len, waves)) >= 100
     codes = {(case.name, case.client): case.codes for wave in waves for case in wave}
-    wrong = [(name, said) for name, client, said, _ in found["answers"] if said not in codes[name, client]]
+    wrong = [
+        (name, said)
+        for name, client, said, _ in found["answers"]
+        if said not in codes[name, client]
+    ]
     assert wrong == []
     assert [answer for answer in found["answers"] if answer[2] != "ok" and answer[3]] == []
-    # However often and under whatever name a question comes, alone or together: one release, the same bytes.
+    # However often and under whatever name a question comes, alone or together: one release, the
+    # same bytes.
     kept = {(client, held) for _, client, said, held in found["answers"] if said == "ok"}
     assert len(kept) == 3
     assert "" not in {held for _, held in kept}

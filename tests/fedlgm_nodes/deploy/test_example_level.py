@@ -1,4 +1,5 @@
-"""Three real nodes, each of which protects its own examples: together they learn, and pay by their own ledgers."""
+"""Three real nodes, each of which protects its own examples: together they learn, and pay by their
+own ledgers."""
 
 from __future__ import annotations
 
@@ -14,10 +15,17 @@ from tests.support.deployed import deployed_like_simulated
 
 ROUNDS = 3
 SMALL = (
-    "federation.clients=3", "federation.rate=1.0", f"federation.rounds={ROUNDS}", "training.steps=20",
-    "training.sampling_rate=0.2", "training.batch_size=96", "training.lr=1.0", "privacy.accountant=pld",
-    "run.evaluate_every=1", "training.kernel=torch",  # as nodes do
-)  # fmt: skip
+    "federation.clients=3",
+    "federation.rate=1.0",
+    f"federation.rounds={ROUNDS}",
+    "training.steps=20",
+    "training.sampling_rate=0.2",
+    "training.batch_size=96",
+    "training.lr=1.0",
+    "privacy.accountant=pld",
+    "run.evaluate_every=1",
+    "training.kernel=torch",  # as nodes do
+)
 
 
 OPTIONS = {  # of the mechanism, as questions carry them to the nodes
@@ -36,12 +44,23 @@ def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_
     recipe = recipes.load("example-level-federation", [*SMALL, *OPTIONS[options]])
     lab = create(tmp_path / "lab", 3, example=recipe, policy={"unit": "example"}, test_seed=7)
     deployed = deployed_like_simulated(lab, recipe, tmp_path / "simulated")
-    # Steps of layers bounded to shares of C are shorter; with noisy figures among them three rounds are few.
+    # Steps of layers bounded to shares of C are shorter; with noisy figures among them three rounds
+    # are few.
     assert deployed["accuracy"] > (
         0.85 if options == "flat" else 0.3
     )  # with client-level privacy three nodes stay near a tenth
-    command = [sys.executable, "-m", "simulations.cli", "node", "ledger", str(lab.node("node0").service.path), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "node",
+        "ledger",
+        str(lab.node("node0").service.path),
+        "--json",
+    ]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (said["unit"], said["relation"], said["releases"]) == ("example", "add-remove", ROUNDS)
     assert said["epsilon_spent"] == pytest.approx(deployed["epsilon"], rel=1e-3)
-    assert said["guarantee"].startswith("proven (example-level, add-remove, each client adds its own noise)")
+    assert said["guarantee"].startswith(
+        "proven (example-level, add-remove, each client adds its own noise)"
+    )

@@ -1,4 +1,5 @@
-"""Processes of a real deployment that are killed or stopped while `fedlgm deploy run` follows its run."""
+"""Processes of a real deployment that are killed or stopped while `fedlgm deploy run` follows its
+run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ NAMED_S = 10.0  # half of it unless the machine is busy; Flower takes 14 or more
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     example = recipes.load("nodes", SETTINGS)
-    folder = create(tmp_path_factory.mktemp("f") / "lab", 3, example=example, policy={"epsilon": 500.0})
+    folder = create(
+        tmp_path_factory.mktemp("f") / "lab", 3, example=example, policy={"epsilon": 500.0}
+    )
     try:
         yield folder
     finally:
@@ -46,7 +49,9 @@ def _pid(folder: DeploymentFolder, role: str) -> int:
     found: list[psutil.Process] = []
 
     def started() -> bool:
-        found[:] = [one for one in started_under(folder.flower_home) if processes.is_called(one, role)]
+        found[:] = [
+            one for one in started_under(folder.flower_home) if processes.is_called(one, role)
+        ]
         return bool(found)
 
     wait_until(started, every=0.2)
@@ -60,18 +65,44 @@ def _pid(folder: DeploymentFolder, role: str) -> int:
         ("flwr-serverapp", signal.SIGKILL, "round 1", r"has ended.*resumes the run", 2),
         ("node2-service", signal.SIGKILL, "round 1", r"has ended.*deploy up", 0),
         ("node1-supernode", signal.SIGKILL, "round 1", r"has ended.*deploy up", 0),
-        ("flwr-serverapp", signal.SIGSTOP, "", r"is stopped by a signal: `kill -CONT \d+` continues it", 0),
-        ("node0-service", signal.SIGSTOP, "round 1", r"is stopped by a signal: `kill -CONT \d+` continues it", 0),
+        (
+            "flwr-serverapp",
+            signal.SIGSTOP,
+            "",
+            r"is stopped by a signal: `kill -CONT \d+` continues it",
+            0,
+        ),
+        (
+            "node0-service",
+            signal.SIGSTOP,
+            "round 1",
+            r"is stopped by a signal: `kill -CONT \d+` continues it",
+            0,
+        ),
     ],
-    ids=lambda value: str(value) if isinstance(value, str) and value[:3] in ("sup", "flw", "nod") else "",
+    ids=lambda value: (
+        str(value) if isinstance(value, str) and value[:3] in ("sup", "flw", "nod") else ""
+    ),
 )
 def test_it_is_named_within_seconds(
     lab: DeploymentFolder, role: str, order: signal.Signals, after: str, says: str, status: int
 ) -> None:
     processes.up(lab)
     sets = [part for one in SETTINGS for part in ("--set", one)]
-    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(lab.path), "--fresh", *sets]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "deploy",
+        "run",
+        "nodes",
+        str(lab.path),
+        "--fresh",
+        *sets,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as run:
         assert run.stderr is not None
         named: list[float] = []
         lines: list[str] = []

@@ -1,4 +1,5 @@
-"""Whoever reaches a SuperLink runs a ServerApp as its user: what that can take, and who reaches it."""
+"""Whoever reaches a SuperLink runs a ServerApp as its user: what that can take, and who reaches
+it."""
 
 from __future__ import annotations
 
@@ -31,14 +32,21 @@ from tests.support.other_users import become, interpreter, write_commands
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
-    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed"),
+    pytest.mark.skipif(
+        shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed"
+    ),
 ]
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/run-real-nodes.md"
 USERS = {"fl-server": 65141, "fl-sign": 65142, "fl-proxy": 65143}
 ASK = 65144
 HOST = "127.0.0.2"  # another address of this machine, as other machines use one
-SETS = ["model.hidden=[8]", "training.epochs=1", "federation.rounds=1", "privacy.max_participations=1"]
+SETS = [
+    "model.hidden=[8]",
+    "training.epochs=1",
+    "federation.rounds=1",
+    "privacy.max_participations=1",
+]
 SERVER = '''
 """Takes what it finds, as the user that runs ServerApps, and writes it down."""
 import json, os, signal, socket
@@ -96,14 +104,21 @@ def typed(place: Path, user: str, *arguments: str) -> subprocess.CompletedProces
     os.chown(home, USERS[user], USERS[user])
     command = [*beginning(user), "sh", "-c", '"$0" "$@"', str(place / "bin/fedlgm"), *arguments]
     return subprocess.run(
-        command, env=environment(None) | {"HOME": str(home)}, cwd=home, capture_output=True, text=True, check=False,
+        command,
+        env=environment(None) | {"HOME": str(home)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=LIMIT_S,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fedlgm-"))  # pytest's own folders are closed to other users
+    place = Path(
+        tempfile.mkdtemp(prefix="fedlgm-")
+    )  # pytest's own folders are closed to other users
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)
@@ -111,7 +126,8 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def lab(place: Path) -> Iterator[DeploymentFolder]:
-    """A deployment whose server is three users', as the page's commands make it, and one node beyond its proxy."""
+    """A deployment whose server is three users', as the page's commands make it, and one node
+    beyond its proxy."""
     python = interpreter(become(USERS["fl-server"]))
     if python is None:
         pytest.skip("another user cannot run a Python with Flower on this machine")
@@ -119,7 +135,9 @@ def lab(place: Path) -> Iterator[DeploymentFolder]:
     shutil.copy(Path(sys.executable).with_name("caddy"), place / "bin/caddy")
     example = recipes.load("nodes", SETS)
     folder = create(place / "lab", 1, example=example, hosts=[HOST], policy={"epsilon": 60.0})
-    (block,) = re.findall(r"^```bash title=\"owners of the server\"\n(.*?)^```", PAGE.read_text(), re.M | re.DOTALL)
+    (block,) = re.findall(
+        r"^```bash title=\"owners of the server\"\n(.*?)^```", PAGE.read_text(), re.M | re.DOTALL
+    )
     for name, number in {**USERS, "fl-ask": ASK}.items():  # there are no users of these names here
         block = block.replace(name, str(number))
     subprocess.run(["bash", "-e", "-c", block], cwd=folder.path, check=True)
@@ -163,7 +181,9 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
     shutil.copytree(submit.APP, app)
     (app / "server_app.py").write_text(SERVER)
     text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil"))
+    (app / "pyproject.toml").write_text(
+        text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
+    )
     (run,) = (path.name for path in lab.runs.iterdir())
     registered = json.loads((lab.signer.runs / f"{run}.json").read_text())
     from fedlgm_nodes.deploy.server_entry import DeployedAssembly
@@ -171,12 +191,21 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
 
     plan = DeployedAssembly(RunFolder.open(lab.runs / run).recipe()).first_plan().to_json()
     question = {
-        "run": run, "round": 1, "client": 0, "plan": plan, "model": "ab" * 32, "work": registered["work"],
-        "nonce": "00", "service": "cd" * 32,
-    }  # fmt: skip
+        "run": run,
+        "round": 1,
+        "client": 0,
+        "plan": plan,
+        "model": "ab" * 32,
+        "work": registered["work"],
+        "nonce": "00",
+        "service": "cd" * 32,
+    }
     attack = {
-        "lab": str(lab.path), "signer": processes._recorded(lab)["signer"][0], "out": str(out), "question": question,
-    }  # fmt: skip
+        "lab": str(lab.path),
+        "signer": processes._recorded(lab)["signer"][0],
+        "out": str(out),
+        "question": question,
+    }
     (place / "attack.json").write_text(json.dumps(attack))
     (tmp_path / "config.toml").write_text(f'attack = "{place / "attack.json"}"\n')
     flower = Flower(lab)
@@ -194,7 +223,8 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
 
 
 def test_other_machines_reach_what_supernodes_call_and_nothing_else(lab, tmp_path):
-    """The node is connected this way; whoever tries more is refused by the proxy, and there is no other way in."""
+    """The node is connected this way; whoever tries more is refused by the proxy, and there is no
+    other way in."""
     settings, roles = lab.settings(), processes._running(lab)
     assert Flower(lab).online() == 1
     listening = {
@@ -207,7 +237,12 @@ def test_other_machines_reach_what_supernodes_call_and_nothing_else(lab, tmp_pat
     assert {ip for role, ip in listening if role == "superlink"} == {"127.0.0.1"}
     assert not [ip for role, ip in listening if role == "signer"]
     trusted = ssl.create_default_context(cafile=str(lab.authority / "ca.crt"))
-    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/health"):
+    for path in (
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/health",
+    ):
         link = http.client.HTTPSConnection(HOST, settings.port, context=trusted, timeout=LIMIT_S)
         link.request("POST", path, b"")
         assert link.getresponse().status == 403
@@ -215,8 +250,11 @@ def test_other_machines_reach_what_supernodes_call_and_nothing_else(lab, tmp_pat
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "outside"\n[superlink.outside]\naddress = "{HOST}:{settings.port}"\n'
+        '[superlink]\ndefault = "outside"\n[superlink.outside]\naddress = '
+        f'"{HOST}:{settings.port}"\n'
         f'root-certificates = "{lab.authority / "ca.crt"}"\n'
     )
-    said = FlwrCommand(environment(home)).text("run", str(submit.APP), "outside", "--format", "json")
+    said = FlwrCommand(environment(home)).text(
+        "run", str(submit.APP), "outside", "--format", "json"
+    )
     assert "run-id" not in said

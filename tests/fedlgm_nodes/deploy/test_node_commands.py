@@ -39,17 +39,28 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
         Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "scans" / name / "a.png")
     cases = {
         "plain": ([], {"kind": "numpy", "path": "data.npz"}),
-        "numpy": (["--data", tmp_path / "d.npz", "--shape", "3", "--classes", 1], {"kind": "numpy", "classes": 1}),
+        "numpy": (
+            ["--data", tmp_path / "d.npz", "--shape", "3", "--classes", 1],
+            {"kind": "numpy", "classes": 1},
+        ),
         "images": (
             ["--data", tmp_path / "scans", "--shape", "1,4,4"],
             {"kind": "images", "class_names": ("benign", "malignant"), "classes": 2},
         ),
-        "idx": (["--data", tmp_path / "x-ubyte", "--labels", tmp_path / "y-ubyte"], {"kind": "idx"}),
-        "parquet": (["--data", tmp_path / "d.parquet", "--labels", "ill"], {"kind": "parquet", "labels": "ill"}),
+        "idx": (
+            ["--data", tmp_path / "x-ubyte", "--labels", tmp_path / "y-ubyte"],
+            {"kind": "idx"},
+        ),
+        "parquet": (
+            ["--data", tmp_path / "d.parquet", "--labels", "ill"],
+            {"kind": "parquet", "labels": "ill"},
+        ),
         "loader": (["--kind", "loader", "--data", "package.module:load"], {"kind": "loader"}),
     }
     for name, (arguments, expected) in cases.items():
-        done = run("init", tmp_path / name, *arguments, "--client", 2, "--population", 5, "--epsilon", 3)
+        done = run(
+            "init", tmp_path / name, *arguments, "--client", 2, "--population", 5, "--epsilon", 3
+        )
         assert done.exit_code == 0, (name, done.output, done.exception)
         policy = NodeFolder(tmp_path / name).policy()
         assert (policy.node.client, policy.node.population, policy.privacy.epsilon) == (2, 5, 3.0)
@@ -60,7 +71,10 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     assert {"dp-sgd", "snr-consistent"} <= set(policy.allow.mechanisms)
     assert run("init", tmp_path / "wrong", "--unit", "household").exit_code != 0
     said = run("init", tmp_path / "again", "--json")
-    assert json.loads(said.stdout)["service_key"] == NodeFolder(tmp_path / "again").public()["service_key"]
+    assert (
+        json.loads(said.stdout)["service_key"]
+        == NodeFolder(tmp_path / "again").public()["service_key"]
+    )
     assert isinstance(run("init", tmp_path / "again").exception, RunError)
 
 
@@ -72,7 +86,10 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
         (("--client", 5, "--population", 3), "client = 5 must be below population = 3"),
         (("--data", "nothere.npz"), "--data: there is nothing at nothere.npz"),
         (("--data", __file__), "test_node_commands.py is not .npz, .npy, .parquet, IDX"),
-        (("--data", __file__, "--kind", "idx", "--labels", "nothere"), "--labels: there is no file nothere"),
+        (
+            ("--data", __file__, "--kind", "idx", "--labels", "nothere"),
+            "--labels: there is no file nothere",
+        ),
         (("--name", "St. Mary"), "must be at most 64 letters, digits, '_', '.' and '-'"),
     ],
 )
@@ -90,7 +107,10 @@ def test_a_folder_is_not_made_from_a_mistake(tmp_path, options, words):
             RunError("it cannot be reached: Permission denied"),
             "not answering: it cannot be reached: Permission denied\n",
         ),
-        ({"ok": False, "code": "ledger", "why": "its ledger cannot be used"}, "refuses (ledger): its ledger cannot be"),
+        (
+            {"ok": False, "code": "ledger", "why": "its ledger cannot be used"},
+            "refuses (ledger): its ledger cannot be",
+        ),
     ],
 )
 def test_a_service_that_was_started_is_not_to_be_started(tmp_path, monkeypatch, answer, words):
@@ -184,5 +204,8 @@ def test_status_names_a_service_that_a_signal_has_stopped(tmp_path):
         assert time.monotonic() - begun < 30
         os.kill(service.pid, signal.SIGCONT)
         assert said.exit_code == 1
-        assert f"the release service (process {service.pid}) is stopped by a signal: `kill -CONT" in said.stdout
+        assert (
+            f"the release service (process {service.pid}) is stopped by a signal: `kill -CONT"
+            in said.stdout
+        )
         assert run("status", service.folder.path).exit_code == 0

@@ -1,4 +1,5 @@
-"""The server of a deployment is killed in a secure sum and started again, with the nodes' services in this process."""
+"""The server of a deployment is killed in a secure sum and started again, with the nodes' services
+in this process."""
 
 from __future__ import annotations
 
@@ -25,10 +26,15 @@ from tests.support.secure_nodes import Served
 
 NODES, ASKED, ROUNDS = 6, 5, 3
 RECIPE = (
-    "distributed.threshold=4", "distributed.colluders=1", f"federation.rounds={ROUNDS}", "training.epochs=1",
-    f"privacy.max_participations={ROUNDS}", "federation.rate=none", f"federation.cohort={ASKED}",
+    "distributed.threshold=4",
+    "distributed.colluders=1",
+    f"federation.rounds={ROUNDS}",
+    "training.epochs=1",
+    f"privacy.max_participations={ROUNDS}",
+    "federation.rate=none",
+    f"federation.cohort={ASKED}",
     "run.evaluate_every=1",
-)  # fmt: skip
+)
 
 
 class Killed(BaseException):
@@ -40,7 +46,12 @@ class Lab:
 
     def __init__(self, tmp_path, monkeypatch):
         asked = recipes.load("distributed-digits", RECIPE)
-        policy = {"trust": ["distributed"], "server_key": "", "min_cohort": ASKED, "max_colluders": 1}
+        policy = {
+            "trust": ["distributed"],
+            "server_key": "",
+            "min_cohort": ASKED,
+            "max_colluders": 1,
+        }
         lab = create(tmp_path / "lab", NODES, example=asked, policy=policy)
         self.nodes = [lab.node(f"node{client}").service for client in range(NODES)]
         for folder in self.nodes:
@@ -79,11 +90,14 @@ class Lab:
         return (self.folder.private / TOLD).read_text().splitlines()
 
     def charges(self):
-        """Charges of the nodes' ledgers in each round, and whether those of the run's are the same."""
+        """Charges of the nodes' ledgers in each round, and whether those of the run's are the
+        same."""
         found = [row.round for folder in self.nodes for row in rows(folder)]
         with Ledger(self.folder.ledger_file) as ledger:
             of_run = [charge.round for charge in ledger.charges()]
-        return [found.count(number) for number in range(1, ROUNDS + 1)], sorted(found) == sorted(of_run)
+        return [found.count(number) for number in range(1, ROUNDS + 1)], sorted(found) == sorted(
+            of_run
+        )
 
 
 @pytest.fixture
@@ -142,7 +156,8 @@ def test_a_kill_between_a_rounds_checkpoint_and_the_end_of_its_attempt(lab, monk
 
 @pytest.mark.filterwarnings("ignore:.* released again with fresh noise")
 def test_nodes_without_their_keys_are_charged_for_another_attempt(lab):
-    """With a cap that leaves room for it; the sentence says so, and the last line how many rounds were done."""
+    """With a cap that leaves room for it; the sentence says so, and the last line how many rounds
+    were done."""
     for folder in lab.nodes:
         lab.served.stop(folder)
         edit(folder, "epsilon = 8.0", "epsilon = 80.0")
@@ -155,13 +170,18 @@ def test_nodes_without_their_keys_are_charged_for_another_attempt(lab):
     lab.run()
     assert lab.charges()[0][:2] == [ASKED, 2 * ASKED]
     (line,) = [line for line in lab.lines() if "charged once more" in line]
-    assert line.startswith("round 2 cannot continue where it was interrupted: too few nodes still have its keys; ")
-    assert lab.lines()[-1].startswith(f"{ROUNDS - NodesRecord.of(lab.folder).void()} of {ROUNDS} rounds are done")
+    assert line.startswith(
+        "round 2 cannot continue where it was interrupted: too few nodes still have its keys; "
+    )
+    assert lab.lines()[-1].startswith(
+        f"{ROUNDS - NodesRecord.of(lab.folder).void()} of {ROUNDS} rounds are done"
+    )
     assert not (lab.folder.private / ATTEMPT).exists()
 
 
 def test_nodes_that_cannot_pay_for_another_attempt_end_the_run(lab):
-    """Their budgets were made for the recipe's rounds: the server asks before it charges, as for every run."""
+    """Their budgets were made for the recipe's rounds: the server asks before it charges, as for
+    every run."""
     lab.run(kill=(2, "unmask"))
     for folder in lab.nodes:
         lab.served.stop(folder)
@@ -188,5 +208,7 @@ def test_an_attempt_that_restored_files_have_moved_is_given_up(tmp_path, attempt
         assert server_entry._settled(file, folder) == 1
         assert file.found is None
         return
-    with pytest.raises(server_entry.LostAttempt, match=f"but 1 rounds are done and {last} are charged"):
+    with pytest.raises(
+        server_entry.LostAttempt, match=f"but 1 rounds are done and {last} are charged"
+    ):
         server_entry._settled(file, folder)

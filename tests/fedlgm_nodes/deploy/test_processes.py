@@ -36,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentFolder:
     return DeploymentFolder(tmp_path)
 
 
-def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: DeploymentFolder) -> None:
+def test_what_was_about_to_end_when_it_was_found_running_is_started(
+    folder: DeploymentFolder,
+) -> None:
     """A service that was killed a moment before `up` looked; `up` waited five minutes for it."""
     started: list[str] = []
     processes._start(folder, "node0-service", {}, [])
@@ -45,7 +47,13 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: Depl
     first.kill()
     psutil.wait_procs([first], timeout=10)
     try:
-        processes._wait(folder, found, started, "the service", lambda: "node0-service" in processes._running(folder))
+        processes._wait(
+            folder,
+            found,
+            started,
+            "the service",
+            lambda: "node0-service" in processes._running(folder),
+        )
         assert started == ["node0-service"]
         assert processes._running(folder)["node0-service"].pid != first.pid
     finally:
@@ -57,7 +65,8 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: Depl
 def test_a_clock_that_is_set_changes_no_process(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    """The time of day at which the machine started follows its clock, and with it that of every process."""
+    """The time of day at which the machine started follows its clock, and with it that of every
+    process."""
     processes._start(folder, "node0-service", {}, [])
     (running,) = processes._running(folder).values()
     real = psutil._psplatform.boot_time
@@ -65,7 +74,9 @@ def test_a_clock_that_is_set_changes_no_process(
         monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real() + jump)
         assert [one.pid for one in processes._running(folder).values()] == [running.pid]
         assert [pid for pid, *_ in processes._marked(folder).values()] == [running.pid]
-        assert psutil.Process(running.pid).create_time() == pytest.approx(running.create_time() + jump, abs=1)
+        assert psutil.Process(running.pid).create_time() == pytest.approx(
+            running.create_time() + jump, abs=1
+        )
     finally:
         processes._stop(folder, ["node0-service"])
 
@@ -93,9 +104,14 @@ def test_a_port_that_another_program_has_is_named_before_anything_starts(
         if role == "superlink":
             settings = settings.model_copy(update={"port": taken})
         else:
-            settings = settings.model_copy(update={"nodes": [nodes[0], DeployedNode(name="node1", port=taken)]})
+            settings = settings.model_copy(
+                update={"nodes": [nodes[0], DeployedNode(name="node1", port=taken)]}
+            )
         monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
-        with pytest.raises(RunError, match=rf"^port {taken} of 127\.0\.0\.1, which {role} needs, is in use by another"):
+        with pytest.raises(
+            RunError,
+            match=rf"^port {taken} of 127\.0\.0\.1, which {role} needs, is in use by another",
+        ):
             processes.up(folder)
     assert not folder.processes_file.exists() or json.loads(folder.processes_file.read_text()) == {}
 
@@ -108,25 +124,33 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
     processes._start(folder, role, {}, [])
     try:
         with log.open("a") as end:
-            end.write("INFO : SuperNode ID: 7\n" + "INFO : a round\n" * 100_000 + "INFO : SuperNode ID: 666\n")
+            end.write(
+                "INFO : SuperNode ID: 7\n"
+                + "INFO : a round\n" * 100_000
+                + "INFO : SuperNode ID: 666\n"
+            )
         assert processes._node_id(folder, role) == "7"
     finally:
         processes._stop(folder, [role])
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "null", '{"a": 1}', '{"a": [1, 2]}', '{"a": [null, null, 0]}', '{"a": ["1", 2, 0]}']
+    "text",
+    ["", "3", "null", '{"a": 1}', '{"a": [1, 2]}', '{"a": [null, null, 0]}', '{"a": ["1", 2, 0]}'],
 )
 def test_a_damaged_record_of_processes_is_named(folder: DeploymentFolder, text: str) -> None:
     folder.processes_file.write_text(text)
-    with pytest.raises(RunError, match=r"processes\.json is damaged .*: delete it: the processes that `up` started"):
+    with pytest.raises(
+        RunError, match=r"processes\.json is damaged .*: delete it: the processes that `up` started"
+    ):
         processes.down(folder)
     assert folder.processes_file.read_text() == text
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost: bool) -> None:
-    """`down` left all of them running and said that nothing was; `up` ended the SuperLink and refused its nodes' ports.
+    """`down` left all of them running and said that nothing was; `up` ended the SuperLink and
+    refused its nodes' ports.
 
     Where the machine's clock is set, the times in the record are those of no process.
     """
@@ -136,7 +160,10 @@ def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost
             folder.processes_file.unlink()
         else:
             known = processes._recorded(folder)
-            processes._record(folder, {role: (pid, born - 3600, since) for role, (pid, born, since) in known.items()})
+            processes._record(
+                folder,
+                {role: (pid, born - 3600, since) for role, (pid, born, since) in known.items()},
+            )
 
     roles = ["signer", "node0-service"]
     for role in roles:
@@ -152,14 +179,18 @@ def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost
         lose()
         assert processes._marked(DeploymentFolder(folder.path / "another")) == {}
         assert processes.down(folder) == 2
-        assert not any(process.is_running() and process.status() != "zombie" for process in running.values())
+        assert not any(
+            process.is_running() and process.status() != "zombie" for process in running.values()
+        )
     finally:
         for process in running.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def test_a_child_is_not_taken_for_its_parent(folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_not_taken_for_its_parent(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A ServerApp outlives a SuperLink that was killed."""
     script = folder.path / "parent.sh"
     script.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
@@ -184,7 +215,9 @@ def test_a_child_is_not_taken_for_its_parent(folder: DeploymentFolder, monkeypat
     [("nonsense", None), ("$$ 0 superlink {path}", 65_534)],
     ids=["another meaning", "another user"],
 )
-def test_the_variable_of_a_stranger_is_ignored(folder: DeploymentFolder, value: str, user: int | None) -> None:
+def test_the_variable_of_a_stranger_is_ignored(
+    folder: DeploymentFolder, value: str, user: int | None
+) -> None:
     if user is not None and os.getuid() != 0:
         pytest.skip("only root starts processes of other users")
     text = f'export {processes._MARK}="{value.format(path=folder.path)}"; exec sleep 60'
@@ -197,7 +230,9 @@ def test_the_variable_of_a_stranger_is_ignored(folder: DeploymentFolder, value: 
             stranger.kill()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 def test_a_process_that_cannot_be_recorded_is_ended(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -205,7 +240,10 @@ def test_a_process_that_cannot_be_recorded_is_ended(
         raise error
 
     monkeypatch.setattr(processes, "write_durably", fails)
-    kind, says = (RunError, r"^the record of processes .*processes\.json cannot be written: No space left on device$")
+    kind, says = (
+        RunError,
+        r"^the record of processes .*processes\.json cannot be written: No space left on device$",
+    )
     if isinstance(error, KeyboardInterrupt):
         kind, says = KeyboardInterrupt, "^$"
     with pytest.raises(kind, match=says):
@@ -216,7 +254,8 @@ def test_a_process_that_cannot_be_recorded_is_ended(
 def test_a_killed_supernode_is_told_from_a_connected_one(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For half a minute after a kill the SuperLink counts the node as connected, and `status` said no more."""
+    """For half a minute after a kill the SuperLink counts the node as connected, and `status` said
+    no more."""
 
     class Listing:
         def __init__(self, folder: DeploymentFolder) -> None: ...
@@ -226,27 +265,46 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
 
         def nodes(self) -> dict[str, dict[str, str]]:
             said = {"online-at": "2026-11-26 13:37:57Z", "offline-at": "N/A", "status": "online"}
-            return {"7": said, "8": said, "9": said | {"status": "offline", "offline-at": "2026-11-26 13:39:37Z"}}
+            return {
+                "7": said,
+                "8": said,
+                "9": said | {"status": "offline", "offline-at": "2026-11-26 13:39:37Z"},
+            }
 
     nodes = [DeployedNode(name=f"node{i}", port=1000 + i) for i in range(4)]
     settings = Settings(host="127.0.0.1", port=1004, nodes=nodes)
     monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
     monkeypatch.setattr(DeploymentFolder, "open", lambda path: folder)
     monkeypatch.setattr(processes, "Flower", Listing)
-    monkeypatch.setattr(processes, "hello", lambda folder, name: {"ok": False, "why": "its ledger was rolled back"})
+    monkeypatch.setattr(
+        processes, "hello", lambda folder, name: {"ok": False, "why": "its ledger was rolled back"}
+    )
     folder.logs.mkdir()
-    for name, node in (("node0", 6), ("node0", 7), ("node1", 8), ("node2", 9)):  # node0 had another id before
+    for name, node in (
+        ("node0", 6),
+        ("node0", 7),
+        ("node1", 8),
+        ("node2", 9),
+    ):  # node0 had another id before
         with (folder.logs / f"{name}-supernode.log").open("a") as log:
             log.write(f"INFO : SuperNode ID: {node}\n")
-    running = dict.fromkeys(("node0-supernode", "node1-supernode", "node1-service"), psutil.Process())
+    running = dict.fromkeys(
+        ("node0-supernode", "node1-supernode", "node1-service"), psutil.Process()
+    )
     monkeypatch.setattr(processes, "_found", lambda folder: running)
     found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
-    assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [(False, "2026-11-26 13:39:37Z"), (None, None)]
+    assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [
+        (False, "2026-11-26 13:39:37Z"),
+        (None, None),
+    ]
     del running["node1-supernode"]
     commands.status(folder.path)
     said = capsys.readouterr().out
     assert "answers and counts 2 nodes as connected" in said
-    assert "node1: none of the SuperNodes that `up` started runs here; the SuperLink counts a killed SuperNode" in said
+    assert (
+        "node1: none of the SuperNodes that `up` started runs here; the SuperLink counts a killed "
+        "SuperNode" in said
+    )
     assert "node1: its service answers no questions: its ledger was rolled back" in said
     assert "node0:" not in said
 
@@ -256,7 +314,12 @@ def test_a_node_is_registered_once_by_flowers_code_of_the_error(
 ) -> None:
     """The record of registered nodes may be lost; other refusals are shown."""
     codes = [int(ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE), int(ApiErrorCode.PUBLIC_KEY_NOT_VALID)]
-    said = iter([f'{{"success": false, "error-message": "[code: {code}] Public key refused."}}' for code in codes])
+    said = iter(
+        [
+            f'{{"success": false, "error-message": "[code: {code}] Public key refused."}}'
+            for code in codes
+        ]
+    )
     monkeypatch.setattr(Flower, "text", lambda *arguments: next(said))
     flower = Flower(folder)
     flower.register("node0")
@@ -265,7 +328,9 @@ def test_a_node_is_registered_once_by_flowers_code_of_the_error(
 
 
 @pytest.fixture
-def nodeless(folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentFolder]:
+def nodeless(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeploymentFolder]:
     """The deployment without nodes, where `flwr` never ends."""
     settings = Settings(host="127.0.0.1", port=free_ports(1)[0], nodes=[])
     monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
@@ -291,15 +356,22 @@ def test_up_names_a_superlink_that_is_killed_while_flower_is_asked(
     before = psutil.Process().children()
     begun = time.monotonic()
     with pytest.raises(
-        RunError, match=r"^superlink \(process \d+\) has ended.*: `fedlgm deploy up .*` starts it again$"
+        RunError,
+        match=r"^superlink \(process \d+\) has ended.*: `fedlgm deploy up .*` starts it again$",
     ):
         processes.up(nodeless)
     assert time.monotonic() - begun < 20
-    left = [one for one in psutil.Process().children() if one not in before and one.status() != psutil.STATUS_ZOMBIE]
+    left = [
+        one
+        for one in psutil.Process().children()
+        if one not in before and one.status() != psutil.STATUS_ZOMBIE
+    ]
     assert left == []  # `flwr` has ended, too
 
 
-def test_up_names_a_process_that_is_stopped(nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_names_a_process_that_is_stopped(
+    nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waited for five minutes in silence."""
     processes._start(nodeless, "superlink", {}, [])
     link = processes._running(nodeless)["superlink"]
@@ -313,7 +385,11 @@ def test_up_names_a_process_that_is_stopped(nodeless: DeploymentFolder, monkeypa
         link.resume()
 
     processes.up(nodeless, resume)
-    assert lines[0] == f"superlink (process {link.pid}) is stopped by a signal: `kill -CONT {link.pid}` continues it"
+    assert (
+        lines[0]
+        == f"superlink (process {link.pid}) is stopped by a signal: `kill -CONT {link.pid}` "
+        "continues it"
+    )
 
 
 def test_status_lists_what_has_ended_or_is_stopped(
@@ -334,6 +410,12 @@ def test_status_lists_what_has_ended_or_is_stopped(
         commands.status(nodeless.path)
     assert ended.value.exit_code == 1
     said = capsys.readouterr().out
-    assert f"signer (process {running['signer'].pid}) has ended, for example because it was killed: `fedlgm" in said
-    assert f"node0-service (process {running['node0-service'].pid}) is stopped by a signal: `kill -CONT" in said
+    assert (
+        f"signer (process {running['signer'].pid}) has ended, for example because it was killed: "
+        "`fedlgm" in said
+    )
+    assert (
+        f"node0-service (process {running['node0-service'].pid}) is stopped by a signal: `kill "
+        "-CONT" in said
+    )
     running["node0-service"].resume()

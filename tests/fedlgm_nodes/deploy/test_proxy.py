@@ -1,4 +1,5 @@
-"""The proxy before a SuperLink, as `deploy init` configures it: a real Caddy before a server that takes everything."""
+"""The proxy before a SuperLink, as `deploy init` configures it: a real Caddy before a server that
+takes everything."""
 
 from __future__ import annotations
 
@@ -17,14 +18,31 @@ from fedlgm_nodes.deploy.create import create
 from simulations.engines.flower_processes import free_ports
 
 BESIDE = [
-    "/v1/control/start-run", "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/register-node",
-    "/v1/fleet/unregister-node", "/v1/fleet/", "/v1/fleet", "/", "/health", "/docs", "/openapi.json",
-    "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run", "//v1/control/start-run",
-    "/v1/fleet/pull-messages/../../control/stop-run", "/v1/fleet/pull-messages%2f..%2f..%2fcontrol%2fstop-run",
-    "/v1/control/start-run?/v1/fleet/pull-messages", "/v1/fleet/pull-messages/", "/v1/fleet/pull-messages?x=1",
-    "/V1/FLEET/pull-messages", "/v1/fleet/pull%2dmessages", "/v1/fleet//pull-messages",
-    "/v1/fleet/pull-messages;/../../control/start-run", "https://localhost/v1/control/start-run",
-]  # fmt: skip
+    "/v1/control/start-run",
+    "/v1/control/list-runs",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+    "/v1/fleet/unregister-node",
+    "/v1/fleet/",
+    "/v1/fleet",
+    "/",
+    "/health",
+    "/docs",
+    "/openapi.json",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/%2e%2e/control/start-run",
+    "//v1/control/start-run",
+    "/v1/fleet/pull-messages/../../control/stop-run",
+    "/v1/fleet/pull-messages%2f..%2f..%2fcontrol%2fstop-run",
+    "/v1/control/start-run?/v1/fleet/pull-messages",
+    "/v1/fleet/pull-messages/",
+    "/v1/fleet/pull-messages?x=1",
+    "/V1/FLEET/pull-messages",
+    "/v1/fleet/pull%2dmessages",
+    "/v1/fleet//pull-messages",
+    "/v1/fleet/pull-messages;/../../control/start-run",
+    "https://localhost/v1/control/start-run",
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +104,13 @@ def asked(port: int, trusted: ssl.SSLContext, method: str, path: str) -> int:
 def test_what_a_supernode_calls_comes_through(reached):
     port, seen, trusted = reached
     seen.clear()
-    for name in ("activate-node", "pull-messages", "push-messages", "send-node-heartbeat", "pull-object"):
+    for name in (
+        "activate-node",
+        "pull-messages",
+        "push-messages",
+        "send-node-heartbeat",
+        "pull-object",
+    ):
         assert asked(port, trusted, "POST", f"/v1/fleet/{name}") == 200
         assert seen[-1] == f"POST /v1/fleet/{name}"
 

@@ -1,4 +1,5 @@
-"""A run that real nodes' server refuses leaves neither a folder nor a registration; the lines of one that is made."""
+"""A run that real nodes' server refuses leaves neither a folder nor a registration; the lines of
+one that is made."""
 
 from __future__ import annotations
 
@@ -51,7 +52,14 @@ def test_lines_that_a_run_says_while_flower_is_asked_are_passed_on(tmp_path: Pat
 
 def test_a_server_process_that_was_killed_is_told_from_one_that_failed() -> None:
     log = "INFO :      Start `flwr-serverapp` process\n"
-    assert submit._reason("finished:failed", log).startswith("the run's server process has ended without an error")
+    assert submit._reason("finished:failed", log).startswith(
+        "the run's server process has ended without an error"
+    )
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nKeyError: 3\n'
-    assert submit._reason("finished:failed", log + trace).startswith("Flower reports finished:failed. KeyError: 3")
-    assert submit._reason("finished:failed", log + "fedlgm.errors.RunError: no quorum\n") == "no quorum"
+    assert submit._reason("finished:failed", log + trace).startswith(
+        "Flower reports finished:failed. KeyError: 3"
+    )
+    assert (
+        submit._reason("finished:failed", log + "fedlgm.errors.RunError: no quorum\n")
+        == "no quorum"
+    )

@@ -1,4 +1,5 @@
-"""Names of a recipe's runs: `register` and `run` agree on them, and no number is used for two runs."""
+"""Names of a recipe's runs: `register` and `run` agree on them, and no number is used for two
+runs."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def register(folder: DeploymentFolder, fresh: bool = False) -> int:
 
 @pytest.fixture
 def two_users(folder, monkeypatch):
-    """The deployment, whose signer belongs to another user than the server's; its socket is answered here."""
+    """The deployment, whose signer belongs to another user than the server's; its socket is
+    answered here."""
     signer = Signer(folder.signer)
 
     def access(path: object, mode: int) -> bool:
@@ -68,7 +70,9 @@ def test_the_newest_of_several_registered_runs_begins(two_users):
 
 def test_a_run_that_is_not_registered_does_not_begin(two_users):
     for fresh in (False, True):
-        with pytest.raises(RunError, match=r"is not registered; .* fedlgm deploy register RECIPE DIR --fresh"):
+        with pytest.raises(
+            RunError, match=r"is not registered; .* fedlgm deploy register RECIPE DIR --fresh"
+        ):
             begun(two_users, fresh)
     register(two_users)
     begun(two_users)
@@ -87,7 +91,9 @@ def test_a_registration_is_not_used_for_a_second_run(two_users):
 
 def test_a_number_is_not_used_again_after_its_folder_is_gone(folder):
     assert begun(folder) == 1
-    (folder.signer.runs / f"{submit._folder(folder, RECIPE, False).path.name}.json").write_text(json.dumps({}))
+    (folder.signer.runs / f"{submit._folder(folder, RECIPE, False).path.name}.json").write_text(
+        json.dumps({})
+    )
     assert begun(folder, fresh=True) == 2
     shutil.rmtree(submit._folder(folder, RECIPE, False).path)
     shutil.rmtree(submit._folder(folder, RECIPE, False).path)

@@ -1,4 +1,5 @@
-"""Real nodes under distributed trust: the page's commands, the simulation's model, a service and a server killed."""
+"""Real nodes under distributed trust: the page's commands, the simulation's model, a service and a
+server killed."""
 
 from __future__ import annotations
 
@@ -26,11 +27,18 @@ from simulations.engines.flower_processes import started_under
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[3] / "docs/how-to/distributed-trust.md"
-FEWER = {"--nodes 10": "--nodes 4 --test-seed 7", "clients=10": "clients=4", "threshold=7": "threshold=3"}
+FEWER = {
+    "--nodes 10": "--nodes 4 --test-seed 7",
+    "clients=10": "clients=4",
+    "threshold=7": "threshold=3",
+}
 CHANGED = (
-    "federation.clients=4", "distributed.threshold=3", "distributed.colluders=1", "federation.rounds=2",
+    "federation.clients=4",
+    "distributed.threshold=3",
+    "distributed.colluders=1",
+    "federation.rounds=2",
     "privacy.max_participations=2",
-)  # fmt: skip
+)
 
 
 def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on(tmp_path):
@@ -43,18 +51,32 @@ def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on
     assert [line.split()[2] for line in (*lines, down)] == ["init", "up", "run", "down"]
     lines[2] += " --json"
     run = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(lines)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    }
     lab = tmp_path / "lab"
     try:
         done = subprocess.run(
-            ["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S,
+            ["bash", "-c", run],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         result = json.loads(done.stdout[done.stdout.index('{"') :])
         asked = recipes.load("distributed-digits", CHANGED)
         simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
-        for figure in ("model_sha256", "accuracy", "epsilon", "readers_epsilon", "rounds", "guarantee"):
+        for figure in (
+            "model_sha256",
+            "accuracy",
+            "epsilon",
+            "readers_epsilon",
+            "rounds",
+            "guarantee",
+        ):
             assert result[figure] == simulated[figure]
         a_killed_service_comes_back(DeploymentFolder.open(lab))
         a_killed_server_costs_nobody_a_second_charge(DeploymentFolder.open(lab), environment)
@@ -64,9 +86,11 @@ def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on
 
 
 def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
-    """`kill -9` in the middle of a round: the service is started again, and is in the sum or counted as lost."""
+    """`kill -9` in the middle of a round: the service is started again, and is in the sum or
+    counted as lost."""
     asked = recipes.load(
-        "distributed-digits", [*CHANGED, "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"]
+        "distributed-digits",
+        [*CHANGED, "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"],
     )
     for i in range(4):
         policy = folder.node(f"node{i}").service.policy_file
@@ -100,8 +124,11 @@ def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
             assert [row.round for row in ledger.rows()] == [1, 2, 1, 2]
 
 
-def a_killed_server_costs_nobody_a_second_charge(folder: DeploymentFolder, environment: dict[str, str]) -> None:
-    """`kill -9` of the ServerApp in round 2 of 4, once a node has made its vector, which leaves half a second later."""
+def a_killed_server_costs_nobody_a_second_charge(
+    folder: DeploymentFolder, environment: dict[str, str]
+) -> None:
+    """`kill -9` of the ServerApp in round 2 of 4, once a node has made its vector, which leaves
+    half a second later."""
     rounds = 4
     changed = [*CHANGED[:3], f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
                "privacy.epsilon=0.5"]  # fmt: skip
@@ -128,9 +155,22 @@ def a_killed_server_costs_nobody_a_second_charge(folder: DeploymentFolder, envir
         killer.join()
     assert killed
     settings = [part for one in changed for part in ("--set", one)]
-    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "distributed-digits", str(folder.path)]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "deploy",
+        "run",
+        "distributed-digits",
+        str(folder.path),
+    ]
     done = subprocess.run(
-        [*command, *settings, "--json"], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, *settings, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stderr.splitlines()
@@ -139,5 +179,7 @@ def a_killed_server_costs_nobody_a_second_charge(folder: DeploymentFolder, envir
     run = Path(json.loads(done.stdout)["run"])
     for i in range(4):
         with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
-            assert [row.round for row in ledger.rows() if row.run == run.name] == list(range(1, rounds + 1))
+            assert [row.round for row in ledger.rows() if row.run == run.name] == list(
+                range(1, rounds + 1)
+            )
     assert not (run / "private" / ATTEMPT).exists()

@@ -17,7 +17,14 @@ from typer.testing import CliRunner
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import commands, server_entry, submit
 from fedlgm_nodes.deploy.layout import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, deployed, make_server_app
+from fedlgm_nodes.deploy.server_entry import (
+    ENDED,
+    REPORT,
+    TOLD,
+    NodesRecord,
+    deployed,
+    make_server_app,
+)
 from fedlgm_nodes.deploy.watch import Watch
 from fedlgm_nodes.server.round import RoundReport
 from simulations.config import recipe as recipes
@@ -69,16 +76,23 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
 
 
 def record_of(tmp_path, reports, rows, summed=True):
-    """A record of these reports, as (round, whether it answered), and rows, as (round, nodes drawn)."""
+    """A record of these reports, as (round, whether it answered), and rows, as (round, nodes
+    drawn)."""
     rows = [{"round": number, "cohort": cohort, "seconds": 0.01} for number, cohort in rows]
-    folder = SimpleNamespace(private=tmp_path, append_private=lambda *_: None, rows=lambda private=False: rows)
-    lines = [json.dumps({"round": number, "answered": ["a"] * answered}) + "\n" for number, answered in reports]
+    folder = SimpleNamespace(
+        private=tmp_path, append_private=lambda *_: None, rows=lambda private=False: rows
+    )
+    lines = [
+        json.dumps({"round": number, "answered": ["a"] * answered}) + "\n"
+        for number, answered in reports
+    ]
     (tmp_path / REPORT).write_text("".join(lines), encoding="utf-8")
     return NodesRecord(folder, summed)
 
 
 def test_void_rounds_are_named_and_counted(tmp_path, capsys):
-    """A round for which no node is left was "0 nodes asked", and the run ended as if it had been done."""
+    """A round for which no node is left was "0 nodes asked", and the run ended as if it had been
+    done."""
     reports = [(1, True), (2, False), (2, True), (3, False)]
     record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)])
     record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
@@ -90,7 +104,10 @@ def test_void_rounds_are_named_and_counted(tmp_path, capsys):
     record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)], summed=False)
     record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
     record.ended(5)
-    assert capsys.readouterr().out.splitlines() == ["round 4: 0 nodes asked, 0.01 s", "4 of 5 rounds are done"]
+    assert capsys.readouterr().out.splitlines() == [
+        "round 4: 0 nodes asked, 0.01 s",
+        "4 of 5 rounds are done",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +119,9 @@ def test_void_rounds_are_named_and_counted(tmp_path, capsys):
         pytest.param([(1, True), (2, False)], [(1, 3)], 0, id="the void round is not done"),
     ],
 )
-def test_after_a_kill_between_report_and_row_the_last_attempt_decides(tmp_path, capsys, reports, rows, void):
+def test_after_a_kill_between_report_and_row_the_last_attempt_decides(
+    tmp_path, capsys, reports, rows, void
+):
     record = record_of(tmp_path, reports, rows)
     assert record.void() == void
     record.ended(2)
@@ -160,7 +179,10 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
         with folder.locked():  # the same lock
             pass
         assert folder.worker() == (os.getpid(), True)
-        with pytest.raises(RunError, match="another process is working on the run"), RunFolder(folder.path).locked():
+        with (
+            pytest.raises(RunError, match="another process is working on the run"),
+            RunFolder(folder.path).locked(),
+        ):
             pass
         assert folder.worker() == (os.getpid(), True)
     assert folder.worker() is None

@@ -1,4 +1,5 @@
-"""The signer of a deployment's questions: it signs what belongs to registered runs, and nothing else."""
+"""The signer of a deployment's questions: it signs what belongs to registered runs, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from fedlgm_nodes.secagg.steps import NO_MODEL
 from fedlgm_nodes.server.questions import signed_at, unused_at
 from simulations.config import recipe as recipes
 
-RECIPE = recipes.load("nodes", ["model.hidden=[8]", "federation.rounds=2", "privacy.max_participations=2"])
+RECIPE = recipes.load(
+    "nodes", ["model.hidden=[8]", "federation.rounds=2", "privacy.max_participations=2"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,12 @@ def changed(text, **values):
 def test_questions_of_a_registered_run_are_signed(folder, question):
     signer = Signer(folder.signer)
     key = folder.signer.key().public_key()
-    for one in (question, replace(question, client=2), replace(question, round=2), replace(question, nonce="01")):
+    for one in (
+        question,
+        replace(question, client=2),
+        replace(question, round=2),
+        replace(question, nonce="01"),
+    ):
         assert protocol.verify(key, signer.sign(one), "question", one.digest)
 
 
@@ -61,10 +69,14 @@ def test_whatever_belongs_to_no_registered_run_is_not(folder, question):
         "2 rounds": replace(question, round=3),
         "no round 0": replace(question, round=0),
         "3 clients": replace(question, client=3),
-        "work that was not registered": replace(question, work=question.work | {"training": {"epochs": 20}}),
+        "work that was not registered": replace(
+            question, work=question.work | {"training": {"epochs": 20}}
+        ),
         "cannot be read": replace(question, plan="[" * 10_000),
         "noise multiplier": replace(question, client=1, plan=changed(question.plan, sigma=half)),
-        "facts": replace(question, client=1, plan=changed(question.plan, facts=plan["facts"] | {"rounds": 3})),
+        "facts": replace(
+            question, client=1, plan=changed(question.plan, facts=plan["facts"] | {"rounds": 3})
+        ),
         "not private": replace(question, client=1, plan=changed(question.plan, protected=False)),
     }
     signer = Signer(folder.signer)
@@ -78,7 +90,9 @@ def test_one_question_is_signed_for_a_round_and_client(folder, question):
     Signer(folder.signer).sign(question)
     for _ in range(2):  # the record is on disk
         signer = Signer(folder.signer)
-        with pytest.raises(RunError, match="another plan or model was signed for round 1 and client 0"):
+        with pytest.raises(
+            RunError, match="another plan or model was signed for round 1 and client 0"
+        ):
             signer.sign(replace(question, model="ee" * 32))
         signer.sign(replace(question, nonce="02"))
         signer.close()
@@ -105,26 +119,39 @@ def test_a_recipe_is_registered_once_unless_another_run_is_wanted(folder):
 
 
 def test_the_process_answers_and_survives_what_is_no_question(folder, question):
-    process = subprocess.Popen([sys.executable, "-m", "fedlgm_nodes.deploy.signer", str(folder.signer.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlgm_nodes.deploy.signer", str(folder.signer.path)]
+    )
     try:
         wait_until(folder.signer.socket.exists, "the signer")
-        for raw in (b"", b"\xff" * 12, frames.encode({"ask": "sign"}), frames.encode(protocol.HELLO)):
+        for raw in (
+            b"",
+            b"\xff" * 12,
+            frames.encode({"ask": "sign"}),
+            frames.encode(protocol.HELLO),
+        ):
             with socket.socket(socket.AF_UNIX) as link:
                 link.connect(str(folder.signer.socket))
                 link.sendall(raw)
                 link.shutdown(socket.SHUT_WR)
                 assert not frames.parse_header(link.recv(1 << 16)[frames.PREFIX_BYTES :])["ok"]
-        with pytest.raises(RunError, match="does not sign this one: the run 'mine' is not registered"):
+        with pytest.raises(
+            RunError, match="does not sign this one: the run 'mine' is not registered"
+        ):
             signed_at(folder.signer.socket, replace(question, run="mine"))
         signature = signed_at(folder.signer.socket, question)
-        assert protocol.verify(folder.signer.key().public_key(), signature, "question", question.digest)
+        assert protocol.verify(
+            folder.signer.key().public_key(), signature, "question", question.digest
+        )
         stem = question.run.rpartition("-")[0]
         assert unused_at(folder.signer.socket, stem) == []
         waiting = submit.register(folder, RECIPE, fresh=True)
         assert unused_at(folder.signer.socket, stem) == [waiting]
         with pytest.raises(RunError, match="stem"):
             unused_at(folder.signer.socket, "../*")
-        assert not protocol.verify(Ed25519PrivateKey.generate().public_key(), signature, "question", question.digest)
+        assert not protocol.verify(
+            Ed25519PrivateKey.generate().public_key(), signature, "question", question.digest
+        )
     finally:
         process.terminate()
         assert process.wait(30) == 0

@@ -1,4 +1,5 @@
-"""Thirty nodes of the digits: their services, through the real rounds of a server, give the simulation's model."""
+"""Thirty nodes of the digits: their services, through the real rounds of a server, give the
+simulation's model."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ NODES, ROUNDS, SEED = 30, 2, 7
 
 @pytest.mark.slow
 def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
-    """As a deployment runs it, but for Flower's processes; the nodes' noise is that of the simulation's seed."""
+    """As a deployment runs it, but for Flower's processes; the nodes' noise is that of the
+    simulation's seed."""
     asked = recipes.load(
         "distributed-digits",
         [f"federation.rounds={ROUNDS}", f"privacy.max_participations={ROUNDS}", f"run.seed={SEED}"],

@@ -18,13 +18,18 @@ PAGE = Path(__file__).parents[3] / "docs/how-to/run-real-nodes.md"
 
 @pytest.mark.slow
 def test_the_tutorial_runs_as_written(tmp_path, capsys):
-    """The page says how long it takes; here it is told only, since a busy machine must not fail it."""
+    """The page says how long it takes; here it is told only, since a busy machine must not fail
+    it."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert [line.split()[2] for block in blocks for line in block.splitlines()] == [
         "init", "up", "status", "run", "ledger", "status", "down",
     ]  # fmt: skip
-    script = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(blocks)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    script = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(
+        blocks
+    )
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    }
     started = time.monotonic()
     try:
         done = subprocess.run(

@@ -1,7 +1,8 @@
-"""Uploaded code inside a real SuperNode of another user: what it can reach of the node, and that the relay works there.
+"""Uploaded code inside a real SuperNode of another user: what it can reach of the node, and that
+the relay works there.
 
-For nodes without the executor (`docs/how-to/operate-a-node.md`, "Without the executor"): Flower runs whatever app was
-submitted, as the SuperNode's user.
+For nodes without the executor (`docs/how-to/operate-a-node.md`, "Without the executor"): Flower
+runs whatever app was submitted, as the SuperNode's user.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ AS_STRANGER = become(STRANGER, GROUP)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
-    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed"),
+    pytest.mark.skipif(
+        shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed"
+    ),
 ]
 
 SERVER = '''
@@ -109,11 +112,14 @@ def train(message, context):
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[DeploymentFolder]:
-    """One node whose SuperNode runs uploaded apps as a user that may connect to the service's socket, no more."""
+    """One node whose SuperNode runs uploaded apps as a user that may connect to the service's
+    socket, no more."""
     python = interpreter(AS_STRANGER)
     if python is None:
         pytest.skip("another user cannot run a Python with Flower on this machine")
-    place = Path(tempfile.mkdtemp(prefix="fedlgm-"))  # pytest's own folders are closed to other users
+    place = Path(
+        tempfile.mkdtemp(prefix="fedlgm-")
+    )  # pytest's own folders are closed to other users
     place.chmod(0o755)
     commands = place / "bin"
     write_commands(commands, python)
@@ -135,7 +141,9 @@ def lab() -> Iterator[DeploymentFolder]:
         " \\\n    --isolation process --superexec-auth-secret-file supernode.secret",
         f" \\\n    --node-config 'release-socket=\"{node.service.socket}\"'",
     )
-    script = script.replace('"$BIN/python" -m fedlgm_nodes.service.supernode', '"$BIN/flower-supernode"')
+    script = script.replace(
+        '"$BIN/python" -m fedlgm_nodes.service.supernode', '"$BIN/flower-supernode"'
+    )
     script = script.replace("BIN=", f'FEDLGM_BIN="{commands}"\nBIN=')
     script = script.replace("exec ", f'export HOME="$FLWR_HOME"; exec {" ".join(AS_STRANGER)} ')
     node.script("supernode").write_text(script)
@@ -157,13 +165,19 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
     (app / "server_app.py").write_text(SERVER)
     (app / "client_app.py").write_text(CLIENT)
     text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil"))
+    (app / "pyproject.toml").write_text(
+        text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
+    )
     service = processes._recorded(lab)["node0-service"][0]
     given = {"node": str(lab.node("node0").path), "service": service, "out": str(out)}
     (tmp_path / "attack.json").write_text(json.dumps(given))
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')
     flower = Flower(lab)
-    run = str(flower.json("run", str(app), CONNECTION, "--run-config", str(tmp_path / "config.toml"))["run-id"])
+    run = str(
+        flower.json("run", str(app), CONNECTION, "--run-config", str(tmp_path / "config.toml"))[
+            "run-id"
+        ]
+    )
     deadline = time.monotonic() + LIMIT_S
     while not out.exists():
         assert time.monotonic() < deadline, flower.text("log", run, CONNECTION, "--show")
@@ -181,7 +195,12 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
 def test_the_relay_works_as_that_user(lab):
     recipe = recipes.load(
         "nodes",
-        ["model.hidden=[8]", "training.epochs=1", "federation.rounds=1", "privacy.max_participations=1"],
+        [
+            "model.hidden=[8]",
+            "training.epochs=1",
+            "federation.rounds=1",
+            "privacy.max_participations=1",
+        ],
     )
     result = submit.run(lab, recipe)
     assert result["rounds"] == 1

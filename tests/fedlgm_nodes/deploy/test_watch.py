@@ -1,4 +1,5 @@
-"""Processes of a deployment that end or stand still while a run goes on are named at once, with what to do."""
+"""Processes of a deployment that end or stand still while a run goes on are named at once, with
+what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from simulations.runs import new_folder
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentFolder]:
-    """A deployment whose processes sleep. Its SuperLink has a SuperExec, which starts a ServerApp after a while."""
+    """A deployment whose processes sleep. Its SuperLink has a SuperExec, which starts a ServerApp
+    after a while."""
     texts = {
         "flower-superlink": "flower-superexec & sleep 600",
         "flower-superexec": "while [ ! -e begin ]; do sleep 0.1; done; flwr-serverapp & sleep 600",
@@ -34,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployme
         (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\nPATH={tmp_path}:$PATH\n{text}\n")
         (tmp_path / name).chmod(0o700)
     monkeypatch.setattr(
-        processes, "_script", lambda _, role: tmp_path / ("flower-superlink" if role == "superlink" else "sleeps")
+        processes,
+        "_script",
+        lambda _, role: tmp_path / ("flower-superlink" if role == "superlink" else "sleeps"),
     )
     made = DeploymentFolder(tmp_path)
     for role in ("superlink", "node1-service"):
@@ -51,7 +55,8 @@ def _called(folder: DeploymentFolder, command: str) -> list[psutil.Process]:
 
 
 def _named(watch: Watch, condition: Callable[[], object]) -> None:
-    """Look as a run does, until `condition` holds; that takes a second, and longer on a busy machine."""
+    """Look as a run does, until `condition` holds; that takes a second, and longer on a busy
+    machine."""
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() - begun < 20
@@ -59,7 +64,9 @@ def _named(watch: Watch, condition: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
-def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_killed(folder: DeploymentFolder) -> None:
+def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_killed(
+    folder: DeploymentFolder,
+) -> None:
     lines: list[str] = []
     watch = Watch(folder, lines.append)
     assert lines == []
@@ -68,7 +75,8 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
         os.kill(pid, signal.SIGKILL)
         _named(watch, lambda killed=killed: len(lines) == killed)
         assert lines[-1] == (
-            f"node1-service (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
+            f"node1-service (process {pid}) has ended, for example because it was killed: `fedlgm "
+            "deploy up "
             f"{folder.path}` starts it again"
         )
         for _ in range(3):
@@ -78,8 +86,12 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
         processes._start(folder, "node1-service", {}, [])
 
 
-@pytest.mark.parametrize("role", ["node1-service", "superlink", "flower-superexec", "flwr-serverapp"])
-def test_a_stopped_process_is_named_before_the_first_round(folder: DeploymentFolder, role: str) -> None:
+@pytest.mark.parametrize(
+    "role", ["node1-service", "superlink", "flower-superexec", "flwr-serverapp"]
+)
+def test_a_stopped_process_is_named_before_the_first_round(
+    folder: DeploymentFolder, role: str
+) -> None:
     lines: list[str] = []
     watch = Watch(folder, lines.append)
     (folder.path / "begin").touch()
@@ -88,12 +100,16 @@ def test_a_stopped_process_is_named_before_the_first_round(folder: DeploymentFol
     pid = known[role][0] if role in known else _called(folder, role)[0].pid
     os.kill(pid, signal.SIGSTOP)
     _named(watch, lambda: lines)
-    assert lines == [f"{role} (process {pid}) is stopped by a signal: `kill -CONT {pid}` continues it"]
+    assert lines == [
+        f"{role} (process {pid}) is stopped by a signal: `kill -CONT {pid}` continues it"
+    ]
     os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("command", ["flower-superlink", "flower-superexec"])
-def test_a_killed_process_of_the_server_ends_the_run(folder: DeploymentFolder, command: str) -> None:
+def test_a_killed_process_of_the_server_ends_the_run(
+    folder: DeploymentFolder, command: str
+) -> None:
     (process,) = _called(folder, command)
     watch = Watch(folder, print)
     process.kill()
@@ -114,7 +130,9 @@ def test_a_superlink_that_systemd_has_started_is_watched(folder: DeploymentFolde
         watch = Watch(folder, print)
         try:
             started.kill()
-            with pytest.raises(KilledError, match=rf"^superlink \(process {started.pid}\) has ended"):
+            with pytest.raises(
+                KilledError, match=rf"^superlink \(process {started.pid}\) has ended"
+            ):
                 _named(watch, lambda: False)
         finally:
             end(family)
@@ -125,11 +143,15 @@ def test_a_superlink_whose_superexec_is_gone_is_refused(folder: DeploymentFolder
     (process,) = _called(folder, "flower-superexec")
     process.kill()
     wait_until(lambda: not _called(folder, "flower-superexec"))
-    with pytest.raises(KilledError, match=r"^flower-superexec of the SuperLink \(process \d+\).*deploy down"):
+    with pytest.raises(
+        KilledError, match=r"^flower-superexec of the SuperLink \(process \d+\).*deploy down"
+    ):
         Watch(folder, print)
 
 
-def test_a_server_process_that_is_killed_before_it_begins_is_missed(folder: DeploymentFolder) -> None:
+def test_a_server_process_that_is_killed_before_it_begins_is_missed(
+    folder: DeploymentFolder,
+) -> None:
     watch = Watch(folder, print)
     watch.target = new_folder.create(folder.path / "run", recipes.load("nodes"))
     (folder.path / "begin").touch()
@@ -138,7 +160,9 @@ def test_a_server_process_that_is_killed_before_it_begins_is_missed(folder: Depl
     (app,) = _called(folder, "flwr-serverapp")
     app.kill()
     _named(watch, lambda: watch.misses_app)
-    with pytest.raises(KilledError, match=rf"server process \(process {app.pid}\) has ended without an error"):
+    with pytest.raises(
+        KilledError, match=rf"server process \(process {app.pid}\) has ended without an error"
+    ):
         watch.require_app()
     with watch.target.locked():
         watch.require_app()

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.secagg.keys import agreed, apply_mask, new_secret, pair_mask_key, public_of, seal, unseal
+from fedlgm_nodes.secagg.keys import (
+    agreed,
+    apply_mask,
+    new_secret,
+    pair_mask_key,
+    public_of,
+    seal,
+    unseal,
+)
 
 COHORT = "c" * 64
 
@@ -32,7 +40,10 @@ def test_long_masks_continue_over_pieces_and_cancel():
 
 def test_two_nodes_agree_on_a_key():
     """The known answer is Bob's key pair of RFC 7748, section 6.1."""
-    alice, bob = new_secret(), bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    alice, bob = (
+        new_secret(),
+        bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"),
+    )
     assert public_of(bob) == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
     assert agreed(alice, public_of(bob)) == agreed(bob, public_of(alice))
     with pytest.raises(RunError, match="cannot be used"):
@@ -43,7 +54,8 @@ def test_the_mask_of_two_nodes_is_theirs_alone():
     one, other = new_secret(), new_secret()
     key = pair_mask_key(one, public_of(other), COHORT, 1, 2)
     assert key == pair_mask_key(other, public_of(one), COHORT, 2, 1)
-    # A third node that advertises a copy of the key shares no mask: it could cancel that of the first two.
+    # A third node that advertises a copy of the key shares no mask: it could cancel that of the
+    # first two.
     assert key != pair_mask_key(one, public_of(other), COHORT, 1, 3)
     assert key != pair_mask_key(one, public_of(other), "d" * 64, 1, 2)
 

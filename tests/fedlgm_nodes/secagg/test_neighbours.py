@@ -1,4 +1,5 @@
-"""Neighbours on a ring: their numbers, and by exhaustion what a malicious server can learn on small rings."""
+"""Neighbours on a ring: their numbers, and by exhaustion what a malicious server can learn on small
+rings."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm_nodes.secagg.neighbours import COMPLETE, Neighbours, Shape, shape_of
 from tests.support.secagg import explicit
 
-SETTINGS = [(300, 270, 30), (500, 450, 50), (1000, 900, 100), (1000, 800, 100), (1000, 700, 0), (1000, 980, 300)]
+SETTINGS = [
+    (300, 270, 30),
+    (500, 450, 50),
+    (1000, 900, 100),
+    (1000, 800, 100),
+    (1000, 700, 0),
+    (1000, 980, 300),
+]
 
 
 @pytest.mark.parametrize(("nodes", "threshold", "colluders"), SETTINGS)
@@ -23,10 +31,20 @@ def test_numbers_of_neighbours(nodes, threshold, colluders):
     shape, crowd = shape_of(nodes, threshold, colluders), max(colluders, nodes // 10)
     near, drops = 2 * shape.reach, nodes - threshold
     assert 2 * shape.needed > near + 1 + shape.crowd
-    assert hypergeom.logsf(shape.crowd, nodes - 1, crowd, near) <= np.log(2.0**-128 / (2 * nodes)) + 1e-6
-    assert hypergeom.logsf(shape.signers - 1, nodes, crowd, shape.reach) <= np.log(2.0**-128 / (2 * nodes)) + 1e-6
-    assert nodes * hypergeom.sf(near - shape.needed, nodes - 1, drops, near) <= 2.0**-21 * (1 + 1e-9)
-    assert nodes * hypergeom.sf(shape.reach - shape.signers, nodes, drops, shape.reach) <= 2.0**-21 * (1 + 1e-9)
+    assert (
+        hypergeom.logsf(shape.crowd, nodes - 1, crowd, near)
+        <= np.log(2.0**-128 / (2 * nodes)) + 1e-6
+    )
+    assert (
+        hypergeom.logsf(shape.signers - 1, nodes, crowd, shape.reach)
+        <= np.log(2.0**-128 / (2 * nodes)) + 1e-6
+    )
+    assert nodes * hypergeom.sf(near - shape.needed, nodes - 1, drops, near) <= 2.0**-21 * (
+        1 + 1e-9
+    )
+    assert nodes * hypergeom.sf(
+        shape.reach - shape.signers, nodes, drops, shape.reach
+    ) <= 2.0**-21 * (1 + 1e-9)
     assert not Shape.ring(nodes, crowd, shape.reach - 1).survives(nodes, drops)
 
 
@@ -110,17 +128,21 @@ class World:
         return all((clients & window).bit_count() >= self.shape.signers for window in self.windows)
 
     def enough(self, signers: int, among: int) -> bool:
-        """Whether a node gives shares if these honest nodes and all colluders among the survivors have signed."""
+        """Whether a node gives shares if these honest nodes and all colluders among the survivors
+        have signed."""
         signed = signers | self.colluders & among
         return signed.bit_count() >= self.threshold and self.dense(signed)
 
     def opened(self, givers: int, peers: int) -> int:
-        """Those of the peers of whom these nodes and the colluders hold enough shares of one secret."""
+        """Those of the peers of whom these nodes and the colluders hold enough shares of one
+        secret."""
         having = givers | self.colluders
         return self.subset(
-            place for place in self.places
-            if peers >> place & 1 and (having & self.holders[place]).bit_count() >= self.shape.needed
-        )  # fmt: skip
+            place
+            for place in self.places
+            if peers >> place & 1
+            and (having & self.holders[place]).bit_count() >= self.shape.needed
+        )
 
     def few(self, sharing: int, place: int) -> bool:
         """Whether a node sends no vector because too few of its neighbours have shared."""
@@ -136,8 +158,8 @@ class World:
 
         Args:
             seeds, keys: nodes whose seed or masking key is known.
-            sharing: members for whom all but the `others` have masked their vectors. Each of those has masked it for
-                the members that suit the server best.
+            sharing: members for whom all but the `others` have masked their vectors. Each of those
+                has masked it for the members that suit the server best.
         """
 
         def closed(some: int) -> bool:
@@ -152,24 +174,35 @@ class World:
                     if missing := near & sharing & ~known:
                         return closed(some | missing)
                 elif self.few(known | self.colluders, place):
-                    return any(closed(some | 1 << more) for more in self.places if near & ~known & 1 << more)
+                    return any(
+                        closed(some | 1 << more)
+                        for more in self.places
+                        if near & ~known & 1 << more
+                    )
             return True
 
         return any(closed(1 << place) for place in self.places)
 
     def splits(self, kinds: int) -> Iterator[list[int]]:
-        """Sets of honest signers, for whom nodes give shares, and all divisions of the other honest nodes."""
+        """Sets of honest signers, for whom nodes give shares, and all divisions of the other honest
+        nodes."""
         for count in range(len(self.places) - self.least + 1):
             for rest in itertools.combinations(self.places, count):
                 signed = self.honest & ~self.subset(rest)
                 if not self.enough(signed, self.colluders):
                     continue
                 for kind in itertools.product(range(kinds), repeat=count):
-                    yield [signed, *(self.subset(p for p, k in zip(rest, kind, strict=True) if k == i)
-                                     for i in range(kinds))]  # fmt: skip
+                    yield [
+                        signed,
+                        *(
+                            self.subset(p for p, k in zip(rest, kind, strict=True) if k == i)
+                            for i in range(kinds)
+                        ),
+                    ]
 
     def sums(self) -> Iterator[str]:
-        """What a server learns too much, over all sets of survivors, and all vectors masked for other members."""
+        """What a server learns too much, over all sets of survivors, and all vectors masked for
+        other members."""
         for signed, out, dropped, other in self.splits(3):
             sharing = (1 << self.nodes) - 1 & ~out
             if self.sent(signed, sharing):
@@ -178,13 +211,16 @@ class World:
                     yield "a part"
 
     def mixed(self) -> Iterator[str]:
-        """The same where some nodes unmask at once, because all have sent, and others sign a smaller set."""
+        """The same where some nodes unmask at once, because all have sent, and others sign a
+        smaller set."""
         for signed, out, at_once, gone, gone_at_once in self.splits(4):
             sharing, every = (1 << self.nodes) - 1 & ~out, at_once | gone_at_once
             if not self.sent(self.honest & ~out, sharing):
                 continue
             keys = self.opened(signed, gone | gone_at_once)
-            seeds = self.opened(signed | every, signed | at_once) | self.opened(every, gone | gone_at_once)
+            seeds = self.opened(signed | every, signed | at_once) | self.opened(
+                every, gone | gone_at_once
+            )
             if seeds & keys:
                 yield "both secrets"
             if self.learnt(seeds, keys, sharing):
@@ -192,7 +228,8 @@ class World:
 
 
 def worlds(nodes: int, reach: int, colluders: int) -> Iterator[World]:
-    """Rings with these colluders, the first of which is node 0, and the smallest numbers that are safe for them."""
+    """Rings with these colluders, the first of which is node 0, and the smallest numbers that are
+    safe for them."""
     for others in itertools.combinations(range(1, nodes), max(colluders - 1, 0)):
         bad = World.subset((0, *others)) if colluders else 0
         bare = World(nodes, bad, least_threshold(nodes, colluders), Shape(reach, 1, 0, 0))
@@ -216,13 +253,16 @@ def test_no_server_reads_less_than_a_sum_of_all_on_a_small_ring(nodes, reach, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "reach", "colluders"), [(12, 2, 0), (11, 3, 0), (11, 3, 1), (11, 3, 2), (12, 4, 2)])
+@pytest.mark.parametrize(
+    ("nodes", "reach", "colluders"), [(12, 2, 0), (11, 3, 0), (11, 3, 1), (11, 3, 2), (12, 4, 2)]
+)
 def test_no_server_reads_less_than_a_sum_of_all_on_a_larger_ring(nodes, reach, colluders):
     test_no_server_reads_less_than_a_sum_of_all_on_a_small_ring(nodes, reach, colluders)
 
 
 def test_the_search_finds_what_is_missing():
-    """Signers may leave gaps; one share less opens a secret; or nodes do not ask how many neighbours have shared."""
+    """Signers may leave gaps; one share less opens a secret; or nodes do not ask how many
+    neighbours have shared."""
     (world,) = worlds(11, 2, 0)
     gaps = replace(world, shape=replace(world.shape, signers=0))
     assert "a part" in gaps.sums()
@@ -247,7 +287,9 @@ def test_no_server_reads_less_than_a_sum_of_all_on_random_larger_rings():
         world, gone = replace(bare, shape=explicit(reach, crowd, most + 1)), 0
         for length in rng.integers(1, reach + 2, size=int(rng.integers(1, 6))):
             gone |= world.arc(int(rng.integers(nodes)), int(length)) & world.honest
-        out = gone & int(rng.integers(2**62)) & int(rng.integers(2**62)) if rng.random() < 0.5 else 0
+        out = (
+            gone & int(rng.integers(2**62)) & int(rng.integers(2**62)) if rng.random() < 0.5 else 0
+        )
         signed, sharing = world.honest & ~gone, (1 << nodes) - 1 & ~out
         if not world.enough(signed, bad) or not world.sent(signed, sharing):
             continue

@@ -24,8 +24,12 @@ def test_fewer_shares_fit_every_secret():
     shares = split(b"a" * 32, 3, [0, 1])
     (x0, y0), (x1, y1) = ((point + 1, int.from_bytes(share)) for point, share in shares.items())
     other = int.from_bytes(b"b" * 32)
-    # The parabola through (0, other) and both points exists and is unique given its third coefficient.
-    slope0, slope1 = (y0 - other) * pow(x0, -1, PRIME) % PRIME, (y1 - other) * pow(x1, -1, PRIME) % PRIME
+    # The parabola through (0, other) and both points exists and is unique given its third
+    # coefficient.
+    slope0, slope1 = (
+        (y0 - other) * pow(x0, -1, PRIME) % PRIME,
+        (y1 - other) * pow(x1, -1, PRIME) % PRIME,
+    )
     second = (slope1 - slope0) * pow(x1 - x0, -1, PRIME) % PRIME
     first = (slope0 - second * x0) % PRIME
     assert all((other + first * x + second * x * x) % PRIME == y for x, y in ((x0, y0), (x1, y1)))

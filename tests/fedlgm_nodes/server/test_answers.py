@@ -1,4 +1,5 @@
-"""Which answers count: those of the enrolled service, to this question, of a ledger that goes on."""
+"""Which answers count: those of the enrolled service, to this question, of a ledger that goes
+on."""
 
 from __future__ import annotations
 
@@ -63,14 +64,17 @@ def test_a_node_for_tests_is_left_out_whatever_is_said_of_it(federation, tmp_pat
     folder = make_node(tmp_path / "known", client=1, test_seed=7)
     federation.folders[1] = federation.link.folders[1] = folder
     federation.processes[1] = NodeProcess(folder)
-    federation.link.fault = lambda client, message, reply: altered(reply, test=False) if client == 1 else reply
+    federation.link.fault = lambda client, message, reply: (
+        altered(reply, test=False) if client == 1 else reply
+    )
     federation.run()
     assert federation.reports[0].answered == ["n0", "n2"]
     assert "a node for tests" in federation.reports[0].lost["n1"]
 
 
 def test_a_newer_position_does_not_hide_an_older_ledger(federation, tmp_path):
-    """A relay that takes what is expected out of the questions and puts a position of its own into the answers."""
+    """A relay that takes what is expected out of the questions and puts a position of its own into
+    the answers."""
     federation.run(1)
     federation.processes[1].stop()
     shutil.copytree(federation.folders[1].path, tmp_path / "older")
@@ -79,7 +83,9 @@ def test_a_newer_position_does_not_hide_an_older_ledger(federation, tmp_path):
 
     def keep(client: int, message: Message, reply: RecordDict) -> RecordDict:
         if client == 1:
-            seen["position"] = json.loads(str(reply.config_records[wire.CONFIG][HEADER]))["position"]
+            seen["position"] = json.loads(str(reply.config_records[wire.CONFIG][HEADER]))[
+                "position"
+            ]
         return reply
 
     federation.link.fault = keep
@@ -101,7 +107,9 @@ def test_a_newer_position_does_not_hide_an_older_ledger(federation, tmp_path):
         return push(batch)
 
     federation.link.push_messages = without
-    federation.link.fault = lambda client, message, reply: altered(reply, **seen) if client == 1 else reply
+    federation.link.fault = lambda client, message, reply: (
+        altered(reply, **seen) if client == 1 else reply
+    )
     federation.reports.clear()
     federation.run(1)
     assert "was not signed" in federation.reports[0].lost["n1"]
@@ -144,7 +152,8 @@ def test_a_node_with_an_older_ledger_is_left_out(federation, tmp_path):
     federation.reports.clear()
     federation.run(2)
     assert all("rolled" in report.lost["n1"] for report in federation.reports)
-    # Also by a server that asks without saying what it has seen: the node's signed position is compared here.
+    # Also by a server that asks without saying what it has seen: the node's signed position is
+    # compared here.
     federation.processes[1].stop()
     with pytest.raises(AssertionError, match="rolled back"):
         NodeProcess(federation.folders[1])

@@ -15,12 +15,18 @@ from tests.support.nodes import WORK, NodeProcess, ask, edit, plan, rows
 
 
 def need(releases: int, multiplier: float = 4.0, **values) -> Need:
-    return Need(**({"run": "run", "work": WORK, "plan": plan(multiplier).to_json(), "releases": releases} | values))
+    return Need(
+        **(
+            {"run": "run", "work": WORK, "plan": plan(multiplier).to_json(), "releases": releases}
+            | values
+        )
+    )
 
 
 @pytest.fixture
 def spent(tmp_path):
-    """Three nodes with a budget of 4, in which five such releases fit, one of which is spent at one of the nodes."""
+    """Three nodes with a budget of 4, in which five such releases fit, one of which is spent at one
+    of the nodes."""
     made = NodeFederation(tmp_path, epsilon=4.8)
     assert ask(made.folders[1], client=1)[0]["ok"]
     yield made
@@ -45,11 +51,19 @@ def test_a_node_that_falls_out_is_named_and_the_quorum_decides(spent):
     grid = spent.grid()  # with a quorum of two of the three
     with pytest.raises(ConfigError):
         grid.require(need(6))
-    fits = next(releases for releases in range(1, 7) if _carried(spent, releases) and not _carried(spent, releases + 1))
+    fits = next(
+        releases
+        for releases in range(1, 7)
+        if _carried(spent, releases) and not _carried(spent, releases + 1)
+    )
     spent.lines.clear()
     grid.require(need(fits))
     assert spent.lines == [
-        f"n1 can make {fits - 1} of the {fits} releases that this run may ask it for: it is left out from then on"
+        (
+            f"n1 can make {fits - 1} of the {fits} releases that this run may ask it for: it is "
+            "left "
+            "out from then on"
+        )
     ]
 
 
@@ -99,7 +113,9 @@ def test_what_a_node_does_not_do_is_said_before_the_first_round(federation):
         federation.grid().require(need(1, plan=plan(trust="central").to_json()))
     with pytest.raises(ConfigError, match="not allowed on this node"):
         federation.grid().require(
-            need(1, work=WORK | {"model": {"name": "resnet20", "of": "none"}, "task": {"name": "x"}})
+            need(
+                1, work=WORK | {"model": {"name": "resnet20", "of": "none"}, "task": {"name": "x"}}
+            )
         )
 
 
@@ -108,7 +124,9 @@ def test_nodes_that_do_not_say_are_taken_for_able(federation):
     for fault in (
         lambda client, message, reply: Error(1, "down"),
         lambda client, message, reply: altered(reply, releases=0),
-        lambda client, message, reply: altered(reply, ok=False, code="malformed", why="nothing else"),
+        lambda client, message, reply: altered(
+            reply, ok=False, code="malformed", why="nothing else"
+        ),
     ):
         federation.link.fault = fault
         federation.grid().require(need(100))
@@ -131,6 +149,8 @@ def test_a_stranger_learns_nothing_by_asking_what_is_left(federation):
     answer, body = frames.exchange(str(federation.folders[0].socket), header, b"", timeout=60)
     assert (answer["releases"], bytes(body)) == (3, b"")
     assert set(answer) == {"ok", "protocol", "client", "releases", "signature"}
-    refused, _ = frames.exchange(str(federation.folders[0].socket), header | {"client": 1}, b"", timeout=60)
+    refused, _ = frames.exchange(
+        str(federation.folders[0].socket), header | {"client": 1}, b"", timeout=60
+    )
     assert refused["code"] == "client"
     assert json.dumps(rows(federation.folders[0])) == "[]"

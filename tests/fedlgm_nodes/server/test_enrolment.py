@@ -25,7 +25,12 @@ from fedlgm_nodes.server.enrolment import Enrolment
 )
 def test_an_enrolment_that_cannot_be(tmp_path, change, message):
     entries = [
-        {"client": i, "name": f"n{i}", "flower_key": str(i - 1) * 64 if i else "0" * 64, "service_key": f"{i}" * 64}
+        {
+            "client": i,
+            "name": f"n{i}",
+            "flower_key": str(i - 1) * 64 if i else "0" * 64,
+            "service_key": f"{i}" * 64,
+        }
         for i in range(3)
     ]
     entries[1]["flower_key"] = "0" * 64 if "flower" in message else "9" * 64

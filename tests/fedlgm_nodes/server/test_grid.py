@@ -1,4 +1,5 @@
-"""What a strategy sees of real nodes: a Grid with one node per client, whatever Flower's side does."""
+"""What a strategy sees of real nodes: a Grid with one node per client, whatever Flower's side
+does."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_a_round_of_all_nodes(federation):
 
 
 def test_central_trust_where_the_nodes_allow_it(federation):
-    with pytest.raises(RunError, match=r"refused \(privacy\): a plan for central trust; allowed: local"):
+    with pytest.raises(
+        RunError, match=r"refused \(privacy\): a plan for central trust; allowed: local"
+    ):
         federation.run(trust="central")
     for client, folder in enumerate(federation.folders):
         federation.processes[client].stop()
@@ -33,7 +36,9 @@ def test_central_trust_where_the_nodes_allow_it(federation):
         federation.processes[client] = NodeProcess(folder)
     federation.run(trust="central")
     assert federation.reports[-1].answered == ["n0", "n1", "n2"]
-    assert [[row.trust for row in rows(folder)] for folder in federation.folders] == [["central"]] * 3
+    assert [[row.trust for row in rows(folder)] for folder in federation.folders] == [
+        ["central"]
+    ] * 3
 
 
 def test_the_same_round_again_costs_nothing_and_gives_the_same_model(federation):

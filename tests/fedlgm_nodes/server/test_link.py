@@ -29,7 +29,9 @@ def test_a_stranger_is_not_asked(federation):
 def test_a_strangers_key_that_nobody_can_read_ends_no_run(federation):
     """Of a curve that does not exist, where a SuperLink lets nodes bring keys of their own."""
     lines = federation.keys[1].splitlines()
-    curve = base64.b64decode(b"".join(lines[1:-1])).replace(bytes.fromhex("2b81040022"), bytes.fromhex("2b81040063"))
+    curve = base64.b64decode(b"".join(lines[1:-1])).replace(
+        bytes.fromhex("2b81040022"), bytes.fromhex("2b81040063")
+    )
     federation.link.keys[1] = b"\n".join([lines[0], base64.b64encode(curve), lines[-1]])
     with pytest.raises(ValueError, match="not supported"):
         key_digest(federation.link.keys[1])

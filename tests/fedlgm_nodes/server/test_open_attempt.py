@@ -1,4 +1,5 @@
-"""A server that is killed in a secure sum: the round continues free of charge, or its nodes are charged once more."""
+"""A server that is killed in a secure sum: the round continues free of charge, or its nodes are
+charged once more."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def known(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The model of a run of such nodes that nothing interrupts; some may not be in the sum of round 2."""
+    """The model of a run of such nodes that nothing interrupts; some may not be in the sum of round
+    2."""
 
     @cache
     def model(*missing):
@@ -47,7 +49,11 @@ def uninterrupted(tmp_path_factory):
         served = Served(make_nodes(path, test_seed=7, min_cohort=4))
         with pytest.MonkeyPatch.context() as patch:
             secure = SecureFederation(path, served)
-            patch.setattr(frames, "exchange", at(secure, lambda ask: _gone(ask.client in missing and ask.round == 2)))
+            patch.setattr(
+                frames,
+                "exchange",
+                at(secure, lambda ask: _gone(ask.client in missing and ask.round == 2)),
+            )
             moved = secure.run(ROUNDS, secure.grid(test=True))
         served.close()
         return moved
@@ -124,20 +130,26 @@ def test_a_killed_server_continues_its_round_and_nobody_is_charged_twice(
     known, monkeypatch, uninterrupted, round_, step, client
 ):
     made, make = [], Releaser.words
-    monkeypatch.setattr(Releaser, "words", lambda self, *given: made.append(self) or make(self, *given))
+    monkeypatch.setattr(
+        Releaser, "words", lambda self, *given: made.append(self) or make(self, *given)
+    )
     killed(known, monkeypatch, round_, step, client)
     for restarted in range(NODES):
         known.restart(restarted)
     moved = resumed(known)
     assert rounds_charged(known) == ([ONCE] * NODES, sorted(ONCE * NODES))
     assert len(made) == ROUNDS * NODES  # a vector is made once, and leaves again as it was
-    assert any("continues where it was interrupted" in line for line in known.lines) == (step in ("mask", "unmask"))
+    assert any("continues where it was interrupted" in line for line in known.lines) == (
+        step in ("mask", "unmask")
+    )
     torch.testing.assert_close(moved, uninterrupted(), rtol=0, atol=0)
     assert not known.attempt.exists()
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_server_that_is_killed_before_the_row_of_a_round_that_it_has_opened(known, monkeypatch, uninterrupted, kills):
+def test_a_server_that_is_killed_before_the_row_of_a_round_that_it_has_opened(
+    known, monkeypatch, uninterrupted, kills
+):
     for _ in range(kills):
         grid = known.grid(test=True)
 
@@ -153,18 +165,29 @@ def test_a_server_that_is_killed_before_the_row_of_a_round_that_it_has_opened(kn
 
 
 @pytest.mark.parametrize("step", ["agree", "unmask"])
-def test_a_fixed_set_of_survivors_stays_when_a_lost_node_comes_back(known, monkeypatch, uninterrupted, step):
+def test_a_fixed_set_of_survivors_stays_when_a_lost_node_comes_back(
+    known, monkeypatch, uninterrupted, step
+):
     """Another set would be a second sum of one attempt, which the nodes refuse."""
     killed(known, monkeypatch, 2, step, before=lambda ask: _gone((ask.round, ask.client) == (2, 3)))
     moved = resumed(known)
     torch.testing.assert_close(moved, uninterrupted(3), rtol=0, atol=0)
     of_nodes, _ = rounds_charged(known)
     assert of_nodes == [ONCE, ONCE, ONCE, [1, 3], ONCE]
-    assert [report.answered for report in known.reports if report.round == 2] == [["n0", "n1", "n2", "n4"]]
+    assert [report.answered for report in known.reports if report.round == 2] == [
+        ["n0", "n1", "n2", "n4"]
+    ]
 
 
 def test_before_the_set_is_fixed_a_lost_node_may_come_back(known, monkeypatch, uninterrupted):
-    killed(known, monkeypatch, 2, "mask", 2, before=lambda ask: _gone((ask.round, ask.client) == (2, 1)))
+    killed(
+        known,
+        monkeypatch,
+        2,
+        "mask",
+        2,
+        before=lambda ask: _gone((ask.round, ask.client) == (2, 1)),
+    )
     torch.testing.assert_close(resumed(known), uninterrupted(), rtol=0, atol=0)
     assert rounds_charged(known)[0] == [ONCE] * NODES
 
@@ -183,7 +206,9 @@ def given_up(secure, why):
     """The round begins again with another identity, as a deployment's server does it."""
     asked, lines = secure.charges(), len(secure.reports)
     grid = secure.grid(test=True)
-    with pytest.raises(LostAttempt, match=f"{why}.*it begins again, and its nodes are charged once more"):
+    with pytest.raises(
+        LostAttempt, match=f"{why}.*it begins again, and its nodes are charged once more"
+    ):
         secure.run(ROUNDS, grid, resume=True)
     assert secure.charges() == asked
     assert len(secure.reports) == lines
@@ -192,7 +217,9 @@ def given_up(secure, why):
     return resumed(secure)
 
 
-def test_too_few_nodes_with_their_keys_begin_another_attempt_and_charge_nothing_for_the_first(known, monkeypatch):
+def test_too_few_nodes_with_their_keys_begin_another_attempt_and_charge_nothing_for_the_first(
+    known, monkeypatch
+):
     killed(known, monkeypatch, 2, "mask", 1)
     forget_sessions(known, 0, 3)
     given_up(known, "too few nodes still have its keys; client 0: it has made other keys; client 3")
@@ -217,10 +244,14 @@ def test_an_attempt_of_a_node_that_was_enrolled_anew_is_not_continued(known, mon
     kept = json.loads(known.attempt.read_text())
     kept["adverts"]["3"]["signature"] = "0" * 128
     known.attempt.write_text(json.dumps(kept))
-    given_up(known, "its cohort is no longer whole; client 3: the advert of client 3 was not signed")
+    given_up(
+        known, "its cohort is no longer whole; client 3: the advert of client 3 was not signed"
+    )
 
 
-def test_nodes_that_are_not_back_end_the_run_and_the_attempt_is_kept(known, monkeypatch, uninterrupted):
+def test_nodes_that_are_not_back_end_the_run_and_the_attempt_is_kept(
+    known, monkeypatch, uninterrupted
+):
     killed(known, monkeypatch, 2, "mask", 3)
     for client in (0, 3):
         known.served.stop(known.folders[client])
@@ -232,8 +263,11 @@ def test_nodes_that_are_not_back_end_the_run_and_the_attempt_is_kept(known, monk
     assert rounds_charged(known) == ([ONCE] * NODES, sorted(ONCE * NODES))
 
 
-def test_nodes_refuse_a_second_set_of_survivors_and_other_keys_of_a_stored_attempt(known, monkeypatch):
-    """A hostile server has the file, and claims a drop-out or asks with other adverts, in every order."""
+def test_nodes_refuse_a_second_set_of_survivors_and_other_keys_of_a_stored_attempt(
+    known, monkeypatch
+):
+    """A hostile server has the file, and claims a drop-out or asks with other adverts, in every
+    order."""
     killed(known, monkeypatch, 2, "unmask", 1)
     kept = AttemptFile(known.attempt).found
     assert kept is not None
@@ -271,13 +305,17 @@ def _mask(known, kept, client):
 
 
 def test_another_question_for_a_stored_attempt_releases_nothing(known, monkeypatch):
-    """Of another run, plan or work it is another attempt; of another model another vector, which has no masks."""
+    """Of another run, plan or work it is another attempt; of another model another vector, which
+    has no masks."""
     killed(known, monkeypatch, 2, "mask", NODES - 1)
     kept = AttemptFile(known.attempt).found
     assert kept is not None
     sealed = {str(by): kept.shared[by][0][0] for by in range(1, NODES)}
     same = {"run": "run", "round": 2, "plan": kept.plan, "work": WORK, "nonce": kept.nonce}
-    body, other = frames.npy(known.transcript.models[-1].numpy()), frames.npy(known.transcript.models[0].numpy())
+    body, other = (
+        frames.npy(known.transcript.models[-1].numpy()),
+        frames.npy(known.transcript.models[0].numpy()),
+    )
     for changed, sent, code in (
         ({"run": "other"}, body, "cohort"),
         ({"round": 3}, body, "cohort"),
@@ -287,7 +325,14 @@ def test_another_question_for_a_stored_attempt_releases_nothing(known, monkeypat
     ):
         asked = same | changed
         question = Question(
-            asked["run"], asked["round"], 0, asked["plan"], "", asked["work"], asked["nonce"], known.services[0]
+            asked["run"],
+            asked["round"],
+            0,
+            asked["plan"],
+            "",
+            asked["work"],
+            asked["nonce"],
+            known.services[0],
         )
         header = question.header() | {"ask": "mask", "given": {"sealed": sealed}}
         answer, numbers = known.served.exchange(str(known.folders[0].socket), header, sent)
@@ -295,7 +340,9 @@ def test_another_question_for_a_stored_attempt_releases_nothing(known, monkeypat
     assert known.charges() == [2] * NODES
 
 
-def test_the_file_is_private_there_when_it_is_needed_and_holds_no_shares_that_open_anything(known, monkeypatch):
+def test_the_file_is_private_there_when_it_is_needed_and_holds_no_shares_that_open_anything(
+    known, monkeypatch
+):
     found = []
 
     def look(ask):
@@ -321,7 +368,12 @@ def test_the_file_is_private_there_when_it_is_needed_and_holds_no_shares_that_op
     for service in known.served.services.values():
         for (state,) in service._secure._store._db.execute("SELECT state FROM sessions"):
             session = json.loads(state)
-            secrets = [session["seed"], session["masking"], session["sealing"], *session["revealed"].values()]
+            secrets = [
+                session["seed"],
+                session["masking"],
+                session["sealing"],
+                *session["revealed"].values(),
+            ]
             assert not [secret for secret in secrets if secret and secret in texts]
 
 
@@ -329,20 +381,25 @@ def test_a_damaged_file_is_named(known):
     known.attempt.parent.mkdir()
     known.attempt.write_text('{"round": 1}')
     with pytest.raises(
-        RunError, match=r"the open attempt .*attempt.json is damaged .*: delete it, .*charged once more"
+        RunError,
+        match=r"the open attempt .*attempt.json is damaged .*: delete it, .*charged once more",
     ):
         known.grid()
 
 
 @pytest.mark.slow
 def test_rounds_below_the_threshold_stay_void_after_a_kill(known, monkeypatch):
-    """Nodes that keep silent after the charge: the round is void whether or not the server was killed in between."""
+    """Nodes that keep silent after the charge: the round is void whether or not the server was
+    killed in between."""
     killed(known, monkeypatch, 2, "mask", NODES - 1)
     patience = dataclasses.replace(QUICK, give_up_seconds=1.0)
     monkeypatch.setattr(
         frames,
         "exchange",
-        at(known, lambda ask: _gone(ask.ask == "unmask" and ask.round == 2 and ask.client in (0, 1))),
+        at(
+            known,
+            lambda ask: _gone(ask.ask == "unmask" and ask.round == 2 and ask.client in (0, 1)),
+        ),
     )
     resumed(known, patience)
     assert [len(report.answered) for report in known.reports] == [NODES, 0, NODES]
@@ -350,16 +407,22 @@ def test_rounds_below_the_threshold_stay_void_after_a_kill(known, monkeypatch):
 
 
 def test_refusals_begin_nothing_again(known, monkeypatch, uninterrupted):
-    """Relays can forge them, and nodes whose policies refuse the run would refuse another attempt, too."""
+    """Relays can forge them, and nodes whose policies refuse the run would refuse another attempt,
+    too."""
     killed(known, monkeypatch, 2, "mask", 1)
-    for old, new in (("max_colluders = 1", "max_colluders = 2"), ("max_colluders = 2", "max_colluders = 1")):
+    for old, new in (
+        ("max_colluders = 1", "max_colluders = 2"),
+        ("max_colluders = 2", "max_colluders = 1"),
+    ):
         for folder in known.folders[2:4]:
             known.served.stop(folder)
             edit(folder, old, new)
             known.served.start(folder)
         if new == "max_colluders = 2":
             charged = known.charges()
-            with pytest.raises(RunError, match=r"wants max_colluders = 2.*meets the same refusals") as refused:
+            with pytest.raises(
+                RunError, match=r"wants max_colluders = 2.*meets the same refusals"
+            ) as refused:
                 resumed(known)
             assert not isinstance(refused.value, LostAttempt)
             assert known.charges() == charged

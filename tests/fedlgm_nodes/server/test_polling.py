@@ -29,7 +29,9 @@ def test_a_node_that_is_not_connected_counts_as_zero(federation):
     assert [report.lost for report in federation.reports] == [{"n1": "not connected"}] * 2
     assert federation.reports[1].seconds < QUICK.offline_seconds  # known by then
     named = "n1: not connected; its operator should look at its processes"
-    assert [line for line in federation.lines if "n1" in line and "counts as zero" not in line] == [named]
+    assert [line for line in federation.lines if "n1" in line and "counts as zero" not in line] == [
+        named
+    ]
     assert federation.lines[0] == named  # at once: the run waits for it now
     assert len(rows(federation.folders[1])) == 0
     federation.link.offline = set()
@@ -51,11 +53,16 @@ def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
 
 def test_a_run_that_the_nodes_refuse_is_not_said_to_go_on_if_it_is_repeated(federation):
     refusal = RecordDict(
-        {wire.CONFIG: ConfigRecord({HEADER: json.dumps({"ok": False, "code": "gone", "why": "kept"})})}
+        {
+            wire.CONFIG: ConfigRecord(
+                {HEADER: json.dumps({"ok": False, "code": "gone", "why": "kept"})}
+            )
+        }
     )
     federation.link.fault = lambda client, message, reply: refusal if client else reply
     with pytest.raises(
-        RunError, match=r"n1 and n2: refused \(gone\): kept.*The same command meets the same refusals until"
+        RunError,
+        match=r"n1 and n2: refused \(gone\): kept.*The same command meets the same refusals until",
     ):
         federation.run()
 
@@ -74,7 +81,10 @@ HOSTILE = "x\x1b]0;gone\x07\nround 1: 3 nodes asked" + "y" * 10_000
 def test_a_nodes_own_words_are_one_short_line(federation, how):
     """What a relay says is printed on the server's terminal and kept in the run's log."""
     refusal = json.dumps({"ok": False, "code": HOSTILE, "why": HOSTILE})
-    said = {"a refusal": RecordDict({wire.CONFIG: ConfigRecord({HEADER: refusal})}), "an error": Error(1, HOSTILE)}
+    said = {
+        "a refusal": RecordDict({wire.CONFIG: ConfigRecord({HEADER: refusal})}),
+        "an error": Error(1, HOSTILE),
+    }
     federation.link.fault = lambda client, message, reply: said[how] if client == 1 else reply
     federation.run()
     told = [*federation.lines, *federation.reports[0].lost.values()]
@@ -106,7 +116,9 @@ def test_a_node_that_comes_back_is_not_dropped_while_it_works(federation):
         return nodes_of()
 
     federation.link.get_nodes = come_back
-    patient = Patience(quorum=0.5, round_seconds=30, offline_seconds=2.5, give_up_seconds=30, poll_seconds=0.05)
+    patient = Patience(
+        quorum=0.5, round_seconds=30, offline_seconds=2.5, give_up_seconds=30, poll_seconds=0.05
+    )
     federation.run(1, federation.grid(patient))
     assert federation.reports[0].lost == {}
 
@@ -114,7 +126,12 @@ def test_a_node_that_comes_back_is_not_dropped_while_it_works(federation):
 def test_whoever_is_given_up_is_named(federation):
     federation.link.offline = {1}
     hasty = Patience(
-        quorum=0.5, round_seconds=60, offline_seconds=60, give_up_seconds=2, poll_seconds=0.05, tell_seconds=0.5
+        quorum=0.5,
+        round_seconds=60,
+        offline_seconds=60,
+        give_up_seconds=2,
+        poll_seconds=0.05,
+        tell_seconds=0.5,
     )
     federation.run(1, federation.grid(hasty))
     assert federation.reports[0].lost == {"n1": "no answer within 2 s"}
@@ -145,7 +162,12 @@ def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federati
 def test_a_supernode_that_stays_behind_by_one_is_greeted(federation):
     federation.link.behind = {1: []}
     quick = Patience(
-        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, greet_seconds=0.3
+        quorum=1.0,
+        round_seconds=60,
+        offline_seconds=60,
+        give_up_seconds=60,
+        poll_seconds=0.01,
+        greet_seconds=0.3,
     )
     federation.run(3, federation.grid(quick))
     assert [report.lost for report in federation.reports] == [{}] * 3
@@ -165,12 +187,19 @@ def test_a_node_behind_by_one_is_greeted_soon_from_its_second_round_on(federatio
         batch = list(messages)
         ids = push(batch)
         if batch[0].metadata.group_id == "hello":
-            federation.link._ready |= dict.fromkeys(federation.link._replies, time.monotonic() + 0.6)
+            federation.link._ready |= dict.fromkeys(
+                federation.link._replies, time.monotonic() + 0.6
+            )
         return ids
 
     federation.link.push_messages = slowly
     patient = Patience(
-        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, greet_seconds=4
+        quorum=1.0,
+        round_seconds=60,
+        offline_seconds=60,
+        give_up_seconds=60,
+        poll_seconds=0.01,
+        greet_seconds=4,
     )
     federation.run(4, federation.grid(patient))
     first, *later = [report.seconds for report in federation.reports]
@@ -182,16 +211,24 @@ def test_a_node_behind_by_one_is_greeted_soon_from_its_second_round_on(federatio
 def test_nodes_that_always_take_long_are_greeted_once(federation):
     federation.link.work_seconds = 1.6
     patient = Patience(
-        quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, greet_seconds=1
+        quorum=1.0,
+        round_seconds=9,
+        offline_seconds=9,
+        give_up_seconds=9,
+        poll_seconds=0.01,
+        greet_seconds=1,
     )
     federation.run(3, federation.grid(patient))
-    greeted = [client for client, message in federation.link.sent if message.metadata.group_id == "hello"]
+    greeted = [
+        client for client, message in federation.link.sent if message.metadata.group_id == "hello"
+    ]
     assert sorted(greeted) == [0, 1, 2]
     assert [report.lost for report in federation.reports] == [{}] * 3
 
 
 def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, monkeypatch):
-    """Only a node's ledger ends its part in a run, and not a message with this word: a layer may have any name."""
+    """Only a node's ledger ends its part in a run, and not a message with this word: a layer may
+    have any name."""
     honest, rejected = answers.bounded, []
 
     def once(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:

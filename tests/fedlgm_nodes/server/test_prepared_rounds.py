@@ -1,4 +1,5 @@
-"""Keys and shares of a round travel with the last messages of the round before; lost ones are exchanged anew."""
+"""Keys and shares of a round travel with the last messages of the round before; lost ones are
+exchanged anew."""
 
 from __future__ import annotations
 
@@ -20,13 +21,17 @@ from tests.support.secure_nodes import NODES, SHORT, of_round
 
 def test_the_next_rounds_keys_and_shares_travel_with_this_ones_last_messages(secure):
     secure.run(3)
-    assert [report.answered for report in secure.reports] == [[f"n{client}" for client in range(NODES)]] * 3
+    assert [report.answered for report in secure.reports] == [
+        [f"n{client}" for client in range(NODES)]
+    ] * 3
     expected = of_round(1) + of_round(2, *SHORT) + of_round(3, *SHORT)
     assert secure.asked() == dict.fromkeys(range(NODES), expected)
     assert secure.charges() == [3] * NODES
 
 
-def test_a_service_that_is_started_again_between_rounds_keeps_what_was_prepared(secure, monkeypatch):
+def test_a_service_that_is_started_again_between_rounds_keeps_what_was_prepared(
+    secure, monkeypatch
+):
     exchange = secure.served.exchange
 
     def started_again(path, header, body, **more):
@@ -43,7 +48,9 @@ def test_a_service_that_is_started_again_between_rounds_keeps_what_was_prepared(
 
 
 @pytest.mark.parametrize("spoilt", ["advertise", "share"])
-def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(secure, monkeypatch, spoilt):
+def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(
+    secure, monkeypatch, spoilt
+):
     steps = secure.served.services[str(secure.folders[2].socket)]._secure
     honest = steps.answer
 
@@ -63,10 +70,14 @@ def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(secur
 
 @pytest.mark.parametrize("losing", [1, 2])
 @pytest.mark.parametrize(
-    "kept", [pytest.param("nothing", marks=pytest.mark.slow), "an older store", "eight newer rounds"]
+    "kept",
+    [pytest.param("nothing", marks=pytest.mark.slow), "an older store", "eight newer rounds"],
 )
-def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(secure, monkeypatch, kept, losing):
-    """As many of five nodes as a round can do without, or one more, lose their sessions between two rounds."""
+def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(
+    secure, monkeypatch, kept, losing
+):
+    """As many of five nodes as a round can do without, or one more, lose their sessions between two
+    rounds."""
     exchange, older, lost = secure.served.exchange, {}, secure.folders[1 : 1 + losing]
 
     def copying(path, header, body, **more):
@@ -118,7 +129,10 @@ def test_a_message_that_would_be_too_long_asks_nothing_ahead(secure, monkeypatch
     assert secure.asked()[0] == of_round(1) + of_round(2, *SHORT)
     assert longest[True] > longest[False]
     advert = Advert(2**31 - 1, "0" * 64, "0" * 64, "0" * 128).values()
-    assert len(json.dumps([advert, {advert["client"]: advert["signature"]}])) <= secure_grid._NODE_BYTES
+    assert (
+        len(json.dumps([advert, {advert["client"]: advert["signature"]}]))
+        <= secure_grid._NODE_BYTES
+    )
     monkeypatch.setattr(frames, "HEADER_BYTES", longest[True] - 1)
     secure.ledger.unlink()
     secure.run(2)
@@ -127,7 +141,8 @@ def test_a_message_that_would_be_too_long_asks_nothing_ahead(secure, monkeypatch
 
 
 def test_a_signer_that_does_not_sign_for_the_next_round_leaves_this_one_whole(secure):
-    """A registration may ask for more noise in the next round than this round's plan has; its own plan follows."""
+    """A registration may ask for more noise in the next round than this round's plan has; its own
+    plan follows."""
 
     def sign(question):
         if question.round == 2 and not secure.reports:
@@ -146,5 +161,9 @@ def test_what_was_prepared_serves_no_other_plan_or_nodes(secure):
     secure.run(2, grid)  # of ten rounds: the third is prepared
     prepared, clients = grid._prepared, list(range(NODES))
     assert prepared.serves(3, prepared._plan, clients)
-    for other in ((4, prepared._plan, clients), (3, "{}", clients), (3, prepared._plan, clients[1:])):
+    for other in (
+        (4, prepared._plan, clients),
+        (3, "{}", clients),
+        (3, prepared._plan, clients[1:]),
+    ):
         assert not prepared.serves(*other)

@@ -1,4 +1,5 @@
-"""Rounds of nodes whose server sees only sums: the simulation's integers, drops, void rounds, and what they cost."""
+"""Rounds of nodes whose server sees only sums: the simulation's integers, drops, void rounds, and
+what they cost."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ def one_of_five_may_be_missing(secure):
 
 
 @pytest.mark.parametrize("accusers", [[0, 1, 2, 4], pytest.param([0], marks=pytest.mark.slow)])
-def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(secure, monkeypatch, accusers):
-    """A round of five messages or three. One accuser is not enough, since one node may be on the server's side."""
+def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(
+    secure, monkeypatch, accusers
+):
+    """A round of five messages or three. One accuser is not enough, since one node may be on the
+    server's side."""
     hostile = one_of_five_may_be_missing(secure)
     honest = hostile.answer
 
@@ -64,7 +68,11 @@ def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_o
     monkeypatch.setattr(hostile, "answer", garbage)
     secure.run(3)
     void = len(accusers) > 1
-    assert [len(report.answered) for report in secure.reports] == [NODES, 0 if void else 4, 4 if void else NODES]
+    assert [len(report.answered) for report in secure.reports] == [
+        NODES,
+        0 if void else 4,
+        4 if void else NODES,
+    ]
     lost = secure.reports[1].lost
     assert "client 3's shares for this node are not authentic" in lost["n0"]
     assert ("n3" in lost) == void
@@ -74,9 +82,12 @@ def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_o
     assert secure.charges() == ([2] * NODES if void else [2, 3, 3, 3, 3])
 
 
-@pytest.mark.parametrize("step", [pytest.param("advertise", marks=pytest.mark.slow), "share", "mask"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("advertise", marks=pytest.mark.slow), "share", "mask"]
+)
 def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(secure, monkeypatch, step):
-    """What the server hands on to other nodes has to fit into their messages, also after they have been charged."""
+    """What the server hands on to other nodes has to fit into their messages, also after they have
+    been charged."""
     hostile = one_of_five_may_be_missing(secure)
     honest, longest = hostile.answer, []
 
@@ -109,7 +120,9 @@ def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(secure, mon
 def test_a_round_moves_the_model_and_charges_every_node_once(secure, noise):
     moved = secure.run(2, noise=noise)
     assert torch.linalg.norm(moved - MODEL) > 0.01
-    assert [report.answered for report in secure.reports] == [[f"n{client}" for client in range(NODES)]] * 2
+    assert [report.answered for report in secure.reports] == [
+        [f"n{client}" for client in range(NODES)]
+    ] * 2
     assert secure.charges() == [2] * NODES
     assert {row.trust for folder in secure.folders for row in rows(folder)} == {"distributed"}
 
@@ -120,7 +133,9 @@ def test_the_sum_is_that_of_the_nodes_own_words(secure, monkeypatch):
     for service in secure.served.services.values():
         make = service._releaser.words
         monkeypatch.setattr(
-            service._releaser, "words", lambda *given, make=make: put_in.append(make(*given)) or put_in[-1]
+            service._releaser,
+            "words",
+            lambda *given, make=make: put_in.append(make(*given)) or put_in[-1],
         )
     total = secure.whole()
     assert len(put_in) == NODES
@@ -128,7 +143,8 @@ def test_the_sum_is_that_of_the_nodes_own_words(secure, monkeypatch):
 
 
 def test_rounds_on_a_ring_of_neighbours(secure, monkeypatch):
-    """Two of four others are neighbours. A node that drops out is in the masks of both; a void round says where."""
+    """Two of four others are neighbours. A node that drops out is in the masks of both; a void
+    round says where."""
     one_of_five_may_be_missing(secure)
     use_ring(monkeypatch, explicit(1, 0, signers=0))
     sealed, exchange = [], secure.served.exchange
@@ -153,7 +169,8 @@ def test_rounds_on_a_ring_of_neighbours(secure, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "step", [step if step == "mask" else pytest.param(step, marks=pytest.mark.slow) for step in WHOLE]
+    "step",
+    [step if step == "mask" else pytest.param(step, marks=pytest.mark.slow) for step in WHOLE],
 )
 def test_a_node_that_drops_out_at_a_step(secure, monkeypatch, step):
     """The cohort needs all five nodes; from the second step on a sum of four is opened."""
@@ -168,14 +185,22 @@ def test_a_node_that_drops_out_at_a_step(secure, monkeypatch, step):
     assert torch.linalg.norm(moved - MODEL) > 0.01
     in_sum = step == "unmask"  # its vector was there by then
     agreed = ["agree"] if step == "mask" else []
-    assert [asked for _, asked in secure.asked()[0]] == ["advertise", "share", "mask", *agreed, "unmask"]
+    assert [asked for _, asked in secure.asked()[0]] == [
+        "advertise",
+        "share",
+        "mask",
+        *agreed,
+        "unmask",
+    ]
     assert report.answered == [f"n{client}" for client in range(NODES) if client != 2 or in_sum]
     assert report.lost == ({} if in_sum else {"n2": report.lost["n2"]})
     assert secure.charges() == [1, 1, int(in_sum), 1, 1]
 
 
 @pytest.mark.parametrize("step", WHOLE[:2])
-def test_a_run_that_ends_before_any_node_is_charged_is_not_charged_either(secure, monkeypatch, step):
+def test_a_run_that_ends_before_any_node_is_charged_is_not_charged_either(
+    secure, monkeypatch, step
+):
     """The run's ledger counts the round once, with the attempt of the resumed run."""
     patience = dataclasses.replace(QUICK, give_up_seconds=0.5)
     with monkeypatch.context() as ending:
@@ -194,7 +219,8 @@ def test_a_run_that_ends_before_any_node_is_charged_is_not_charged_either(secure
 
 
 def test_a_run_is_charged_before_nodes_are_asked_for_their_vectors(secure, monkeypatch):
-    """A server that is killed then has the round on its ledger, whatever its nodes have released."""
+    """A server that is killed then has the round on its ledger, whatever its nodes have
+    released."""
     found, exchange = [], secure.served.exchange
 
     def looking(path, header, body, **more):
@@ -206,11 +232,20 @@ def test_a_run_is_charged_before_nodes_are_asked_for_their_vectors(secure, monke
     monkeypatch.setattr(frames, "exchange", looking)
     secure.run(2)
     charged = {(step, rounds) for step, rounds in found if step in WHOLE}
-    assert charged == {("advertise", 0), ("share", 0), ("mask", 1), ("unmask", 1), ("mask", 2), ("unmask", 2)}
+    assert charged == {
+        ("advertise", 0),
+        ("share", 0),
+        ("mask", 1),
+        ("unmask", 1),
+        ("mask", 2),
+        ("unmask", 2),
+    }
 
 
 @pytest.mark.parametrize("step", ["mask", "unmask"])
-def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(secure, monkeypatch, step):
+def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(
+    secure, monkeypatch, step
+):
     """Their keys are on disk: the round waits for them, and nobody is charged twice."""
     ending, died = silent(secure, {1: step, 2: step, 3: step}), set()
 
@@ -247,10 +282,19 @@ def test_below_the_threshold_a_round_is_void_and_stays_charged(secure, monkeypat
 
 
 def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatch):
-    """Caps leave out nodes for good, so to end the run would leave it without a way on; a simulation goes on, too."""
+    """Caps leave out nodes for good, so to end the run would leave it without a way on; a
+    simulation goes on, too."""
     shares, sampling = Shares(3, 1), Sampling("fixed", NODES, 0.8)
-    capped = RunFacts(4.0, sampling, "replace-one", "distributed", 4, accountant="rdp", max_participations=2,
-                      shares=shares)  # fmt: skip
+    capped = RunFacts(
+        4.0,
+        sampling,
+        "replace-one",
+        "distributed",
+        4,
+        accountant="rdp",
+        max_participations=2,
+        shares=shares,
+    )
     monkeypatch.setattr(secure_nodes, "facts", lambda: capped)
     one_of_five_may_be_missing(secure)
     with pytest.warns(Notice, match="are not invited again"):
@@ -258,13 +302,16 @@ def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatc
     assert [len(report.answered) for report in secure.reports] == [4, 4, 0, 0]
     assert sum(secure.charges()) == 8
     assert {number for asked in secure.asked().values() for number, _ in asked} == {1, 2}
-    assert any(line.startswith("round 3 is void and moves nothing: it asks ") for line in secure.lines)
+    assert any(
+        line.startswith("round 3 is void and moves nothing: it asks ") for line in secure.lines
+    )
 
 
 def test_too_few_nodes_before_anything_is_charged_end_the_run(secure):
     secure.link.offline = {0, 1}
     with pytest.raises(
-        RunError, match=rf"3 of 5 nodes answered, but the quorum is {THRESHOLD} \(distributed.threshold\)"
+        RunError,
+        match=rf"3 of 5 nodes answered, but the quorum is {THRESHOLD} \(distributed.threshold\)",
     ):
         secure.run(1, secure.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     assert secure.charges() == [0] * NODES
@@ -273,16 +320,24 @@ def test_too_few_nodes_before_anything_is_charged_end_the_run(secure):
 @pytest.mark.parametrize(
     ("step", "said", "why"),
     [
-        ("advertise", {"client": 1, "sealing": "00" * 32, "masking": "11" * 32, "signature": ""}, "2 t > n|4 for 3"),
+        (
+            "advertise",
+            {"client": 1, "sealing": "00" * 32, "masking": "11" * 32, "signature": ""},
+            "2 t > n|4 for 3",
+        ),
         ("share", {"sealed": {}, "commitment": ""}, "3 nodes shared secrets, 4 are needed"),
     ],
 )
-def test_hostile_nodes_before_anything_is_charged_end_the_run_too(secure, monkeypatch, step, said, why):
+def test_hostile_nodes_before_anything_is_charged_end_the_run_too(
+    secure, monkeypatch, step, said, why
+):
     for folder in secure.folders[1:3]:
         steps = secure.served.services[str(folder.socket)]._secure
         honest = steps.answer
         monkeypatch.setattr(
-            steps, "answer", lambda asked, *given, honest=honest: said if asked == step else honest(asked, *given)
+            steps,
+            "answer",
+            lambda asked, *given, honest=honest: said if asked == step else honest(asked, *given),
         )
     with pytest.raises(RunError, match=why):
         secure.run()
@@ -306,7 +361,9 @@ def test_a_relay_that_alters_answers_loses_its_node_alone(secure):
         header = frames.parse_header(str(reply.config_records[wire.CONFIG][HEADER]).encode())
         if client != 3 or "said" not in header or "sealed" not in header["said"]:
             return reply
-        text = str(reply.config_records[wire.CONFIG][HEADER]).replace('"commitment": "', '"commitment": "0')
+        text = str(reply.config_records[wire.CONFIG][HEADER]).replace(
+            '"commitment": "', '"commitment": "0'
+        )
         changed = RecordDict({wire.CONFIG: reply.config_records[wire.CONFIG]})
         changed.config_records[wire.CONFIG][HEADER] = text
         return changed
@@ -322,11 +379,23 @@ def test_a_relay_that_alters_answers_loses_its_node_alone(secure):
     [
         ("min_cohort = 5", "min_cohort = 6", {}, "takes part in sums of min_cohort = 6"),
         ("max_colluders = 1", "max_colluders = 2", {}, "this node wants max_colluders = 2"),
-        ('trust = ["distributed"]', 'trust = ["local"]', {}, "a plan for distributed trust; allowed: local"),
-        ("epsilon = 8.0", "epsilon = 0.1", {}, "nothing left for such a run: 10 more releases would bring"),
+        (
+            'trust = ["distributed"]',
+            'trust = ["local"]',
+            {},
+            ("a plan for distributed trust; allowed: local"),
+        ),
+        (
+            "epsilon = 8.0",
+            "epsilon = 0.1",
+            {},
+            ("nothing left for such a run: 10 more releases would bring"),
+        ),
     ],
-)  # fmt: skip
-def test_what_a_policy_does_not_allow_is_said_before_anything_is_charged(secure, old, new, options, why):
+)
+def test_what_a_policy_does_not_allow_is_said_before_anything_is_charged(
+    secure, old, new, options, why
+):
     for folder in secure.folders:
         secure.served.stop(folder)
         edit(folder, old, new)

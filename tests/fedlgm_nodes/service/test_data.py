@@ -30,7 +30,12 @@ def read(folder: Path, **values: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        b"\x00\x00\x08"
+        + bytes([array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
@@ -97,11 +102,18 @@ def test_parquet(tmp_path):
     [
         (["a-1", "a-2"], "column 'more' holds text, not numbers: convert it, or list only"),
         (["1.5", "2.5"], "column 'more' holds text, not numbers"),
-        (np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]"), "column 'more' holds dates or times, not numbers"),
+        (
+            np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]"),
+            "column 'more' holds dates or times, not numbers",
+        ),
         ([[1.0], [1.0, 2.0]], "column 'more' holds lists of unequal length"),
         (
             [1.0, None],
-            "column 'more' has no finite number in 1 of 2 rows, first in row 1, counted from 0: fill the gaps",
+            (
+                "column 'more' has no finite number in 1 of 2 rows, first in row 1, counted from "
+                "0: "
+                "fill the gaps"
+            ),
         ),
         ([True, None], "column 'more' has no finite number in 1 of 2 rows"),
     ],
@@ -122,7 +134,12 @@ def load(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_users_own_loader(tmp_path):
-    x, y = read(tmp_path, kind="loader", loader="tests.fedlgm_nodes.service.test_data:load", options={"count": 3})
+    x, y = read(
+        tmp_path,
+        kind="loader",
+        loader="tests.fedlgm_nodes.service.test_data:load",
+        options={"count": 3},
+    )
     assert x.shape == (3, 1, 4, 4)
     assert y.dtype == np.int64
     with pytest.raises(DataError, match="cannot be imported"):
@@ -162,7 +179,10 @@ def test_a_path_that_the_system_refuses(tmp_path):
 
 def test_the_digest_is_that_of_the_examples(tmp_path):
     np.savez(tmp_path / "d.npz", x=X, y=Y)
-    same = [node_data.digest(node_data.read(section(kind="numpy", path="d.npz"), tmp_path)) for _ in range(2)]
+    same = [
+        node_data.digest(node_data.read(section(kind="numpy", path="d.npz"), tmp_path))
+        for _ in range(2)
+    ]
     np.savez(tmp_path / "d.npz", x=X[::-1], y=Y)
     other = node_data.digest(node_data.read(section(kind="numpy", path="d.npz"), tmp_path))
     assert same[0] == same[1] != other

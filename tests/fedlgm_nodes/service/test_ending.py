@@ -25,6 +25,9 @@ print("stopped")
 @pytest.mark.parametrize("order", ["SIGTERM", "SIGINT"])
 def test_an_order_that_arrives_while_the_main_thread_holds_a_lock_is_not_lost(order):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(order)], capture_output=True, text=True, timeout=LIMIT_S / 10
+        [sys.executable, "-c", SCRIPT.format(order)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S / 10,
     )
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr

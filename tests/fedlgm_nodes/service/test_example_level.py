@@ -1,4 +1,5 @@
-"""Releases that protect single examples: a policy allows them, and the node noises and accounts for every step."""
+"""Releases that protect single examples: a policy allows them, and the node noises and accounts for
+every step."""
 
 from __future__ import annotations
 
@@ -59,9 +60,12 @@ def node(path: Path) -> NodeFolder:
 
 
 def test_every_step_is_noised_and_charged(tmp_path):
-    """With noise far above the gradients the update is the sum of the steps' noise: lr sigma / batch sqrt(steps)."""
+    """With noise far above the gradients the update is the sum of the steps' noise: lr sigma /
+    batch sqrt(steps)."""
     quiet = node(tmp_path / "node")
-    edit(quiet, "releases = 1000 #", "releases = 10_000_000 #")  # else such noise would cost more than it is worth
+    edit(
+        quiet, "releases = 1000 #", "releases = 10_000_000 #"
+    )  # else such noise would cost more than it is worth
     with served(quiet) as folder:
         loud = plan(50.0)
         drawn = []
@@ -127,14 +131,21 @@ REFUSED = {
     "a batch without end": (with_steps(batch=float("inf")), WORK, "plan"),
     "no noise": (changed(sigma=[0.0]), WORK, "plan"),
     "too wide bounds": (changed(clip=[2.0], sigma=[8.0]), WORK, "privacy"),
-    "a mechanism that bounds whole updates": (plan().to_json(), WORK | {"mechanism": {"name": "gaussian"}}, "work"),
+    "a mechanism that bounds whole updates": (
+        plan().to_json(),
+        WORK | {"mechanism": {"name": "gaussian"}},
+        "work",
+    ),
     "Laplace noise": (changed(family="laplace"), WORK, "plan"),
-}  # fmt: skip
+}
 
 
 def test_what_the_node_does_not_do_is_refused_and_costs_nothing(tmp_path):
     with served(node(tmp_path / "node")) as folder:
-        found = {name: ask(folder, text=text, work=work)[0].get("code") for name, (text, work, _) in REFUSED.items()}
+        found = {
+            name: ask(folder, text=text, work=work)[0].get("code")
+            for name, (text, work, _) in REFUSED.items()
+        }
         assert found == {name: code for name, (_, _, code) in REFUSED.items()}
         assert rows(folder) == []
 
@@ -157,7 +168,9 @@ def test_sums_are_exact_if_either_side_says_so(tmp_path, by):
         table = mechanism.table(LayerTable.from_module(module))
         trainer = ExampleTrainer(module, table, mechanism, exact_sums=exact)
         clients = [Examples(folder.policy().node.client, data.x, data.y, digest_of(data.x, data.y))]
-        ((update, _),) = local_steps(trainer, request.work.local(), nodes.MODEL, clients, request.plan, keys, 1)
+        ((update, _),) = local_steps(
+            trainer, request.work.local(), nodes.MODEL, clients, request.plan, keys, 1
+        )
         made[exact] = update.numpy()
     assert (found == made[by != "nobody"]).all()
     assert not (made[True] == made[False]).all()
@@ -181,7 +194,9 @@ def test_a_budget_for_examples_is_never_called_one_for_the_whole_data(tmp_path):
     folder = node(tmp_path / "node")
     with served(folder):
         assert ask(folder, text=plan().to_json(), work=WORK)[0]["ok"]
-        assert ask(folder)[0]["ok"]  # a release that protects the whole data protects each example, too
+        assert ask(folder)[0][
+            "ok"
+        ]  # a release that protects the whole data protects each example, too
     edit(folder, 'unit = "example"', 'unit = "client"')
     with pytest.raises(LedgerError, match=r"releases that protect \(example, add-remove\)"):
         Service(folder)
@@ -204,7 +219,10 @@ def test_an_example_that_fails_does_not_show(tmp_path):
     """An error in place of an answer would be an answer without noise."""
     made = node(tmp_path / "node")
     edit(made, 'models = ["logistic"', f'models = ["{FUSSY["name"]}", "logistic"')
-    x, y = np.zeros((nodes.EXAMPLES, *nodes.SHAPE), np.float32), np.arange(nodes.EXAMPLES) % nodes.CLASSES
+    x, y = (
+        np.zeros((nodes.EXAMPLES, *nodes.SHAPE), np.float32),
+        np.arange(nodes.EXAMPLES) % nodes.CLASSES,
+    )
     x[3] = 9.0
     np.savez(tmp_path / "node.npz", x=x, y=y)
     with served(made) as folder:
@@ -233,7 +251,9 @@ def test_an_example_that_fails_counts_as_zero_and_the_others_count(tmp_path):
 
     keeping = trainer(NodeExamples)
     found, again = (keeping.sum(x, y, torch.arange(6), asked) for _ in range(2))
-    others = trainer(ExampleTrainer).sum(x[[0, 1, 2, 4, 5]], y[[0, 1, 2, 4, 5]], torch.arange(5), asked)
+    others = trainer(ExampleTrainer).sum(
+        x[[0, 1, 2, 4, 5]], y[[0, 1, 2, 4, 5]], torch.arange(5), asked
+    )
     torch.testing.assert_close(found.values, others.values)
     torch.testing.assert_close(again.values, others.values)
     assert found.bounds == others.bounds
@@ -243,13 +263,16 @@ def test_an_example_that_fails_counts_as_zero_and_the_others_count(tmp_path):
 
 @pytest.mark.parametrize("kinds", [FEW, FEW + 4])
 def test_the_first_answer_after_a_start_composes_nothing_of_the_past(tmp_path, monkeypatch, kinds):
-    """To compose a hundred kinds of releases takes seconds: the start does, before the service says that it answers."""
+    """To compose a hundred kinds of releases takes seconds: the start does, before the service says
+    that it answers."""
     folder = node(tmp_path / "node")
     past = [privacy.events.gaussian_event(20.0 + i, 0.25) for i in range(kinds)]
     with folder.ledger() as ledger:
         for i, kind in enumerate(past):
             event = privacy.events.repeated(kind, STEPS)
-            ledger.charge(f"r{i}", event, trust="local", run="old", round=i + 1, data="d", protects=EXAMPLE)
+            ledger.charge(
+                f"r{i}", event, trust="local", run="old", round=i + 1, data="d", protects=EXAMPLE
+            )
     service = Service(folder)
     service.warm()
     composed = []
@@ -259,7 +282,9 @@ def test_the_first_answer_after_a_start_composes_nothing_of_the_past(tmp_path, m
         "compose",
         lambda own, event, count=1: (composed.append(event), compose(own, event, count))[1],
     )
-    question = nodes.asked(folder, plan=plan().to_json(), work=WORK, model=protocol.sha256(nodes.BODY))
+    question = nodes.asked(
+        folder, plan=plan().to_json(), work=WORK, model=protocol.sha256(nodes.BODY)
+    )
     answer = service.answer(Ask.model_validate(question.header(None)), nodes.BODY)
     service.close()
     assert answer.header["ok"]

@@ -184,7 +184,9 @@ def test_a_test_ledger_stays_one(tmp_path):
 def test_a_full_disk_charges_nothing(paths, monkeypatch):
     with NodeLedger(*paths) as ledger:
         charge(ledger, "a")
-        ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
+        ledger._db.execute(
+            f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}"
+        )
         with pytest.raises(LedgerError, match="full"):
             charge(ledger, *(f"n{number}" for number in range(1000)))
         seq, head = ledger.seq, ledger.head
@@ -193,7 +195,8 @@ def test_a_full_disk_charges_nothing(paths, monkeypatch):
 
 
 class TestWhatRowsProtect:
-    """Unit and relation are in the row and in its hash; costs of unlike rows add up only where that is proven."""
+    """Unit and relation are in the row and in its hash; costs of unlike rows add up only where that
+    is proven."""
 
     def test_a_release_that_protects_all_of_the_data_protects_an_example_too(self, paths):
         with NodeLedger(*paths) as ledger:
@@ -207,14 +210,21 @@ class TestWhatRowsProtect:
             charge(ledger, "a")
             assert ledger.epsilon(1e-5, CLIENT) > 0
             ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
-            with pytest.raises(LedgerError, match=r"protect \(example, add-remove\).* keep privacy.unit = 'example'"):
+            with pytest.raises(
+                LedgerError,
+                match=r"protect \(example, add-remove\).* keep privacy.unit = 'example'",
+            ):
                 ledger.epsilon(1e-5, CLIENT)
 
     @pytest.mark.parametrize("protects", ["", "client, add-remove", "household"])
     def test_a_row_that_says_something_else_is_refused(self, paths, protects):
         with NodeLedger(*paths) as ledger:
-            with pytest.raises(LedgerError, match="known: client, replace-one, example, add-remove"):
-                ledger.charge("a", EVENT, trust="local", run="run", round=1, data="d", protects=protects)
+            with pytest.raises(
+                LedgerError, match="known: client, replace-one, example, add-remove"
+            ):
+                ledger.charge(
+                    "a", EVENT, trust="local", run="run", round=1, data="d", protects=protects
+                )
             assert ledger.rows() == []
 
     @pytest.mark.parametrize("readonly", [True, False])
@@ -233,11 +243,15 @@ def test_removing_a_lock_file_lets_no_second_process_in(paths):
         for file in paths[0].parent.glob("*lock*"):
             file.unlink()
         code = (
-            "import sys; from pathlib import Path; from fedlgm_nodes.service.ledger import NodeLedger; "
+            "import sys; from pathlib import Path; from fedlgm_nodes.service.ledger import "
+            "NodeLedger; "
             "NodeLedger(Path(sys.argv[1]), Path(sys.argv[2]))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", code, *map(str, paths)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert "another process holds the ledger" in done.stderr
         other = paths[0].with_name("link.sqlite")

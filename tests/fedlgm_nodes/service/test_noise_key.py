@@ -1,4 +1,5 @@
-"""The key of a node's noise: made by the node's own service, bound to its ledger, and no other is used."""
+"""The key of a node's noise: made by the node's own service, bound to its ledger, and no other is
+used."""
 
 from __future__ import annotations
 
@@ -60,20 +61,25 @@ def test_a_key_that_was_exchanged_is_refused(tmp_path):
 
 
 def test_a_key_of_one_ledger_does_not_serve_another(tmp_path):
-    """The digest that a ledger records holds the ledger's name, too: copied with its key it fits no other ledger."""
+    """The digest that a ledger records holds the ledger's name, too: copied with its key it fits no
+    other ledger."""
     folder = make_node(tmp_path / "node")
     with served(folder):
         ask(folder)
     key = secrets.token_bytes(32)
     key_of(folder).write_bytes(key)
     with sqlite3.connect(folder.ledger_file) as database:
-        database.execute("UPDATE meta SET value = ? WHERE key = 'noise_key'", (digest("noise key", "another", key),))
+        database.execute(
+            "UPDATE meta SET value = ? WHERE key = 'noise_key'",
+            (digest("noise key", "another", key),),
+        )
     database.close()
     assert "restore it, or the ledger that it was made for" in refused(folder)
 
 
 def test_a_folder_whose_service_was_started_elsewhere_gets_another_key(tmp_path):
-    """The preparer of a folder can start its service, or write what that writes, and keep the key."""
+    """The preparer of a folder can start its service, or write what that writes, and keep the
+    key."""
     folder, key = make_node(tmp_path / "node"), secrets.token_bytes(32)
     with folder.ledger() as ledger:
         ledger.bind(digest("noise key", ledger.identity, key))

@@ -1,4 +1,5 @@
-"""What stands between Flower and the service: it needs no torch, holds nothing, and changes nothing."""
+"""What stands between Flower and the service: it needs no torch, holds nothing, and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -35,12 +36,16 @@ def content(header: str) -> RecordDict:
 
 
 def message(header: str, key: int) -> RecordDict:
-    records = {name: ConfigRecord(values) for name, values in frames.body_records(nodes.BODY, key).items()}
+    records = {
+        name: ConfigRecord(values) for name, values in frames.body_records(nodes.BODY, key).items()
+    }
     return RecordDict({wire.CONFIG: ConfigRecord({HEADER: header, MASK: key}), **records})
 
 
 def header() -> str:
-    question = nodes.Question("run", 1, 0, nodes.plan().to_json(), protocol.sha256(nodes.BODY), nodes.WORK, "00")
+    question = nodes.Question(
+        "run", 1, 0, nodes.plan().to_json(), protocol.sha256(nodes.BODY), nodes.WORK, "00"
+    )
     return json.dumps(question.header())
 
 
@@ -73,7 +78,14 @@ def test_the_relay_passes_on_what_the_service_says(tmp_path, monkeypatch):
         forward(content(header()), folder.socket)
 
 
-@pytest.mark.parametrize("module", ["fedlgm_nodes.service.relay", "fedlgm_nodes.service.executor", "fedlgm_nodes.protocol.messages"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fedlgm_nodes.service.relay",
+        "fedlgm_nodes.service.executor",
+        "fedlgm_nodes.protocol.messages",
+    ],
+)
 def test_no_torch_is_imported(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -81,14 +93,22 @@ def test_no_torch_is_imported(module):
 
 def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
-    arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
+    arguments = [
+        "--supernode",
+        "127.0.0.1:1",
+        "--secret-file",
+        str(tmp_path / "s"),
+        "--socket",
+        "x",
+    ]
     assert executor.main(arguments) == 2
     assert "flwr 1.43.0 is installed" in capsys.readouterr().err
 
 
 @pytest.fixture
 def supernode() -> Iterator[tuple[str, list[str], threading.Event]]:
-    """A SuperNode that always has a task and, until the event, keeps whoever asks for its message waiting."""
+    """A SuperNode that always has a task and, until the event, keeps whoever asks for its message
+    waiting."""
     claimed, go = list[str](), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -97,7 +117,9 @@ def supernode() -> Iterator[tuple[str, list[str], threading.Event]]:
             body = b""
             if self.path.endswith("acquire-task"):
                 claimed.append(f"{len(claimed):032x}")
-                body = AcquireTaskResponse(token=claimed[-1], task=Task(task_id=len(claimed))).SerializeToString()
+                body = AcquireTaskResponse(
+                    token=claimed[-1], task=Task(task_id=len(claimed))
+                ).SerializeToString()
             elif "heartbeat" not in self.path:
                 go.wait(LIMIT_S)
             self.send_response(200)
@@ -118,9 +140,13 @@ def supernode() -> Iterator[tuple[str, list[str], threading.Event]]:
 
 
 def test_no_more_tasks_are_claimed_than_are_worked_on(supernode, tmp_path):
-    """The SuperNode gives up a claimed task of which it hears nothing for half a minute; and a full executor ends."""
+    """The SuperNode gives up a claimed task of which it hears nothing for half a minute; and a full
+    executor ends."""
     address, claimed, _ = supernode
-    made, stop = executor.Executor(address, b"secret", tmp_path / "none", poll=0.01), threading.Event()
+    made, stop = (
+        executor.Executor(address, b"secret", tmp_path / "none", poll=0.01),
+        threading.Event(),
+    )
     working = threading.Thread(target=made.run, args=(stop,), daemon=True)
     working.start()
     deadline = time.monotonic() + LIMIT_S
@@ -137,25 +163,39 @@ def test_no_more_tasks_are_claimed_than_are_worked_on(supernode, tmp_path):
 def test_a_secret_that_cannot_be_used(tmp_path, capsys, secret, message):
     if secret is not None:
         (tmp_path / "s").write_bytes(secret)
-    arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
+    arguments = [
+        "--supernode",
+        "127.0.0.1:1",
+        "--secret-file",
+        str(tmp_path / "s"),
+        "--socket",
+        "x",
+    ]
     assert executor.main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(frames.NoService("nobody listens"), "nobody listens"), (KeyError("x"), "KeyError: 'x'")]
+    ("error", "said"),
+    [(frames.NoService("nobody listens"), "nobody listens"), (KeyError("x"), "KeyError: 'x'")],
 )
-def test_a_failed_task_says_the_reason_without_names_of_this_librarys_errors(monkeypatch, error, said):
+def test_a_failed_task_says_the_reason_without_names_of_this_librarys_errors(
+    monkeypatch, error, said
+):
     ended = []
     connection = SimpleNamespace(
-        pull=lambda: (SimpleNamespace(content=None), None), push=lambda *given: None, close=lambda: None,
+        pull=lambda: (SimpleNamespace(content=None), None),
+        push=lambda *given: None,
+        close=lambda: None,
         end=lambda context, failure: ended.append(failure),
-    )  # fmt: skip
+    )
 
     def fail(*given):
         raise error
 
-    monkeypatch.setattr(executor, "RuntimeConnection", SimpleNamespace(working=lambda *given: connection))
+    monkeypatch.setattr(
+        executor, "RuntimeConnection", SimpleNamespace(working=lambda *given: connection)
+    )
     monkeypatch.setattr(executor, "failed_reply", lambda message, failure: failure)
     monkeypatch.setattr(executor, "_heartbeat", contextlib.nullcontext)
     monkeypatch.setattr(relay, "forward", fail)

@@ -1,4 +1,5 @@
-"""A malicious server with colluders learns no more than one noised sum of each cohort, whatever it tries."""
+"""A malicious server with colluders learns no more than one noised sum of each cohort, whatever it
+tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A node that dies anywhere in a round: what it sent stays as it was, nothing is signed twice or released uncharged."""
+"""A node that dies anywhere in a round: what it sent stays as it was, nothing is signed twice or
+released uncharged."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Node:
         client, signer, policy: as for a participant.
     """
 
-    def __init__(self, folder: Path, client: int, signer: Ed25519PrivateKey, policy: Distributed) -> None:
+    def __init__(
+        self, folder: Path, client: int, signer: Ed25519PrivateKey, policy: Distributed
+    ) -> None:
         self.client, self.folder = client, folder
         self._parts = client, signer, policy
         folder.mkdir()
@@ -60,30 +63,48 @@ class Node:
     def charge(self, cohort: str) -> None:
         if self.ledger.find(cohort) is None:
             self.ledger.charge(
-                cohort, gaussian_event(2.0), trust="distributed", run="run", round=1, data="d", protects=CLIENT
+                cohort,
+                gaussian_event(2.0),
+                trust="distributed",
+                run="run",
+                round=1,
+                data="d",
+                protects=CLIENT,
             )
 
     def make(self, cohort: str) -> np.ndarray:
         assert self.ledger.find(cohort) is not None
-        return np.random.default_rng(int(digest(cohort, self.client)[:8], 16)).integers(0, 2**32, SIZE, dtype=np.uint32)
+        return np.random.default_rng(int(digest(cohort, self.client)[:8], 16)).integers(
+            0, 2**32, SIZE, dtype=np.uint32
+        )
 
 
 @pytest.fixture
 def nodes(tmp_path):
     signers = [Ed25519PrivateKey.generate() for _ in range(3)]
-    policy = Distributed(min_cohort=3, max_colluders=0, peers=tuple(public_text(signer) for signer in signers))
-    made = [Node(tmp_path / str(client), client, signer, policy) for client, signer in enumerate(signers)]
+    policy = Distributed(
+        min_cohort=3, max_colluders=0, peers=tuple(public_text(signer) for signer in signers)
+    )
+    made = [
+        Node(tmp_path / str(client), client, signer, policy)
+        for client, signer in enumerate(signers)
+    ]
     yield made
     for node in made:
         node.stop()
 
 
 def steps(nodes, server, directly=False):
-    """The round's calls, as (step, node, call that gives the answer); a generator that is sent the answers."""
+    """The round's calls, as (step, node, call that gives the answer); a generator that is sent the
+    answers."""
     attempt, here = AGREED.digest, range(3)
     adverts = {}
     for c in here:
-        adverts[c] = yield "advertise", nodes[c], lambda c=c: nodes[c].participant.advertise(AGREED).values()
+        adverts[c] = yield (
+            "advertise",
+            nodes[c],
+            lambda c=c: nodes[c].participant.advertise(AGREED).values(),
+        )
     cohort, shares = server.advertised(adverts), {}
     for c in here:
         shared = yield "share", nodes[c], lambda c=c: nodes[c].participant.share(attempt, cohort)
@@ -93,15 +114,25 @@ def steps(nodes, server, directly=False):
         masked = yield (
             "mask",
             nodes[c],
-            lambda c=c: nodes[c].participant.mask(attempt, given[c], nodes[c].charge, nodes[c].make),
+            lambda c=c: nodes[c].participant.mask(
+                attempt, given[c], nodes[c].charge, nodes[c].make
+            ),
         )
         server.add(c, masked, nodes[c].participant.sent(attempt))
     answered, signatures, revealed = server.answered(), {}, {}
     for c in () if directly else here:
-        signatures[c] = yield "agree", nodes[c], lambda c=c: nodes[c].participant.agree(attempt, answered)
+        signatures[c] = yield (
+            "agree",
+            nodes[c],
+            lambda c=c: nodes[c].participant.agree(attempt, answered),
+        )
     signed = server.sent() if directly else server.signed(signatures)
     for c in here:
-        revealed[c] = yield "unmask", nodes[c], lambda c=c: nodes[c].participant.unmask(attempt, signed)
+        revealed[c] = yield (
+            "unmask",
+            nodes[c],
+            lambda c=c: nodes[c].participant.unmask(attempt, signed),
+        )
     yield "total", None, lambda: server.total(revealed)
 
 
@@ -111,7 +142,8 @@ def same(one, other) -> bool:
 
 @pytest.mark.parametrize("directly", [False, True])
 def test_every_step_is_the_same_after_a_restart(nodes, directly):
-    """The node ends after each answer; the same question after it gives the same answer, and the sum is exact."""
+    """The node ends after each answer; the same question after it gives the same answer, and the
+    sum is exact."""
     server = SecureSum(AGREED, nodes[0].participant._policy.services)
     run = steps(nodes, server, directly)
     step, node, call = next(run)
@@ -146,7 +178,8 @@ def once_dying(original, name, crashes, when):
 @pytest.mark.parametrize("directly", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
-    """The node dies before or after each write; started again it goes on, charged once, and the sum is exact."""
+    """The node dies before or after each write; started again it goes on, charged once, and the sum
+    is exact."""
     victim, server = nodes[1], SecureSum(AGREED, nodes[0].participant._policy.services)
     run, crashes = steps(nodes, server, directly), set()
     step, node, call = next(run)
@@ -155,16 +188,23 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
         while answer is None:
             for write in DURABLE if node is victim else ():
                 owner = victim.ledger if write == "charge" else victim.store
-                monkeypatch.setattr(owner, write, once_dying(getattr(owner, write), (step, write), crashes, when))
+                monkeypatch.setattr(
+                    owner, write, once_dying(getattr(owner, write), (step, write), crashes, when)
+                )
             with contextlib.suppress(Killed):
                 answer = call()
             if node is victim:
                 victim.restart()  # what was patched is gone with the old objects
         step, node, call = run.send(answer)
     assert crashes == {
-        ("advertise", "open"), ("share", "bound"), ("share", "keep"), ("mask", "charge"), ("mask", "keep"),
-        ("unmask" if directly else "agree", "sign"), ("unmask", "keep"),
-    }  # fmt: skip
+        ("advertise", "open"),
+        ("share", "bound"),
+        ("share", "keep"),
+        ("mask", "charge"),
+        ("mask", "keep"),
+        ("unmask" if directly else "agree", "sign"),
+        ("unmask", "keep"),
+    }
     (cohort,) = {row.request for node in nodes for row in node.ledger.rows()}
     expected = np.sum([node.make(cohort) for node in nodes], axis=0, dtype=np.uint32)
     np.testing.assert_array_equal(call(), expected)
@@ -173,10 +213,16 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
 
 @pytest.mark.parametrize(
     ("write", "last", "directly"),
-    [("charge", "mask", False), ("keep", "mask", False), ("sign", "agree", False), ("sign", "unmask", True)],
+    [
+        ("charge", "mask", False),
+        ("keep", "mask", False),
+        ("sign", "agree", False),
+        ("sign", "unmask", True),
+    ],
 )
 def test_kill_9(nodes, write, last, directly):
-    """A process that is killed right after a write has left it on disk, and the next one keeps to it."""
+    """A process that is killed right after a write has left it on disk, and the next one keeps to
+    it."""
     victim, server = nodes[0], SecureSum(AGREED, nodes[0].participant._policy.services)
     run = steps(nodes, server, directly)
     step, node, call = next(run)

@@ -39,7 +39,9 @@ def mask(nodes, agreed=AGREED):
 
 def test_a_node_needs_its_own_key_among_its_peers():
     policy = federation(3).policy
-    with pytest.raises(Refusal, match=r"distributed\.peers does not hold this node's service key as client 1"):
+    with pytest.raises(
+        Refusal, match=r"distributed\.peers does not hold this node's service key as client 1"
+    ):
         Participant(1, Ed25519PrivateKey.generate(), policy, MemoryStore())
 
 
@@ -48,7 +50,10 @@ def test_a_node_needs_its_own_key_among_its_peers():
     [
         ({"min_cohort": 3, "max_colluders": 2}, "must exceed max_colluders"),
         ({"min_cohort": 3, "max_colluders": 0, "peers": ["ab", "cd"]}, "the key of client 0"),
-        ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, "", KEY]}, "clients 0 and 2 have the same key"),
+        (
+            {"min_cohort": 3, "max_colluders": 1, "peers": [KEY, "", KEY]},
+            "clients 0 and 2 have the same key",
+        ),
         ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, KEY.upper()]}, "the key of client 1"),
     ],
 )
@@ -58,7 +63,9 @@ def test_policies_that_protect_nobody(values, why):
 
 
 def test_too_little_noise(nodes):
-    with pytest.raises(Refusal, match="noise that suffices against 0 colluders; this node wants max_colluders = 1"):
+    with pytest.raises(
+        Refusal, match="noise that suffices against 0 colluders; this node wants max_colluders = 1"
+    ):
         nodes.members[0].participant.advertise(replace(AGREED, colluders=0))
 
 
@@ -79,7 +86,9 @@ def test_thresholds(nodes, threshold, colluders, why):
 
 def test_cohorts(nodes):
     adverts, node = advertise(nodes), nodes.members[0].participant
-    other = [member.participant.advertise(terms(4, 1, number=1)).values() for member in nodes.members]
+    other = [
+        member.participant.advertise(terms(4, 1, number=1)).values() for member in nodes.members
+    ]
     stranger, keys = Ed25519PrivateKey.generate(), key_pairs()
     forged = Advert.make(AGREED, 4, stranger, *keys).values()
     copied = Advert.make(AGREED, 4, nodes.signers[4], *keys)
@@ -99,7 +108,8 @@ def test_cohorts(nodes):
         with pytest.raises(Refusal, match=why):
             node.share(AGREED.digest, cohort)
     node.share(AGREED.digest, adverts)
-    # A colluder's second advert, properly signed, makes another cohort: the secrets were shared with the first.
+    # A colluder's second advert, properly signed, makes another cohort: the secrets were shared
+    # with the first.
     again = Advert.make(AGREED, 4, nodes.signers[4], *key_pairs()).values()
     with pytest.raises(Refusal, match="shared its secrets of this attempt with another cohort"):
         node.share(AGREED.digest, [*adverts[:4], again])
@@ -112,7 +122,10 @@ def test_a_node_is_charged_before_its_vector_is_made_and_not_for_what_it_refuses
     delivered, member = share(nodes)[0], nodes.members[0]
     node = member.participant
     for sealed, why in (
-        ({client: delivered[client] for client in (1, 2)}, "3 members shared secrets; 4 are needed"),
+        (
+            {client: delivered[client] for client in (1, 2)},
+            "3 members shared secrets; 4 are needed",
+        ),
         (delivered | {1: delivered[2]}, "client 1's shares for this node are not authentic"),
         (delivered | {7: delivered[2]}, "not a member of the cohort"),
         (delivered | {1: "AAAA"}, "not authentic"),
@@ -154,7 +167,9 @@ def test_shares_are_given_for_the_set_that_enough_have_signed(nodes):
     members, survivors = nodes.members, [0, 1, 2, 3]
     with pytest.raises(Refusal, match="signed no set"):
         members[0].participant.unmask(AGREED.digest, {})
-    signatures = {client: members[client].participant.agree(AGREED.digest, survivors) for client in survivors}
+    signatures = {
+        client: members[client].participant.agree(AGREED.digest, survivors) for client in survivors
+    }
     cohort = members[0].charges[0]
     others = Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))
     colluder = others.signed(nodes.signers[4])
@@ -163,7 +178,9 @@ def test_shares_are_given_for_the_set_that_enough_have_signed(nodes):
         {**{c: signatures[c] for c in (0, 1, 2)}, 4: colluder}, signatures | {3: signatures[3][:-2]},
         {**{c: signatures[c] for c in (0, 1, 2)}, 9: signatures[3]},
     ):  # fmt: skip
-        with pytest.raises(Refusal, match="have signed the set that this node has signed; 4 are needed"):
+        with pytest.raises(
+            Refusal, match="have signed the set that this node has signed; 4 are needed"
+        ):
             members[0].participant.unmask(AGREED.digest, given)
     revealed = members[0].participant.unmask(AGREED.digest, signatures)
     assert members[0].participant.unmask(AGREED.digest, signatures) == revealed
@@ -181,7 +198,9 @@ def test_a_node_unmasks_at_once_if_all_have_sent_their_vectors_and_then_accepts_
         sent | {4: Sent("0" * 64, (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
         sent | {4: Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
     ):  # fmt: skip
-        with pytest.raises(Refusal, match=r"signed no set .* and not every member that shared secrets has signed"):
+        with pytest.raises(
+            Refusal, match=r"signed no set .* and not every member that shared secrets has signed"
+        ):
             members[0].unmask(AGREED.digest, given)
     revealed = members[0].unmask(AGREED.digest, sent)
     assert members[0].unmask(AGREED.digest, sent) == revealed
@@ -189,9 +208,13 @@ def test_a_node_unmasks_at_once_if_all_have_sent_their_vectors_and_then_accepts_
         members[0].agree(AGREED.digest, [0, 1, 2, 3])
     signed = {client: members[client].agree(AGREED.digest, [1, 2, 3, 4]) for client in everyone[1:]}
     for given in (sent, sent | {c: signed[c] for c in (1, 2, 3)}):
-        with pytest.raises(Refusal, match="have signed the set that this node has signed; 4 are needed"):
+        with pytest.raises(
+            Refusal, match="have signed the set that this node has signed; 4 are needed"
+        ):
             members[1].unmask(AGREED.digest, given)
-    with pytest.raises(Refusal, match="have signed the set that this node has signed; 4 are needed"):
+    with pytest.raises(
+        Refusal, match="have signed the set that this node has signed; 4 are needed"
+    ):
         members[0].unmask(AGREED.digest, signed)
 
 
@@ -205,12 +228,16 @@ def test_nothing_is_signed_as_sent_before_it_is(nodes):
 
 def test_secrets_are_forgotten_once_they_are_needed_no_more(nodes):
     mask(nodes)
-    signatures = {c: nodes.members[c].participant.agree(AGREED.digest, [0, 1, 2, 3, 4]) for c in range(5)}
+    signatures = {
+        c: nodes.members[c].participant.agree(AGREED.digest, [0, 1, 2, 3, 4]) for c in range(5)
+    }
     node = nodes.members[0].participant
     node.unmask(AGREED.digest, signatures)
     session = node._store.session(AGREED.digest)
     assert (session.sealing, session.masking, session.seed, session.held) == ("", "", "", {})
-    for number in range(1, 9):  # eight newer attempts: the first is forgotten, but for what was signed
+    for number in range(
+        1, 9
+    ):  # eight newer attempts: the first is forgotten, but for what was signed
         node.advertise(terms(4, 1, number=number))
     with pytest.raises(Refusal, match="It keeps the 4 newest open rounds"):
         node.share(AGREED.digest, [])

@@ -20,7 +20,8 @@ from tests.support.secagg_attacks import attacked
 
 
 def random_rounds(monkeypatch, count: int, seed: int) -> tuple[int, int]:
-    """(exact, void) of that many rounds with random nodes, neighbours, thresholds, drops and sizes."""
+    """(exact, void) of that many rounds with random nodes, neighbours, thresholds, drops and
+    sizes."""
     rng, made, exact, void = np.random.default_rng(seed), dict[tuple[int, int], Federation](), 0, 0
     for number in range(count):
         reach, colluders = int(rng.integers(1, 4)), int(rng.integers(0, 2))
@@ -104,14 +105,19 @@ class Ring:
         self.nodes, self.agreed = federation(NODES), terms(threshold)
         agreed, self.server = self.agreed, SecureSum(self.agreed, self.nodes.services)
         everyone = [member.participant for member in self.nodes.members]
-        self.adverts = self.server.advertised({c: one.advertise(agreed).values() for c, one in enumerate(everyone)})
+        self.adverts = self.server.advertised(
+            {c: one.advertise(agreed).values() for c, one in enumerate(everyone)}
+        )
         shares = {c: one.share(agreed.digest, self.adverts) for c, one in enumerate(everyone)}
-        self.given = self.server.shared({c: (one.sealed, one.commitment) for c, one in shares.items()})
+        self.given = self.server.shared(
+            {c: (one.sealed, one.commitment) for c, one in shares.items()}
+        )
         self.graph = self.server._cohort.neighbours
         self.circle = self.graph._circle
 
     def mask(self, client, gone=(), sharing=None):
-        """The client's vector where some members have not shared; `sharing` is what the server says instead."""
+        """The client's vector where some members have not shared; `sharing` is what the server says
+        instead."""
         sealed = {by: text for by, text in self.given[client].items() if by not in gone}
         member, truth = self.nodes.members[client], sorted(set(range(NODES)) - set(gone))
         given = sealed, member.charge, member.make, truth if sharing is None else sharing
@@ -128,7 +134,8 @@ def test_members_that_shared(ring):
         ((), sorted(ring.graph.holders(first)), "7 members shared secrets; 8 are needed"),
         ((), "all", "list of whole numbers"),
         ((), list(range(NODES))[::-1], "ascending"),
-        (ring.circle[3:6], None, f"0 are among the 3 members from client {ring.circle[3]} on the circle; 1 are needed"),
+        (ring.circle[3:6], None, (f"0 are among the 3 members from client {ring.circle[3]} on the "
+                                 "circle; 1 are needed")),
         (
             [ring.circle[place] for place in (1, 2, 10, 11)], None,
             f"3 hold shares of the secrets of client {first}; 4 are needed",
@@ -137,7 +144,9 @@ def test_members_that_shared(ring):
         with pytest.raises(Refusal, match=why):
             ring.mask(first, gone, sharing)
     member = ring.nodes.members[first]
-    with pytest.raises(Refusal, match="7 members shared secrets; 8 are needed"):  # all that a node without a list knows
+    with pytest.raises(
+        Refusal, match="7 members shared secrets; 8 are needed"
+    ):  # all that a node without a list knows
         member.participant.mask(AGREED.digest, ring.given[first], member.charge, member.make)
     assert member.charges == []
     ring.mask(first, (far,))
@@ -152,7 +161,9 @@ def test_shares_are_given_only_if_the_signers_leave_no_gap(ring):
     survivors = list(range(NODES))
     signed = {client: parts[client].agree(AGREED.digest, survivors) for client in survivors}
     gap = {client: text for client, text in signed.items() if client not in ring.circle[4:7]}
-    with pytest.raises(Refusal, match=rf"0 are among the 3 members from client {ring.circle[4]} on the circle"):
+    with pytest.raises(
+        Refusal, match=rf"0 are among the 3 members from client {ring.circle[4]} on the circle"
+    ):
         parts[0].unmask(AGREED.digest, gap)
     assert len(parts[0].unmask(AGREED.digest, signed)) == 7
 
@@ -165,7 +176,9 @@ def test_a_cohort_of_another_shape_is_another_cohort(ring, monkeypatch):
         digests.add(Cohort(AGREED, cohort.adverts.values(), ring.nodes.services).digest)
     assert len(digests) == 4
     parts = [member.participant for member in ring.nodes.members]
-    with pytest.raises(Refusal, match="with another cohort"):  # a node that has been upgraded in between
+    with pytest.raises(
+        Refusal, match="with another cohort"
+    ):  # a node that has been upgraded in between
         parts[0].share(AGREED.digest, ring.adverts)
 
 
@@ -175,9 +188,12 @@ def test_a_cohort_of_another_shape_is_another_cohort(ring, monkeypatch):
 def test_a_void_round_names_the_place(ring):
     gone = ring.circle[4:7]
     for client in set(range(NODES)) - set(gone):
-        ring.server.add(client, ring.mask(client), ring.nodes.members[client].participant.sent(AGREED.digest))
+        ring.server.add(
+            client, ring.mask(client), ring.nodes.members[client].participant.sent(AGREED.digest)
+        )
     why = (
-        rf"of the nodes that sent a vector, 0 are among the 3 members from client {gone[0]} on the circle; 1 are needed"
+        "of the nodes that sent a vector, 0 are among the 3 members from client "
+        f"{gone[0]} on the circle; 1 are needed"
     )
     with pytest.raises(VoidRound, match=why):
         ring.server.answered()
@@ -186,7 +202,9 @@ def test_a_void_round_names_the_place(ring):
 def test_a_secret_that_cannot_be_opened(ring):
     gone = [ring.circle[place] for place in (0, 2, 10)]
     for client in set(range(NODES)) - set(gone):
-        ring.server.add(client, ring.mask(client), ring.nodes.members[client].participant.sent(AGREED.digest))
+        ring.server.add(
+            client, ring.mask(client), ring.nodes.members[client].participant.sent(AGREED.digest)
+        )
     ring.graph.shape = replace(ring.graph.shape, needed=5)
     first = min(c for c in range(NODES) if len(ring.graph.holders(c).difference(gone)) < 5)
     secret = "masking key" if first in gone else "seed"
@@ -224,7 +242,8 @@ def test_a_thousand_random_deviations():
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_an_arc_between_two_gaps(monkeypatch, checked):
-    """A server drops two nodes at both ends of an arc of three, and reads their sum if signers may leave gaps."""
+    """A server drops two nodes at both ends of an arc of three, and reads their sum if signers may
+    leave gaps."""
     use_ring(monkeypatch, explicit(2, 0))
     ring, agreed = Ring(7), terms(7)
     circle, parts = ring.circle, [member.participant for member in ring.nodes.members]
@@ -239,16 +258,23 @@ def test_an_arc_between_two_gaps(monkeypatch, checked):
         return
     monkeypatch.setattr(Neighbours, "problem", lambda *_: "")
     shares = {client: parts[client].unmask(agreed.digest, signed) for client in survivors}
-    cohort, total = ring.server._cohort, np.sum([vectors[client] for client in arc], axis=0, dtype=np.uint32)
+    cohort, total = (
+        ring.server._cohort,
+        np.sum([vectors[client] for client in arc], axis=0, dtype=np.uint32),
+    )
 
     def secret(peer):
         holders = sorted(ring.graph.holders(peer) & shares.keys())[: ring.graph.shape.needed]
-        return Weights(holders).combine({holder: bytes.fromhex(shares[holder][peer]) for holder in holders})
+        return Weights(holders).combine(
+            {holder: bytes.fromhex(shares[holder][peer]) for holder in holders}
+        )
 
     for client in arc:
         apply_mask(total, self_mask_key(secret(client), cohort.digest), subtract=True)
         for other in ring.graph.holders(client) & gone:
-            key = pair_mask_key(secret(other), cohort.adverts[client].masking, cohort.digest, other, client)
+            key = pair_mask_key(
+                secret(other), cohort.adverts[client].masking, cohort.digest, other, client
+            )
             apply_mask(total, key, subtract=other < client)
     plain = [ring.nodes.members[client].vectors[cohort.digest] for client in arc]
     np.testing.assert_array_equal(total, np.sum(plain, axis=0, dtype=np.uint32))
@@ -257,7 +283,9 @@ def test_an_arc_between_two_gaps(monkeypatch, checked):
 def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
     def careless(self, attempt, answered):
         session, cohort = self._shared(attempt)
-        return Survivors(cohort.digest, tuple(session.sharing), cohorts.clients_of(answered)).signed(self._signer)
+        return Survivors(
+            cohort.digest, tuple(session.sharing), cohorts.clients_of(answered)
+        ).signed(self._signer)
 
     monkeypatch.setattr(participant.Participant, "agree", careless)
     assert any("two signatures" in one for one in attacked(100, seed=1, ring=True)[1])

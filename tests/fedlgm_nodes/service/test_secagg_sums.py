@@ -1,4 +1,5 @@
-"""Rounds of secure aggregation in which nodes drop out anywhere: the sum is exact, or the round is void."""
+"""Rounds of secure aggregation in which nodes drop out anywhere: the sum is exact, or the round is
+void."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def random_rounds(count: int, seed: int) -> tuple[int, int]:
             member.size = size
         agreed = terms(threshold, colluders, size, number)
         drops = {step: {c for c in range(nodes) if rng.random() < 0.06} for step in STEPS}
-        away = {step: set().union(*(drops[s] for s in STEPS[: i + 1])) for i, step in enumerate(STEPS)}
+        away = {
+            step: set().union(*(drops[s] for s in STEPS[: i + 1])) for i, step in enumerate(STEPS)
+        }
         present = nodes - len(away["advertise"])
         possible = nodes - len(away["unmask"]) >= threshold and not agreed.problem(present)
         try:
@@ -80,7 +83,13 @@ def test_dropped_nodes_are_charged_and_not_in_the_sum():
     nodes = federation(5, 1)
     with pytest.raises(VoidRound, match="3 nodes sent a vector, 4 are needed"):
         aggregate(nodes, terms(4, 1), {"mask": {0, 1}})
-    assert [len(member.charges) for member in nodes.members] == [0, 0, 1, 1, 1]  # what the void round has cost
+    assert [len(member.charges) for member in nodes.members] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]  # what the void round has cost
 
 
 def test_a_second_attempt_has_another_cohort_another_vector_and_another_charge():
@@ -93,9 +102,12 @@ def test_a_second_attempt_has_another_cohort_another_vector_and_another_charge()
         assert (first != second).any()
 
 
-@pytest.mark.parametrize(("hostile", "keys"), [([1], ("00" * 32, "01" + "00" * 31)), ([1, 4], ("aa" * 32, "bb" * 32))])
+@pytest.mark.parametrize(
+    ("hostile", "keys"), [([1], ("00" * 32, "01" + "00" * 31)), ([1, 4], ("aa" * 32, "bb" * 32))]
+)
 def test_nodes_with_keys_that_nobody_can_use_are_left_out(hostile, keys):
-    """Keys of small order, and one pair of keys for two colluding nodes: every honest node would refuse the cohort."""
+    """Keys of small order, and one pair of keys for two colluding nodes: every honest node would
+    refuse the cohort."""
     nodes, agreed = federation(6, 1, min_cohort=4), terms(4, 1)
 
     for client in hostile:
@@ -108,7 +120,8 @@ def test_nodes_with_keys_that_nobody_can_use_are_left_out(hostile, keys):
 @pytest.mark.parametrize("liar", range(5))
 @pytest.mark.parametrize("threshold", [4, 5])
 def test_wrong_shares_of_one_node_spoil_a_sum_only_where_all_are_needed(liar, threshold):
-    """The server never takes a wrong sum for the sum, and finds the liar where the others' shares suffice."""
+    """The server never takes a wrong sum for the sum, and finds the liar where the others' shares
+    suffice."""
     nodes = federation(5, 0)
     unmask = nodes.members[liar].participant.unmask
 
@@ -125,17 +138,34 @@ def test_wrong_shares_of_one_node_spoil_a_sum_only_where_all_are_needed(liar, th
             aggregate(nodes, terms(threshold), {}, lost=lost)
     else:
         np.testing.assert_array_equal(*aggregate(nodes, terms(threshold), {}, lost=lost))
-        assert list(lost) == ([liar] if liar < threshold else []), "the shares of the first four are used first"
+        assert list(lost) == ([liar] if liar < threshold else []), (
+            "the shares of the first four are used first"
+        )
 
 
 def test_the_released_mean_is_that_of_a_simulation():
-    """Masked words of real releases open to the mean that a simulation gets from the plain integers, bit by bit."""
+    """Masked words of real releases open to the mean that a simulation gets from the plain
+    integers, bit by bit."""
     shares = Shares(4, 1)
-    facts = RunFacts(2.0, Sampling("fixed", 5, 1.0), "replace-one", "distributed", accountant="rdp", shares=shares)
-    plan = ReleasePlan(
-        LayerTable.from_sizes({"a": 30, "b": 12}), [1.0, 0.5], [6.0, 2.0], facts, Guarantee("proven", "t")
+    facts = RunFacts(
+        2.0,
+        Sampling("fixed", 5, 1.0),
+        "replace-one",
+        "distributed",
+        accountant="rdp",
+        shares=shares,
     )
-    keys, updates = KeyRing.from_seed(1), torch.randn(5, 42, generator=torch.Generator().manual_seed(0)) / 50
+    plan = ReleasePlan(
+        LayerTable.from_sizes({"a": 30, "b": 12}),
+        [1.0, 0.5],
+        [6.0, 2.0],
+        facts,
+        Guarantee("proven", "t"),
+    )
+    keys, updates = (
+        KeyRing.from_seed(1),
+        torch.randn(5, 42, generator=torch.Generator().manual_seed(0)) / 50,
+    )
     releases = [local_release(updates[c : c + 1], plan, keys, 1, c)[0] for c in range(5)]
     plain = BoundedSum.empty(plan)
     for own in releases:
@@ -143,7 +173,9 @@ def test_the_released_mean_is_that_of_a_simulation():
 
     nodes = federation(5, 1, size=plan.size)
     for member, own in zip(nodes.members, releases, strict=True):
-        member.make = lambda cohort, member=member, own=own: member.vectors.setdefault(cohort, words(own.numpy()))
+        member.make = lambda cohort, member=member, own=own: member.vectors.setdefault(
+            cohort, words(own.numpy())
+        )
     total, _ = aggregate(nodes, terms(shares.threshold, shares.colluders, plan.size), {})
     opened = BoundedSum.empty(plan)
     opened.merge(torch.from_numpy(centred(total).astype(np.float64)), 5, 0)

@@ -37,7 +37,9 @@ def test_every_step_can_be_asked_again_after_a_restart(federation, directly):
         federation.restart(client)
         again = call()
         assert all(again.get(key) == answers[step, client].get(key) for key in ("said", "sent"))
-        np.testing.assert_array_equal(again.get("words", ()), answers[step, client].get("words", ()))
+        np.testing.assert_array_equal(
+            again.get("words", ()), answers[step, client].get("words", ())
+        )
         try:
             step, client, call = run.send(answers[step, client])
         except StopIteration:
@@ -69,7 +71,8 @@ DIRECTLY = WRITES | {"unmask": [*WRITES["agree"], *WRITES["unmask"]]}
 @pytest.mark.parametrize("writes", [WRITES, DIRECTLY], ids=["agreed", "directly"])
 @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_crash_at_every_write(federation, monkeypatch, when, writes):
-    """The service of client 1 dies before or after each write; started again it goes on, charged once."""
+    """The service of client 1 dies before or after each write; started again it goes on, charged
+    once."""
     run, died = federation.steps(directly=writes is DIRECTLY), []
     step, client, call = next(run)
     while True:
@@ -127,7 +130,8 @@ def test_kill_9_after_every_write(federation, writes):
 
 
 def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federation):
-    """A copy of the session store from before the signature: the ledger knows the set, and its witness the ledger."""
+    """A copy of the session store from before the signature: the ledger knows the set, and its
+    witness the ledger."""
     federation.whole(until="agree")
     folder = federation.folders[0]
     federation.served.stop(folder)
@@ -140,12 +144,17 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
     federation.served.stop(folder)
     for file in (kept / "state").glob("ledger.sqlite*"):
         shutil.copyfile(file, folder.path / "state" / file.name)
-    with pytest.raises(LedgerError, match="rolled back: it has 1 agreements in secure sums, but its witness saw 2"):
+    with pytest.raises(
+        LedgerError, match="rolled back: it has 1 agreements in secure sums, but its witness saw 2"
+    ):
         Service(folder)
 
 
-def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_sessions_are_restored(federation):
-    """The server claims a drop-out afterwards: the other nodes sign a smaller set, which this node does not unmask."""
+def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_sessions_are_restored(
+    federation,
+):
+    """The server claims a drop-out afterwards: the other nodes sign a smaller set, which this node
+    does not unmask."""
     answers = federation.whole(until="agree")
     folder, sent = federation.folders[0], {str(c): answers["mask", c]["sent"] for c in range(NODES)}
     kept = folder.path / "kept.sqlite"
@@ -154,14 +163,21 @@ def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_session
     copied(federation, folder, kept, folder.rounds_file)
     smaller = [0, 1, 2, 3]
     assert "accepted another set" in federation.ask(0, "agree", {"answered": smaller})["why"]
-    signed = {str(c): federation.ask(c, "agree", {"answered": smaller})["said"]["signature"] for c in smaller[1:]}
+    signed = {
+        str(c): federation.ask(c, "agree", {"answered": smaller})["said"]["signature"]
+        for c in smaller[1:]
+    }
     assert "4 are needed" in federation.ask(0, "unmask", {"signatures": signed})["why"]
-    assert "4 are needed" in federation.ask(1, "unmask", {"signatures": signed | {"0": sent["0"]}})["why"]
+    assert (
+        "4 are needed"
+        in federation.ask(1, "unmask", {"signatures": signed | {"0": sent["0"]}})["why"]
+    )
     assert federation.ask(0, "unmask", {"signatures": sent})["said"] == shares
 
 
 def test_keys_serve_one_cohort_even_if_the_sessions_are_restored(federation):
-    """A node that "dropped out" of one cohort has its masking key opened, which would show its vector in another."""
+    """A node that "dropped out" of one cohort has its masking key opened, which would show its
+    vector in another."""
     given, _ = federation.given_to("share")
     folder, peer = federation.folders[0], federation.folders[4]
     federation.served.stop(folder)
@@ -171,7 +187,9 @@ def test_keys_serve_one_cohort_even_if_the_sessions_are_restored(federation):
     assert federation.ask(0, "share", given[0])["ok"]
     copied(federation, folder, kept / "state/rounds.sqlite", folder.rounds_file)
     terms = terms_of(federation.question(0), plan())
-    newer = Advert.make(terms, 4, peer.signer(), *key_pairs()).values()  # of a peer that has lost its session
+    newer = Advert.make(
+        terms, 4, peer.signer(), *key_pairs()
+    ).values()  # of a peer that has lost its session
     other = {"adverts": [*given[0]["adverts"][:4], newer]}
     assert "with another cohort" in federation.ask(0, "share", other)["why"]
     assert federation.ask(0, "share", given[0])["ok"]
@@ -196,16 +214,23 @@ def test_a_restored_session_store_masks_nothing_again(federation):
 
 
 def masks_another_model(federation, given):
-    """The code of node 0's refusal, and the size of its body, if it is asked for the vector of another model."""
+    """The code of node 0's refusal, and the size of its body, if it is asked for the vector of
+    another model."""
     other = frames.npy(local.MODEL.numpy() + np.float32(1))
-    header = federation.question(0, model=protocol.sha256(other)).header() | {"ask": "mask", "given": given}
+    header = federation.question(0, model=protocol.sha256(other)).header() | {
+        "ask": "mask",
+        "given": given,
+    }
     answer, numbers = federation.served.exchange(str(federation.folders[0].socket), header, other)
     return answer.get("code"), len(numbers)
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restored(federation, restored):
-    """Keys are exchanged before the model is known. Two vectors under the same masks would show their difference."""
+def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restored(
+    federation, restored
+):
+    """Keys are exchanged before the model is known. Two vectors under the same masks would show
+    their difference."""
     given, _ = federation.given_to("mask")
     folder = federation.folders[0]
     kept = folder.path / "kept.sqlite"
@@ -219,7 +244,8 @@ def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restore
 
 @pytest.mark.parametrize("write", ["charge", "answer"])
 def test_a_crash_does_not_free_a_cohort_for_another_model(federation, monkeypatch, write):
-    """Else the node is charged twice, and signs the vector of one model as its answer for the other."""
+    """Else the node is charged twice, and signs the vector of one model as its answer for the
+    other."""
     given, _ = federation.given_to("mask")
     original = getattr(NodeLedger, write)
 

@@ -1,4 +1,5 @@
-"""The five steps at a node's service, asked by a hostile server: replays, other rounds, altered terms."""
+"""The five steps at a node's service, asked by a hostile server: replays, other rounds, altered
+terms."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def test_a_plan_for_shares_is_not_answered_alone_and_a_plan_for_one_not_in_steps
         str(federation.folders[0].socket), question.header(), local.BODY
     )  # fmt: skip
     assert (answer["code"], len(numbers)) == ("privacy", 0)
-    assert federation.ask(0, "advertise", plan=local.plan(population=NODES).to_json())["code"] == "privacy"
+    assert (
+        federation.ask(0, "advertise", plan=local.plan(population=NODES).to_json())["code"]
+        == "privacy"
+    )
     assert federation.charges() == [0] * NODES
 
 
@@ -39,15 +43,21 @@ def test_a_replaced_advert_is_not_shared_with(federation):
     question = federation.question(0)
     agreed = terms_of(question, plan())
     strange = Advert.make(agreed, 1, Ed25519PrivateKey.generate(), *key_pairs()).values()
-    swapped = answers["advertise", 1]["said"] | {"masking": answers["advertise", 2]["said"]["masking"]}
+    swapped = answers["advertise", 1]["said"] | {
+        "masking": answers["advertise", 2]["said"]["masking"]
+    }
     for advert in (strange, swapped):
         adverts = [advert if one["client"] == 1 else one for one in given["adverts"]]
-        assert "not signed by its enrolled service" in federation.ask(0, "share", {"adverts": adverts})["why"]
+        assert (
+            "not signed by its enrolled service"
+            in federation.ask(0, "share", {"adverts": adverts})["why"]
+        )
     assert "min_cohort is 5" in federation.ask(0, "share", {"adverts": given["adverts"][:4]})["why"]
 
 
 def test_adverts_of_another_round_threshold_or_attempt_do_not_fit(federation):
-    """All of them follow from the question, so a node that is asked otherwise signs for other terms."""
+    """All of them follow from the question, so a node that is asked otherwise signs for other
+    terms."""
     (given, *_), _ = federation.given_to("share")
     others = {
         "round": 2, "run": "other", "nonce": "1" * 32, "plan": plan(multiplier=5.0).to_json(),
@@ -73,12 +83,16 @@ def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
 
 def test_another_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
     given, _ = federation.given_to("mask")
-    assert "holds no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
+    assert (
+        "holds no keys"
+        in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
+    )
     assert federation.charges()[0] == 0
 
 
 def test_another_runs_rounds_do_not_displace_what_was_prepared(federation):
-    """Finished rounds hold no secrets, so they need not make room; a run has up to two open rounds."""
+    """Finished rounds hold no secrets, so they need not make room; a run has up to two open
+    rounds."""
     (given, *_), _ = federation.given_to("mask")
     federation.ask(0, "advertise", round=2, nonce="1" * 32)
     run, own = "other", federation.nonce
@@ -143,24 +157,34 @@ def test_a_budget_that_is_spent_is_refused_before_anything_is_made(federation):
         answers[step, client] = call()
         step, client, call = run.send(answers[step, client])
     assert call()["code"] == "budget-spent"
-    assert federation.charges()[0] == 1, "and a policy for one release carries one that costs its whole budget"
+    assert federation.charges()[0] == 1, (
+        "and a policy for one release carries one that costs its whole budget"
+    )
 
 
 @pytest.mark.parametrize(
     ("step", "given"),
     [
-        ("share", {}), ("share", {"adverts": [1]}), ("share", {"adverts": {"0": 1}}), ("mask", {"sealed": [1]}),
-        ("mask", {"sealed": {"x": "y"}}), ("mask", {"sealed": {"1": 5}}), ("mask", {"sealed": {"1": "AA", "01": "AA"}}),
-        ("agree", {"answered": "all"}), ("agree", {}), ("unmask", {"signatures": None}),
+        ("share", {}),
+        ("share", {"adverts": [1]}),
+        ("share", {"adverts": {"0": 1}}),
+        ("mask", {"sealed": [1]}),
+        ("mask", {"sealed": {"x": "y"}}),
+        ("mask", {"sealed": {"1": 5}}),
+        ("mask", {"sealed": {"1": "AA", "01": "AA"}}),
+        ("agree", {"answered": "all"}),
+        ("agree", {}),
+        ("unmask", {"signatures": None}),
     ],
-)  # fmt: skip
+)
 def test_malformed_steps_are_refused(federation, step, given):
     federation.ask(0, "advertise")
     assert federation.ask(0, step, given)["code"] in ("malformed", "cohort")
 
 
 def test_a_recorded_question_charges_nothing_twice_where_questions_are_signed(made, tmp_path):
-    """Whoever has recorded an attempt's question can ask it again; with other adverts it would be another release."""
+    """Whoever has recorded an attempt's question can ask it again; with other adverts it would be
+    another release."""
     server = Ed25519PrivateKey.generate()
     shutil.copytree(made, tmp_path / "n")
     folders = [local.NodeFolder(tmp_path / "n" / f"n{client}") for client in range(NODES)]
@@ -185,9 +209,12 @@ def test_a_recorded_question_charges_nothing_twice_where_questions_are_signed(ma
         served.close()
 
 
-@pytest.mark.parametrize("model", [NO_MODEL, protocol.sha256(local.BODY)], ids=["for keys", "with the model"])
+@pytest.mark.parametrize(
+    "model", [NO_MODEL, protocol.sha256(local.BODY)], ids=["for keys", "with the model"]
+)
 def test_the_signature_of_a_question_serves_for_that_question_alone(made, tmp_path, model):
-    """An attempt's question is signed twice; that for keys, before the model is known, never lets data be read."""
+    """An attempt's question is signed twice; that for keys, before the model is known, never lets
+    data be read."""
     server = Ed25519PrivateKey.generate()
     shutil.copytree(made, tmp_path / "n")
     folder = local.NodeFolder(tmp_path / "n" / "n0")
@@ -199,16 +226,29 @@ def test_the_signature_of_a_question_serves_for_that_question_alone(made, tmp_pa
         found = {}
         for step in (*STEPS, "release"):
             for named in ("", NO_MODEL, protocol.sha256(local.BODY)):
-                header = question.header(server) | {"ask": step, "given": {}} | ({"model": named} if named else {})
+                header = (
+                    question.header(server)
+                    | {"ask": step, "given": {}}
+                    | ({"model": named} if named else {})
+                )
                 for body, data in bodies.items():
                     answer, _ = served.exchange(str(folder.socket), header, data)
                     found[step, named == model, body] = "ok" if answer["ok"] else answer["code"]
-        reached = {key for key, code in found.items() if code not in ("unsigned", "malformed", "model", "privacy")}
+        reached = {
+            key
+            for key, code in found.items()
+            if code not in ("unsigned", "malformed", "model", "privacy")
+        }
         wanted = {(step, True, "") for step in ("advertise", "share", "agree", "unmask")}
         brought = {(step, False, "model") for step in STEPS}
         assert reached - wanted <= (set() if model == NO_MODEL else brought)
         assert found["advertise", True, ""] == "ok"
-        for changed in ({"round": 2}, {"nonce": "2" * 32}, {"run": "other"}, {"plan": plan(multiplier=5.0).to_json()}):
+        for changed in (
+            {"round": 2},
+            {"nonce": "2" * 32},
+            {"run": "other"},
+            {"plan": plan(multiplier=5.0).to_json()},
+        ):
             header = question.header(server) | {"ask": "advertise", "model": model} | changed
             assert served.exchange(str(folder.socket), header, b"")[0]["code"] == "unsigned"
         assert not rows(folder)
@@ -220,7 +260,9 @@ def test_a_policy_without_its_own_key_among_the_peers_is_refused_at_the_start(tm
     folder = make_nodes(tmp_path)[0]
     key = folder.public()["service_key"]
     edit(folder, key, public_text(Ed25519PrivateKey.generate()))
-    with pytest.raises(ConfigError, match=r"distributed\.peers does not hold this node's service key as client 0"):
+    with pytest.raises(
+        ConfigError, match=r"distributed\.peers does not hold this node's service key as client 0"
+    ):
         Service(folder)
     text = folder.policy_file.read_text()
     folder.policy_file.write_text(text[: text.rindex("[distributed]")])
@@ -246,5 +288,12 @@ def test_the_ledger_holds_the_signed_sets(federation):
 def test_terms_follow_from_the_question(federation):
     agreed = terms_of(federation.question(0), plan())
     assert isinstance(agreed, Terms)
-    assert (agreed.threshold, agreed.colluders, agreed.size, agreed.attempt) == (4, 1, plan().size, "0" * 32)
-    assert agreed == terms_of(federation.question(3), plan()), "nodes that are asked together have the same terms"
+    assert (agreed.threshold, agreed.colluders, agreed.size, agreed.attempt) == (
+        4,
+        1,
+        plan().size,
+        "0" * 32,
+    )
+    assert agreed == terms_of(federation.question(3), plan()), (
+        "nodes that are asked together have the same terms"
+    )

@@ -25,7 +25,18 @@ from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.service.row import CLIENT
 from fedlgm_nodes.service.service import Service
 from tests.support import nodes
-from tests.support.nodes import MODEL, ask, edit, hello, make_node, numbers, plan, refused, rows, served
+from tests.support.nodes import (
+    MODEL,
+    ask,
+    edit,
+    hello,
+    make_node,
+    numbers,
+    plan,
+    refused,
+    rows,
+    served,
+)
 
 
 def test_an_answer_is_signed_charged_and_noised(node):
@@ -42,7 +53,9 @@ def test_an_answer_is_signed_charged_and_noised(node):
     assert 0.5 * sigma.min() < values.std() < 2 * sigma.max() + 1
     (row,) = rows(node)
     assert row.run == "run"
-    assert json.loads(row.event)["noise_multiplier"] == pytest.approx(plan().effective_multiplier / 2)
+    assert json.loads(row.event)["noise_multiplier"] == pytest.approx(
+        plan().effective_multiplier / 2
+    )
 
 
 def test_the_same_question_is_one_release_whatever_the_run_is_called(node):
@@ -54,9 +67,12 @@ def test_the_same_question_is_one_release_whatever_the_run_is_called(node):
 def test_other_questions_are_other_releases_with_other_noise(node):
     other_model = frames.npy(MODEL.numpy() + np.float32(1e-6))
     answers = [
-        ask(node)[1], ask(node, round=2)[1], ask(node, body=other_model)[1], ask(node, text=plan(5.0).to_json())[1],
+        ask(node)[1],
+        ask(node, round=2)[1],
+        ask(node, body=other_model)[1],
+        ask(node, text=plan(5.0).to_json())[1],
         ask(node, work=nodes.WORK | {"training": {"lr": 0.2, "epochs": 1, "batch_size": 8}})[1],
-    ]  # fmt: skip
+    ]
     noise = [numbers(body) for body in answers]
     for i, one in enumerate(noise):
         for other in noise[:i]:
@@ -82,7 +98,9 @@ def test_the_budget_is_the_composition_of_what_was_asked(tmp_path):
         for round_ in (1, 2, 3):
             ask(folder, round=round_, text=plan(4.0 + round_).to_json())
         said = hello(folder)
-    events = [(gaussian_event(plan(4.0 + round_).effective_multiplier / 2), 1) for round_ in (1, 2, 3)]
+    events = [
+        (gaussian_event(plan(4.0 + round_).effective_multiplier / 2), 1) for round_ in (1, 2, 3)
+    ]
     assert said["epsilon_spent"] == pytest.approx(composed_epsilon(events, 1e-5), rel=1e-6)
     with folder.ledger(readonly=True) as ledger:
         assert ledger.epsilon(1e-5, CLIENT) == said["epsilon_spent"]
@@ -142,7 +160,9 @@ class TestSeparation:
                 code, why = self.asked(folder, round=near)
                 assert code == "separation"
                 assert f"round {near} is {abs(near - 5)} rounds from round 5" in why
-            assert self.asked(folder, round=5, text=plan(5.0).to_json())[0] == "separation"  # another one of that round
+            assert (
+                self.asked(folder, round=5, text=plan(5.0).to_json())[0] == "separation"
+            )  # another one of that round
             assert self.asked(folder, round=6, run="another") is True
             assert self.asked(folder, round=8) is True
             assert self.asked(folder, round=2) is True
@@ -152,7 +172,8 @@ class TestSeparation:
         assert [row.round for row in rows(folder)] == [5, 6, 8, 2, 11]
 
     def test_by_the_plan(self, tmp_path):
-        """A plan with correlated noise states the separation that its cost rests on, and what each round costs."""
+        """A plan with correlated noise states the separation that its cost rests on, and what each
+        round costs."""
         folder = make_node(tmp_path / "node", population=4)
         edit(folder, 'trust = ["local"]', 'trust = ["central"]')
         text = plan(trust="central", sampling=CYCLE, noise=BANDED, rounds=10).to_json()
@@ -163,11 +184,15 @@ class TestSeparation:
         # Independent of the round: the column of C is as long as that, not only its first entry.
         norm = BANDED.amplified_column_norm()
         assert {row.event for row in rows(folder)} == {
-            json.dumps(encode(gaussian_event(plan(trust="central").effective_multiplier / (2 * norm))), sort_keys=True)
+            json.dumps(
+                encode(gaussian_event(plan(trust="central").effective_multiplier / (2 * norm))),
+                sort_keys=True,
+            )
         }
 
     def test_every_run_of_central_trust_is_charged_and_keeps_its_own_rounds_apart(self, tmp_path):
-        """Each adds its own noise to the same answer: it was charged once, and the second run's schedule began late."""
+        """Each adds its own noise to the same answer: it was charged once, and the second run's
+        schedule began late."""
         folder = make_node(tmp_path / "node", population=4)
         edit(folder, 'trust = ["local"]', 'trust = ["central"]')
         text = plan(trust="central", sampling=CYCLE, noise=BANDED, rounds=10).to_json()
@@ -178,7 +203,8 @@ class TestSeparation:
             assert self.asked(folder, text, round=2, run="other")[0] == "separation"
 
     @pytest.mark.parametrize(
-        "noise", [correlation.get("banded", 10, bands=5), correlation.get("blt", 10, min_separation=4)]
+        "noise",
+        [correlation.get("banded", 10, bands=5), correlation.get("blt", 10, min_separation=4)],
     )
     def test_noise_that_is_not_paid_for_round_by_round(self, tmp_path, noise):
         folder = make_node(tmp_path / "node", population=4)
@@ -191,7 +217,9 @@ class TestSeparation:
 
     def test_a_run_without_end_is_not_computed_with(self, tmp_path):
         endless = json.loads(
-            plan(trust="central", sampling=CYCLE, noise=correlation.get("blt", 10, min_separation=4)).to_json()
+            plan(
+                trust="central", sampling=CYCLE, noise=correlation.get("blt", 10, min_separation=4)
+            ).to_json()
         )
         endless["facts"]["noise"]["rounds"] = 10**12
         with served(make_node(tmp_path / "node")) as folder:
@@ -223,7 +251,9 @@ def test_another_task_that_the_policy_lists(tmp_path):
     module = models.build("logistic", in_shape=nodes.SHAPE, classes=1)
     layers = LayerTable.from_module(module)
     text = (
-        mechanisms.get("snr-consistent").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
+        mechanisms.get("snr-consistent")
+        .plan(layers, plan().facts, Transcript.start(layers.flatten(module)))
+        .to_json()
     )
     body = frames.npy(layers.flatten(module).numpy())
     with served(folder):
@@ -272,7 +302,10 @@ def test_limits_of_who_asks_and_how_much_and_how_long(tmp_path):
 
 def test_a_service_that_is_asked_while_it_works_says_so_or_waits(node):
     results: list[Any] = []
-    threads = [threading.Thread(target=lambda r=r: results.append(ask(node, round=r)[0])) for r in range(1, 6)]
+    threads = [
+        threading.Thread(target=lambda r=r: results.append(ask(node, round=r)[0]))
+        for r in range(1, 6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,5 @@
-"""Answers of a node's service: when they leave, how long they are kept, what they may not depend on."""
+"""Answers of a node's service: when they leave, how long they are kept, what they may not depend
+on."""
 
 from __future__ import annotations
 
@@ -48,11 +49,20 @@ def test_answers_that_nobody_reads_are_dropped(tmp_path):
     module = models.build("mlp", in_shape=nodes.SHAPE, classes=3, hidden=[50_000])
     layers = mechanisms.get("gaussian").table(LayerTable.from_module(module))
     body = frames.npy(layers.flatten(module).numpy())
-    work = nodes.WORK | {"model": {"name": "mlp", "hidden": [50_000]}, "mechanism": {"name": "gaussian"}}
-    text = mechanisms.get("gaussian").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
+    work = nodes.WORK | {
+        "model": {"name": "mlp", "hidden": [50_000]},
+        "mechanism": {"name": "gaussian"},
+    }
+    text = (
+        mechanisms.get("gaussian")
+        .plan(layers, plan().facts, Transcript.start(layers.flatten(module)))
+        .to_json()
+    )
     with nodes.NodeProcess(folder) as process:
         assert ask(folder, body=body, work=work, text=text)[0]["ok"]
-        frame = frames.encode(nodes.asked(folder, model=protocol.sha256(body), work=work, plan=text).header(), body)
+        frame = frames.encode(
+            nodes.asked(folder, model=protocol.sha256(body), work=work, plan=text).header(), body
+        )
         before, links = psutil.Process(process.pid).num_fds(), []
         for _ in range(3):
             links.append(socket.socket(socket.AF_UNIX))
@@ -80,7 +90,10 @@ def test_a_kept_answer_is_on_disk_before_the_ledger_says_that_it_left(tmp_path):
 
         def checked(self: NodeLedger, *given: Any) -> None:
             replies = self.path.parent / "replies"
-            if not {replies.stat().st_ino, *(one.stat().st_ino for one in replies.iterdir())} <= on_disk:
+            if (
+                not {replies.stat().st_ino, *(one.stat().st_ino for one in replies.iterdir())}
+                <= on_disk
+            ):
                 nodes.die()
             answer(self, *given)
 
@@ -111,7 +124,8 @@ def test_answers_leave_at_fixed_times(tmp_path):
 
 
 class TestTimesOfAnswers:
-    """Training takes 0.3 s here and answers leave once a second: nothing that anybody can see tells of the former."""
+    """Training takes 0.3 s here and answers leave once a second: nothing that anybody can see tells
+    of the former."""
 
     @pytest.fixture
     def slow(self, tmp_path: Path) -> Iterator[NodeFolder]:
@@ -131,7 +145,8 @@ class TestTimesOfAnswers:
             yield folder
 
     def test_are_counted_from_the_question_not_from_the_connection(self, slow):
-        """Else whoever connects half a second earlier learns whether training took longer than half a second."""
+        """Else whoever connects half a second earlier learns whether training took longer than half
+        a second."""
         frame = frames.encode(nodes.asked(slow).header(), BODY)
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(LIMIT_S)
@@ -155,7 +170,9 @@ class TestTimesOfAnswers:
             while not ((tmp_path / "training").exists() or release.done()):
                 time.sleep(0.005)
             assert hello(slow)["ok"]
-            assert 0.7 < time.monotonic() - release.result() < 1.6  # 0.3 if its turn came when training ended
+            assert (
+                0.7 < time.monotonic() - release.result() < 1.6
+            )  # 0.3 if its turn came when training ended
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.49, 0.5, 0.51, 3.0, 80.0, 599.0])
@@ -209,14 +226,19 @@ def test_no_question_is_nearly_free(tmp_path, mechanism):
 
 
 def test_what_an_answer_may_not_depend_on(tmp_path):
-    """Two nodes with other data, keys set equal: everything but the numbers and the ledger's heads is the same."""
+    """Two nodes with other data, keys set equal: everything but the numbers and the ledger's heads
+    is the same."""
     headers = []
     for name, examples in (("one", 10), ("two", 500)):
         folder = make_node(tmp_path / name)
         nodes.write_data(tmp_path / f"{name}.npz", examples, seed=examples)
         with served(folder):
             headers.append(ask(folder)[0])
-    shown = {"signature", "position", "question"}  # the question's digest holds the service's public key
+    shown = {
+        "signature",
+        "position",
+        "question",
+    }  # the question's digest holds the service's public key
     assert {k: v for k, v in headers[0].items() if k not in shown} == {
         k: v for k, v in headers[1].items() if k not in shown
     }

@@ -23,12 +23,15 @@ def test_only_the_enrolled_server_is_answered(tmp_path):
 
 
 def test_a_recorded_question_is_not_charged_again(tmp_path):
-    """Whoever heard it may send it again, after the data or the software have changed; the server asks anew."""
+    """Whoever heard it may send it again, after the data or the software have changed; the server
+    asks anew."""
     server = Ed25519PrivateKey.generate()
     folder = make_node(tmp_path / "node", server_key=protocol.public_text(server))
     with served(folder):
         assert ask(folder, signer=server)[0]["ok"]
-        assert ask(folder, signer=server, nonce="01")[0]["replayed"]  # another question, the same release
+        assert ask(folder, signer=server, nonce="01")[0][
+            "replayed"
+        ]  # another question, the same release
         assert ask(folder, signer=server)[0]["replayed"]
     nodes.write_data(tmp_path / "node.npz", nodes.EXAMPLES + 1)
     with served(folder):
@@ -44,7 +47,9 @@ def test_a_question_for_another_node_is_refused(tmp_path):
     server = Ed25519PrivateKey.generate()
     before = make_node(tmp_path / "before", server_key=protocol.public_text(server))
     with served(make_node(tmp_path / "node", server_key=protocol.public_text(server))) as folder:
-        header, _ = frames.exchange(str(folder.socket), nodes.asked(before).header(server), BODY, timeout=LIMIT_S)
+        header, _ = frames.exchange(
+            str(folder.socket), nodes.asked(before).header(server), BODY, timeout=LIMIT_S
+        )
     assert header["code"] == "unsigned"
 
 
@@ -54,4 +59,7 @@ def test_what_is_expected_of_the_ledger_cannot_be_taken_out_of_a_question(tmp_pa
         position = ask(folder, signer=server)[0]["position"]
         header = nodes.asked(folder, round=2, expect=position).header(server)
         del header["expect"]
-        assert frames.exchange(str(folder.socket), header, BODY, timeout=LIMIT_S)[0]["code"] == "unsigned"
+        assert (
+            frames.exchange(str(folder.socket), header, BODY, timeout=LIMIT_S)[0]["code"]
+            == "unsigned"
+        )

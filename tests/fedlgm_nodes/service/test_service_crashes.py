@@ -16,7 +16,8 @@ from tests.support.nodes import CRASHES, NodeProcess, ask, make_node, rows, serv
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """A node's files after its first release, and the answer of an undisturbed service to the second question."""
+    """A node's files after its first release, and the answer of an undisturbed service to the
+    second question."""
     folder = make_node(tmp_path_factory.mktemp("first") / "node")
     with served(folder):  # until the first release every start makes a new noise key
         ask(folder)
@@ -59,7 +60,9 @@ def test_killed_at_thirty_random_points(undisturbed, tmp_path):
         try:
             header, body = ask(folder, round=round_)
             assert header["ok"]
-            assert answers.setdefault(round_, body) == body  # what was answered before is answered again, bit by bit
+            assert (
+                answers.setdefault(round_, body) == body
+            )  # what was answered before is answered again, bit by bit
         except RunError:
             pass
         process.kill()

@@ -25,7 +25,9 @@ LEAVES = st.one_of(
 )  # fmt: skip
 FRAMES = st.one_of(
     st.binary(max_size=200),
-    st.builds(lambda h, b: frames.encode({}, b)[:8] + h, st.binary(max_size=50), st.binary(max_size=20)),
+    st.builds(
+        lambda h, b: frames.encode({}, b)[:8] + h, st.binary(max_size=50), st.binary(max_size=20)
+    ),
     st.builds(
         lambda header, body: struct.pack("<IQ", len(header), len(body)) + header + body,
         st.one_of(st.binary(max_size=100), st.text(max_size=100).map(str.encode)),
@@ -34,10 +36,26 @@ FRAMES = st.one_of(
     st.builds(
         lambda values, body: frames.encode(values, body),
         st.dictionaries(
-            st.sampled_from(["protocol", "ask", "run", "round", "client", "plan", "work", "nonce", "expect", "x"]),
+            st.sampled_from(
+                [
+                    "protocol",
+                    "ask",
+                    "run",
+                    "round",
+                    "client",
+                    "plan",
+                    "work",
+                    "nonce",
+                    "expect",
+                    "x",
+                ]
+            ),
             st.recursive(
                 LEAVES,
-                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+                lambda inner: (
+                    st.lists(inner, max_size=3)
+                    | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+                ),
                 max_leaves=5,
             ),
         ),
@@ -45,9 +63,11 @@ FRAMES = st.one_of(
     ),
     st.builds(
         lambda cut, flip, at: _damaged(cut, flip, at),
-        st.integers(0, 3000), st.integers(1, 255), st.integers(0, 3000),
+        st.integers(0, 3000),
+        st.integers(1, 255),
+        st.integers(0, 3000),
     ),
-)  # fmt: skip
+)
 WHOLE = frames.encode(
     Question("run", 1, 1, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header(), BODY
 )  # for client 1: whole, it is refused
@@ -104,12 +124,16 @@ def test_nothing_was_charged_by_the_fuzz(lasting):
     assert rows(lasting) == []
 
 
-@pytest.mark.parametrize("more", [{"x" * 300_000: 1}, {"work": {"mechanism": {}, "model": {}, "\u00e9" * 300_000: 1}}])
+@pytest.mark.parametrize(
+    "more", [{"x" * 300_000: 1}, {"work": {"mechanism": {}, "model": {}, "\u00e9" * 300_000: 1}}]
+)
 def test_a_refusal_is_short_whatever_was_asked(lasting, more):
     """It travels back in a header, and is a line of this node's log."""
     log = lasting.path.with_name("node.log")
     before = log.stat().st_size
-    header, _ = frames.exchange(str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S)
+    header, _ = frames.exchange(
+        str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S
+    )
     assert header["ok"] is False
     assert len(header["why"]) <= 1000
     assert log.stat().st_size - before < 3000

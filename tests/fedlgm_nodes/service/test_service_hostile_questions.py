@@ -66,14 +66,17 @@ def fussy(in_shape: Any, classes: int, least: float = 0.5) -> torch.nn.Module:
 
 
 class TestTrainingThatFails:
-    WORK = nodes.WORK | {"model": {"name": "tests.fedlgm_nodes.service.test_service_hostile_questions:fussy"}}
+    WORK = nodes.WORK | {
+        "model": {"name": "tests.fedlgm_nodes.service.test_service_hostile_questions:fussy"}
+    }
 
     def made(self, path: Path) -> NodeFolder:
         folder = make_node(path)
         edit(
             folder,
             'models = ["logistic"',
-            'models = ["tests.fedlgm_nodes.service.test_service_hostile_questions:fussy", "logistic"',
+            'models = ["tests.fedlgm_nodes.service.test_service_hostile_questions:fussy", '
+            '"logistic"',
         )
         return folder
 
@@ -86,12 +89,16 @@ class TestTrainingThatFails:
             assert rows(folder) == []
 
     def test_on_this_nodes_data_does_not_show(self, tmp_path):
-        """Whether it fails depends on the data: an error in place of an answer would be an answer without noise."""
+        """Whether it fails depends on the data: an error in place of an answer would be an answer
+        without noise."""
         with served(self.made(tmp_path / "node")) as folder:
             header, body = ask(folder, work=self.WORK)
             assert header["ok"]
             assert numbers(body).std() > 0
-            assert "training on this node's data failed" in folder.path.with_name("node.log").read_text()
+            assert (
+                "training on this node's data failed"
+                in folder.path.with_name("node.log").read_text()
+            )
             assert ask(folder, work=self.WORK)[1] == body
             assert len(rows(folder)) == 1
 
@@ -115,7 +122,8 @@ class TestTrainingThatFails:
 def test_other_questions_are_refused_and_cost_nothing(lasting, code, more):
     header, _ = frames.exchange(
         str(lasting.socket),
-        Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header() | more,
+        Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header()
+        | more,
         BODY,
         timeout=LIMIT_S,
     )
@@ -128,14 +136,23 @@ def test_a_crafted_model_is_bounded_and_noised_like_any_other(node):
     assert header["ok"]
     values = numbers(body)
     assert np.isfinite(values).all()
-    assert np.linalg.norm(values) < np.linalg.norm(plan().clip) + 6 * np.sqrt(len(values)) * plan().sigma.max()
+    assert (
+        np.linalg.norm(values)
+        < np.linalg.norm(plan().clip) + 6 * np.sqrt(len(values)) * plan().sigma.max()
+    )
 
 
-@pytest.mark.parametrize("fills", [(51,), (1,) * 51, (3, 48), (48, 3)], ids=["one", "single numbers", "others", "own"])
+@pytest.mark.parametrize(
+    "fills", [(51,), (1,) * 51, (3, 48), (48, 3)], ids=["one", "single numbers", "others", "own"]
+)
 def test_parts_that_a_plan_levels_are_those_of_the_work(node, fills):
     """A plan of a million parts would take minutes and gigabytes, after it was charged."""
-    layers = LayerTable.from_module(models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES), "tensor")
-    own = Method(mechanisms.get("water-filling"), layers.merged(), plan().facts).plan(Transcript.start(nodes.MODEL))
+    layers = LayerTable.from_module(
+        models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES), "tensor"
+    )
+    own = Method(mechanisms.get("water-filling"), layers.merged(), plan().facts).plan(
+        Transcript.start(nodes.MODEL)
+    )
     work = nodes.WORK | {"mechanism": {"name": "water-filling"}, "group_by": "tensor"}
     assert own.fills == (48, 3)
     header, _ = ask(node, text=replace(own, fills=fills).to_json(), work=work)

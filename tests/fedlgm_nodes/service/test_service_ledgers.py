@@ -54,7 +54,9 @@ def test_another_nodes_ledger_is_refused(tmp_path):
     assert "was replaced" in refused(folder)
 
 
-def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_what_it_saw(tmp_path):
+def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_what_it_saw(
+    tmp_path,
+):
     folder = make_node(tmp_path / "node")
     with served(folder):
         ask(folder)
@@ -136,7 +138,10 @@ def test_after_a_full_disk_the_service_ends_so_that_the_next_start_verifies_its_
     node = NodeProcess(folder, before=full)
     with node:
         answer = ask(folder)[0]
-        assert (answer["code"], answer["why"]) == ("ledger", "its ledger cannot be used: the service ends, see its log")
+        assert (answer["code"], answer["why"]) == (
+            "ledger",
+            "its ledger cannot be used: the service ends, see its log",
+        )
         node.wait()
         assert "database or disk is full" in node.log.read_text()
     assert rows(folder) == []
@@ -147,7 +152,9 @@ def test_after_a_full_disk_the_service_ends_so_that_the_next_start_verifies_its_
 def test_a_ledger_is_used_by_one_service(node):
     sock = node.socket.stat().st_ino
     copy = NodeFolder(node.path)
-    process = nodes._fork.Process(target=nodes._serve, args=(copy, node.path.with_name("second.log"), None))
+    process = nodes._fork.Process(
+        target=nodes._serve, args=(copy, node.path.with_name("second.log"), None)
+    )
     process.start()
     process.join(30)
     assert "another process holds the ledger" in node.path.with_name("second.log").read_text()
@@ -173,22 +180,33 @@ def test_a_missing_file_is_refused(tmp_path, gone):
 
 
 def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
-    """At another delta than the one that it was charged under; Renyi orders do not cover this event."""
+    """At another delta than the one that it was charged under; Renyi orders do not cover this
+    event."""
     folder = make_node(tmp_path / "node")
     with folder.ledger() as ledger:
         ledger.charge(
-            "x", laplace_event(0.5, 0.5, "replace-one"), trust="local", run="run", round=1, data="d", protects=CLIENT
+            "x",
+            laplace_event(0.5, 0.5, "replace-one"),
+            trust="local",
+            run="run",
+            round=1,
+            data="d",
+            protects=CLIENT,
         )
     edit(folder, "delta = 1e-05", "delta = 1e-20")
     with served(folder):
         said = hello(folder)
-        assert (said["code"], said["why"]) == ("budget-spent", "what was released has no finite epsilon at delta 1e-20")
+        assert (said["code"], said["why"]) == (
+            "budget-spent",
+            "what was released has no finite epsilon at delta 1e-20",
+        )
         assert ask(folder)[0]["code"] == "budget-spent"
 
 
 @pytest.mark.parametrize("replace", [True, False], ids=["replaced", "removed"])
 def test_a_ledger_whose_file_was_replaced_is_not_charged(tmp_path, replace):
-    """The lock follows the file: a second service could lock and charge a backup that was restored in its place."""
+    """The lock follows the file: a second service could lock and charge a backup that was restored
+    in its place."""
     folder = make_node(tmp_path / "node")
     backup = folder.ledger_file.read_bytes()
     with served(folder):

@@ -17,7 +17,9 @@ from fedlgm_nodes.service import supernode
 from simulations.engines.flower_processes import free_ports
 
 
-@pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)])
+@pytest.mark.parametrize(
+    ("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)]
+)
 def test_the_pause_is_a_tenth_of_the_silence_within_limits(silence, pause):
     assert pause_after(silence, supernode.SOON_S, supernode.LONGEST_S) == pytest.approx(pause)
 
@@ -64,9 +66,12 @@ def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():
     from flwr.supernode import start_client_internal
 
     used = [
-        node for node in ast.walk(ast.parse(inspect.getsource(start_client_internal)))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
-    ]  # fmt: skip
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(start_client_internal)))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "time"
+    ]
     assert {node.attr for node in used} == {"sleep"}
     loop = inspect.getsource(start_client_internal.start_client_internal)
     assert loop.count("time.sleep(3)") == 1
@@ -81,7 +86,9 @@ def test_heartbeats_come_twice_as_often_as_flowers(monkeypatch):
     from flwr.supernode import cli, fleet_http_connection, start_client_internal
 
     for module in (heartbeat, fleet_http_connection):
-        assert vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] == constant.HEARTBEAT_DEFAULT_INTERVAL == 30
+        assert (
+            vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] == constant.HEARTBEAT_DEFAULT_INTERVAL == 30
+        )
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
     monkeypatch.setattr(start_client_internal, "pull_objects", start_client_internal.pull_objects)
@@ -101,7 +108,8 @@ def test_another_version_of_flower_is_refused(monkeypatch, capsys):
 @pytest.mark.parametrize("code", [0, 1, None])
 @pytest.mark.parametrize("polled", [False, True])
 def test_a_supernode_that_a_superlink_refuses_says_why_and_fails(monkeypatch, capsys, polled, code):
-    """With a clock that is wrong it said "SuperNode terminated gracefully", and its exit status was 0.
+    """With a clock that is wrong it said "SuperNode terminated gracefully", and its exit status was
+    0.
 
     Without a code Flower's loop has ended by an error, which it logs only.
     """
@@ -129,7 +137,10 @@ def test_a_superlink_that_cannot_be_reached_is_named(caplog):
             logger.propagate = before
     finally:
         logger.removeFilter(flower_private._says_what_failed)
-    assert "retrying in 1.50 seconds. The SuperLink (--superlink) cannot be reached: its operator" in caplog.text
+    assert (
+        "retrying in 1.50 seconds. The SuperLink (--superlink) cannot be reached: its operator"
+        in caplog.text
+    )
 
 
 def test_flower_still_says_that_a_connection_attempt_failed():
@@ -143,7 +154,14 @@ def test_flower_still_says_that_a_connection_attempt_failed():
 def test_a_real_supernode_that_never_connects_names_the_superlink_and_fails(tmp_path):
     """It ended with exit status 0."""
     nowhere, runtime = free_ports(2)
-    command = [sys.executable, "-m", "fedlgm_nodes.service.supernode", "--insecure", "--superlink", f"127.0.0.1:{nowhere}"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedlgm_nodes.service.supernode",
+        "--insecure",
+        "--superlink",
+        f"127.0.0.1:{nowhere}",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(runtime), "--isolation", "process"]
     environment = os.environ | {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
     with subprocess.Popen(

@@ -1,4 +1,5 @@
-"""Targets that a task's options do not take: an answer never depends on one example without noise."""
+"""Targets that a task's options do not take: an answer never depends on one example without
+noise."""
 
 from __future__ import annotations
 
@@ -59,12 +60,15 @@ def test_they_do_not_show(tmp_path, unit):
 
 
 def test_the_other_examples_count(tmp_path):
-    """The result is a sum over examples also here: the data are those of a node without such examples."""
+    """The result is a sum over examples also here: the data are those of a node without such
+    examples."""
     folder = made(tmp_path / "node", "example")
     section = folder.policy().data
     data = node_data.read(section, folder.path)
     for most in (9, 1, 0):
-        found = SingleExamples().examples(data, partial(node_data.targets, section, task=UpTo(most)))
+        found = SingleExamples().examples(
+            data, partial(node_data.targets, section, task=UpTo(most))
+        )
         fit = data.y <= most
         assert torch.equal(found.x, data.x[fit])
         assert torch.equal(found.y, data.y[fit])

@@ -1,4 +1,5 @@
-"""What another user of the node's machine can do: connect, if let; nothing else. Needs root, to become another user."""
+"""What another user of the node's machine can do: connect, if let; nothing else. Needs root, to
+become another user."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_another_user_reaches_nothing_of_the_node(place):
             "write the witness": lambda: folder.witness_file.write_text("{}"),
             "remove the ledger": lambda: folder.ledger_file.unlink(),
             "remove the socket": lambda: folder.socket.unlink(),
-            "put a socket in its place": lambda: socket.socket(socket.AF_UNIX).bind(str(folder.path / "run/x.sock")),
+            "put a socket in its place": lambda: socket.socket(socket.AF_UNIX).bind(
+                str(folder.path / "run/x.sock")
+            ),
             "rename the folder": lambda: folder.path.rename(place / "gone"),
             "make a file": lambda: (folder.path / "x").write_text("x"),
             "kill the service": lambda: os.kill(service, signal.SIGKILL),
@@ -114,6 +117,8 @@ def test_the_policy_names_the_users_that_may_ask(place):
     with served(folder):
         assert hello(folder)["code"] == "peer"
         assert (
-            frames.exchange(str(folder.socket), {"protocol": protocol.PROTOCOL}, b"", timeout=LIMIT_S)[0]["code"]
+            frames.exchange(
+                str(folder.socket), {"protocol": protocol.PROTOCOL}, b"", timeout=LIMIT_S
+            )[0]["code"]
             == "peer"
         )

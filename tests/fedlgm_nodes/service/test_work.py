@@ -1,4 +1,5 @@
-"""Options of mechanisms: public facts of a question, checked by the node's policy and by what is installed there."""
+"""Options of mechanisms: public facts of a question, checked by the node's policy and by what is
+installed there."""
 
 from __future__ import annotations
 
@@ -45,13 +46,14 @@ PER_LAYER = {"name": "dp-sgd", "style": "per-layer", "allocation": "snr-consiste
 ASKED: dict[str, dict[str, Any]] = {
     "per layer": PER_LAYER,
     "per layer, bounds from noisy bits": PER_LAYER | {"clip": "med", "norms": "quantile"},
-    "per layer, public norms": PER_LAYER | {"clip": "med", "norms": "public", "public_norms": [2.0, 1.0]},
+    "per layer, public norms": PER_LAYER
+    | {"clip": "med", "norms": "public", "public_norms": [2.0, 1.0]},
     "Auto-S": {"name": "auto-s", "stabiliser": 0.05},
     "DP-PSAC": {"name": "dp-psac", "bound": 0.5},
     "weights from a noisy query": {"name": "lm-dp-sgd", "emphasis": 2.0, "error_rates": [0.4, 0.3]},
     "public weights": {"name": "lm-dp-sgd", "weights": "public", "strengths": [1.0, 3.0]},
     "an allocation of whole updates": {"name": "snr-consistent", "bound": 0.5},
-}  # fmt: skip
+}
 
 
 def built(options: dict[str, Any]) -> Any:
@@ -63,15 +65,20 @@ def plan(options: dict[str, Any], multiplier: float = 6.0) -> ReleasePlan:
     steps = LocalSteps(3, 0.25, 6.0) if chosen.unit == "example" else None
     relation = "add-remove" if steps else "replace-one"
     facts = RunFacts(multiplier, Sampling("poisson", 3, 1.0), relation, "local", 10, steps=steps)  # type: ignore[arg-type]
-    return chosen.plan(chosen.table(LayerTable.from_module(MODULE)), facts, Transcript.start(WEIGHTS))
+    return chosen.plan(
+        chosen.table(LayerTable.from_module(MODULE)), facts, Transcript.start(WEIGHTS)
+    )
 
 
 def work(options: Any) -> dict[str, Any]:
     return nodes.WORK | {"mechanism": options, "model": MODEL}
 
 
-def asked(folder: NodeFolder, options: Any, like: dict[str, Any] = PER_LAYER, **more: Any) -> dict[str, Any]:
-    """The answer's header to a question whose plan is that of `like`, and whose work says `options`."""
+def asked(
+    folder: NodeFolder, options: Any, like: dict[str, Any] = PER_LAYER, **more: Any
+) -> dict[str, Any]:
+    """The answer's header to a question whose plan is that of `like`, and whose work says
+    `options`."""
     more = {"text": plan(like).to_json(), "body": BODY} | more
     return ask(folder, work=work(options), **more)[0]
 
@@ -101,7 +108,9 @@ def test_a_node_carries_out_what_is_asked(tmp_path, case):
         assert row.trust == "local"
         return
     assert (row.trust, row.protects) == ("local", EXAMPLE)
-    event = privacy.events.repeated(privacy.events.gaussian_event(one.effective_multiplier, 0.25), 3)
+    event = privacy.events.repeated(
+        privacy.events.gaussian_event(one.effective_multiplier, 0.25), 3
+    )
     assert privacy.events.decode(json.loads(row.event)) == event
     module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], seed=0)
     trainer = ExampleTrainer(module, one.layers, chosen)
@@ -126,17 +135,32 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a negative bound": (PER_LAYER | {"bound": -1.0}, "bound must be finite and positive"),
     "a bound of another type": (PER_LAYER | {"bound": "1"}, "bound must be a number"),
     "a bound that is true": (PER_LAYER | {"bound": True}, "bound must be a number"),
-    "an option as an object": (PER_LAYER | {"public_norms": {"a": 1}}, "public_norms must be a list of numbers"),
-    "an option in depth": (PER_LAYER | {"public_norms": [[[1.0]]]}, "public_norms must be a list of numbers"),
+    "an option as an object": (
+        PER_LAYER | {"public_norms": {"a": 1}},
+        "public_norms must be a list of numbers",
+    ),
+    "an option in depth": (
+        PER_LAYER | {"public_norms": [[[1.0]]]},
+        ("public_norms must be a list of numbers"),
+    ),
     "many options": (PER_LAYER | {"public_norms": [1.0] * 10_000}, "characters"),
-    "text that no log can hold": (PER_LAYER | {"\ud800\n\u202e": 1}, r"no option '\ud800\n\u202e'; known"),
+    "text that no log can hold": (
+        PER_LAYER | {"\ud800\n\u202e": 1},
+        r"no option '\ud800\n\u202e'; known",
+    ),
     "flat bounds for a plan per layer": ({"name": "dp-sgd"}, "plan"),
     "a mechanism that bounds whole updates": ({"name": "snr-consistent"}, "bounds whole clients"),
-    "Auto-S without a stabiliser": ({"name": "auto-s", "stabiliser": 0.0}, "stabiliser must be at least 1e-06"),
+    "Auto-S without a stabiliser": (
+        {"name": "auto-s", "stabiliser": 0.0},
+        "stabiliser must be at least 1e-06",
+    ),
     "error rates above a half": ({"name": "lm-dp-sgd", "error_rates": [0.9, 0.1]}, "0.5"),
-    "shares of the budget above it": ({"name": "lm-dp-sgd", "share": 2.0}, "share must lie in (0, 1)"),
+    "shares of the budget above it": (
+        {"name": "lm-dp-sgd", "share": 2.0},
+        "share must lie in (0, 1)",
+    ),
     "a mechanism that nobody listed": ({"name": "os:system", "command": "true"}, "is not allowed"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -151,7 +175,10 @@ def test_what_is_not_known_is_refused_in_one_sentence_and_costs_nothing(lasting,
 
 @pytest.mark.parametrize("section", ["model", "task"])
 def test_thousands_of_options_are_refused_before_anything_is_built(lasting, section):
-    asked_for = {"model": {"name": "mlp", "hidden": [1] * 4000}, "task": {"name": "classification", "x": [1] * 4000}}
+    asked_for = {
+        "model": {"name": "mlp", "hidden": [1] * 4000},
+        "task": {"name": "classification", "x": [1] * 4000},
+    }
     said, _ = ask(lasting, work=nodes.WORK | {section: asked_for[section]})
     assert (said["code"], "longer than 4096 characters" in said["why"]) == ("work", True)
 
@@ -160,7 +187,9 @@ def test_thousands_of_options_are_refused_before_anything_is_built(lasting, sect
 def test_numbers_that_are_none_are_refused(lasting, number):
     """JSON has no NaN, and Python reads 1e999 as infinity."""
     header = json.dumps(nodes.asked(lasting, work=work(PER_LAYER | {"bound": 12345.5})).header())
-    said, _ = frames.exchange(str(lasting.socket), header.replace("12345.5", number), BODY, timeout=LIMIT_S)
+    said, _ = frames.exchange(
+        str(lasting.socket), header.replace("12345.5", number), BODY, timeout=LIMIT_S
+    )
     assert said["code"] == "frame"
 
 
@@ -168,14 +197,17 @@ def test_bounds_are_those_of_the_plan_whatever_the_options_say(lasting):
     """An option cannot make a mechanism keep wider bounds than those that are paid for."""
     text = json.dumps(json.loads(plan(PER_LAYER).to_json()) | {"clip": [1e-3, 1e-3]})
     wide = {"name": "lm-dp-sgd", "weights": "public", "bound": 0.01}
-    crafted = json.dumps(json.loads(text) | {"clip": [0.009, 0.009]})  # weights whose squares add up to 1.62
+    crafted = json.dumps(
+        json.loads(text) | {"clip": [0.009, 0.009]}
+    )  # weights whose squares add up to 1.62
     assert asked(lasting, wide, text=crafted)["code"] == "work"
     largest = json.dumps(json.loads(text) | {"clip": [2.0, 2.0], "sigma": [20.0, 20.0]})
     assert asked(lasting, PER_LAYER | {"bound": 4.0}, text=largest)["code"] == "privacy"
 
 
 def test_a_query_is_asked_once(lasting):
-    """Each is free if its noise is large, and is computed in every step: thousands of them would take hours."""
+    """Each is free if its noise is large, and is computed in every step: thousands of them would
+    take hours."""
     options = ASKED["per layer, bounds from noisy bits"]
     raw = json.loads(plan(options).to_json())
     again = raw | {"queries": [[BelowBound.name, 1e6]] * 2}
@@ -185,15 +217,24 @@ def test_a_query_is_asked_once(lasting):
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=4,
-)  # fmt: skip
-NAMES = st.sampled_from(["bound", "style", "allocation", "clip", "norms", "public_norms", "floor", "variant", "name"])
+)
+NAMES = st.sampled_from(
+    ["bound", "style", "allocation", "clip", "norms", "public_norms", "floor", "variant", "name"]
+)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(options=st.dictionaries(NAMES | st.text(max_size=6), VALUES, max_size=3))
 def test_whatever_the_options_are(lasting_releaser, options):
     """Admitted with the plan's bounds, or refused; never anything else."""
@@ -222,7 +263,9 @@ def releaser(folder: NodeFolder) -> Releaser:
 
 def test_a_signature_covers_the_options(tmp_path):
     server = Ed25519PrivateKey.generate()
-    with served(make_node(tmp_path / "node", unit="example", server_key=protocol.public_text(server))) as folder:
+    with served(
+        make_node(tmp_path / "node", unit="example", server_key=protocol.public_text(server))
+    ) as folder:
         text = plan(PER_LAYER).to_json()
         question = nodes.asked(folder, plan=text, model=protocol.sha256(BODY), work=work(PER_LAYER))
         signed = question.header(server)
@@ -243,7 +286,12 @@ def test_other_options_are_another_release_with_other_noise(tmp_path):
     """Even where they change nothing: two answers never share their noise, and each is charged."""
     with served(make_node(tmp_path / "node", unit="example")) as folder:
         text, found = plan(PER_LAYER, 50.0).to_json(), []
-        for options in (PER_LAYER, PER_LAYER | {"floor": 0.1}, PER_LAYER | {"bound": 0.9}, PER_LAYER):
+        for options in (
+            PER_LAYER,
+            PER_LAYER | {"floor": 0.1},
+            PER_LAYER | {"bound": 0.9},
+            PER_LAYER,
+        ):
             said, body = ask(folder, text=text, body=BODY, work=work(options))
             assert said["ok"], said
             found.append(frames.vector(body, ("<f4", "<f8")))
@@ -274,24 +322,32 @@ def limited(path: Path, table: str) -> Policy:
 
 def test_a_policy_lists_the_options_that_may_be_asked_for(tmp_path):
     policy = limited(
-        tmp_path / "node", '[allow.options.dp-sgd]\nstyle = ["per-layer"]\nallocation = ["uniform", "snr-consistent"]'
+        tmp_path / "node",
+        '[allow.options.dp-sgd]\nstyle = ["per-layer"]\nallocation = ["uniform", "snr-consistent"]',
     )
     assert Work.parse(work(PER_LAYER), policy).built() == built(PER_LAYER)
     for options, message in (
-        (PER_LAYER | {"allocation": "max-snr"}, "allocation = 'max-snr'; allowed: 'uniform', 'snr-consistent'"),
+        (
+            PER_LAYER | {"allocation": "max-snr"},
+            "allocation = 'max-snr'; allowed: 'uniform', 'snr-consistent'",
+        ),
         (PER_LAYER | {"bound": 0.5}, "bound = 0.5; allowed: only its default"),
     ):
         with pytest.raises(Refusal, match="work: ") as refusal:
             Work.parse(work(options), policy)
         assert message in refusal.value.why
-    assert Work.parse(work({"name": "auto-s", "stabiliser": 0.1}), policy).built().stabiliser == 0.1  # not listed there
+    assert (
+        Work.parse(work({"name": "auto-s", "stabiliser": 0.1}), policy).built().stabiliser == 0.1
+    )  # not listed there
 
 
 def test_a_default_may_be_stated_where_values_are_listed(tmp_path):
     """A recipe that writes a default out asks for the same work as one that leaves it out."""
     policy = limited(tmp_path / "node", '[allow.options.dp-sgd]\nstyle = ["per-layer"]')
     stated = {"name": "dp-sgd", "style": "per-layer", "bound": 1.0, "clip": "eq"}
-    assert Work.parse(work(stated), policy).built() == built({"name": "dp-sgd", "style": "per-layer"})
+    assert Work.parse(work(stated), policy).built() == built(
+        {"name": "dp-sgd", "style": "per-layer"}
+    )
     for changed in ({"bound": 0.9}, {"clip": None}, {"bounds": None}):
         with pytest.raises(Refusal, match="allowed: only its default"):
             Work.parse(work(stated | changed), policy)
@@ -300,7 +356,10 @@ def test_a_default_may_be_stated_where_values_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('[allow.options.dp-sdg]\nstyle = ["flat"]', "allow: options names 'dp-sdg', which mechanisms does not list"),
+        (
+            '[allow.options.dp-sdg]\nstyle = ["flat"]',
+            "allow: options names 'dp-sdg', which mechanisms does not list",
+        ),
         ('[allow.options.dp-sgd]\nstyle = "flat"', "allow.options.dp-sgd.style"),
         ("[allow.options]\ndp-sgd = 1", "allow.options.dp-sgd"),
     ],
@@ -328,7 +387,9 @@ def test_a_mechanism_of_the_operators_own_takes_the_options_that_he_lists(tmp_pa
         Work.parse(work({"name": name, "note": "other"}), folder.policy())
     with folder.policy_file.open("a") as file:
         file.write(f'\n[allow.options."{name}"]\nnote = ["other"]\n')
-    assert Work.parse(work({"name": name, "note": "other"}), folder.policy()).built().note == "other"
+    assert (
+        Work.parse(work({"name": name, "note": "other"}), folder.policy()).built().note == "other"
+    )
 
 
 def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
@@ -343,11 +404,24 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
     adapters = {"rank": 2, "targets": ["fc1", "fc2"], "style": "ffa", "seed": 5}
 
     def understood(weights: object, hidden: int = 5):
-        module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[hidden], adapters=adapters)
+        module = models.build(
+            "mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[hidden], adapters=adapters
+        )
         table = LayerTable.from_module(module)
-        facts = RunFacts(6.0, Sampling("fixed", 3, 1.0), "replace-one", "local", rounds=3, epsilon=8.0, delta=1e-5)
+        facts = RunFacts(
+            6.0,
+            Sampling("fixed", 3, 1.0),
+            "replace-one",
+            "local",
+            rounds=3,
+            epsilon=8.0,
+            delta=1e-5,
+        )
         text = built(uniform).plan(table, facts, Transcript(0, ())).to_json()
-        work = {"mechanism": uniform, "model": MODEL | {"hidden": [hidden], "adapters": adapters, "weights": weights}}
+        work = {
+            "mechanism": uniform,
+            "model": MODEL | {"hidden": [hidden], "adapters": adapters, "weights": weights},
+        }
         return releaser.understand(1, text, work, table.flatten(module).numpy())
 
     request = understood(digest)
@@ -356,7 +430,9 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
     fixed = {name: value for name, value in module.named_parameters() if not value.requires_grad}
     assert torch.equal(fixed["fc1.base.weight"], MODULE.fc1.weight)
     for weights in ("0" * 64, str(file), None, 7):
-        with pytest.raises(Refusal, match=r"model\.weights: no file with SHA-256 .* is allowed on this node"):
+        with pytest.raises(
+            Refusal, match=r"model\.weights: no file with SHA-256 .* is allowed on this node"
+        ):
             understood(weights)
     with pytest.raises(Refusal, match=r"the tensors of that file are not those of the model$"):
         understood(digest, hidden=6)
@@ -368,7 +444,9 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
         releaser.workshop.module(request.work)
 
 
-@pytest.mark.parametrize("line", ['weights = {"abc" = "/base"}', f'weights = {{"{"0" * 64}" = "base"}}'])
+@pytest.mark.parametrize(
+    "line", ['weights = {"abc" = "/base"}', f'weights = {{"{"0" * 64}" = "base"}}']
+)
 def test_a_pin_is_a_hash_and_an_absolute_path(tmp_path, line):
     folder = make_node(tmp_path / "node")
     nodes.edit(folder, "tasks = [", f"{line}\ntasks = [")

@@ -21,7 +21,9 @@ def train(msg: Message, context: Context):
     num_partitions = context.node_config["num-partitions"]
     trainloader = load_data(partition_id, num_partitions)
     epochs = context.run_config["local-epochs"]
-    train_loss = train_fn(model, trainloader, epochs, msg.content["config"]["lr"], torch.device("cpu"))
+    train_loss = train_fn(
+        model, trainloader, epochs, msg.content["config"]["lr"], torch.device("cpu")
+    )
     context.state[HEAD] = ArrayRecord(model.fc2.state_dict())
     arrays = ArrayRecord(model.state_dict())
     metrics = MetricRecord({"train_loss": train_loss, "num-examples": len(trainloader.dataset)})

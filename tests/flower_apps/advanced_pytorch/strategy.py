@@ -1,4 +1,5 @@
-"""A strategy that halves the clients' rate, runs its own rounds and keeps the best model and all metrics."""
+"""A strategy that halves the clients' rate, runs its own rounds and keeps the best model and all
+metrics."""
 
 import json
 
@@ -12,13 +13,16 @@ class CustomFedAvg(FedAvg):
             config["lr"] = config["lr"] * 0.5
         return super().configure_train(server_round, arrays, config, grid)
 
-    def start(self, grid, initial_arrays, num_rounds=3, timeout=3600, train_config=None, evaluate_fn=None):
+    def start(
+        self, grid, initial_arrays, num_rounds=3, timeout=3600, train_config=None, evaluate_fn=None
+    ):
         result, best = Result(), 0.0
         arrays, history = initial_arrays, []
         result.evaluate_metrics_serverapp[0] = evaluate_fn(0, initial_arrays)
         for current_round in range(1, num_rounds + 1):
             replies = grid.send_and_receive(
-                messages=self.configure_train(current_round, arrays, train_config, grid), timeout=timeout
+                messages=self.configure_train(current_round, arrays, train_config, grid),
+                timeout=timeout,
             )
             arrays, metrics = self.aggregate_train(current_round, replies)
             result.arrays = arrays

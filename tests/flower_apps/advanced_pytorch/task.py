@@ -26,7 +26,9 @@ def _digits():
 def load_data(partition_id, num_partitions):
     x, y = _digits()
     shares = np.random.default_rng(42).dirichlet(np.ones(num_partitions), 10)
-    owner = np.array([np.searchsorted(np.cumsum(shares[c]), (i % 97) / 97) for i, c in enumerate(y)])
+    owner = np.array(
+        [np.searchsorted(np.cumsum(shares[c]), (i % 97) / 97) for i, c in enumerate(y)]
+    )
     mine = torch.tensor(np.flatnonzero(owner == partition_id))
     return DataLoader(TensorDataset(x[mine], y[mine]), batch_size=32, shuffle=True)
 

@@ -11,7 +11,12 @@ SIZES = {"bert-tiny": 16, "bert-mini": 32}
 def get_model(model_name):
     width = SIZES[model_name]
     config = BertConfig(
-        vocab_size=32, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2
+        vocab_size=32,
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=2,
     )
     torch.manual_seed(0)
     return BertForSequenceClassification(config)
@@ -21,7 +26,8 @@ def load_data(partition_id, num_partitions, model_name):
     generator = torch.Generator().manual_seed(partition_id)
     words = torch.randint(1, 32, (40, 4), generator=generator)
     rows = [
-        {"input_ids": one, "attention_mask": torch.ones(4, dtype=torch.int64), "labels": one[0] % 2} for one in words
+        {"input_ids": one, "attention_mask": torch.ones(4, dtype=torch.int64), "labels": one[0] % 2}
+        for one in words
     ]
     return DataLoader(rows[:32], shuffle=True, batch_size=8), DataLoader(rows[32:], batch_size=8)
 

@@ -37,5 +37,7 @@ def evaluate(msg: Message, context: Context):
     num_partitions = context.node_config["num-partitions"]
     _, valloader = load_data(partition_id, num_partitions, context.run_config["batch-size"])
     loss, accuracy = test_fn(model, valloader, device)
-    metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(valloader.dataset)})
+    metrics = MetricRecord(
+        {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(valloader.dataset)}
+    )
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

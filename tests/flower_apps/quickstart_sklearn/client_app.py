@@ -21,7 +21,9 @@ app = ClientApp()
 def train(msg: Message, context: Context):
     model = create_log_reg_and_instantiate_parameters()
     set_model_params(model, msg.content["arrays"].to_numpy_ndarrays())
-    x, y, _, _ = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
+    x, y, _, _ = load_data(
+        context.node_config["partition-id"], context.node_config["num-partitions"]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(x, y)
@@ -35,6 +37,8 @@ def train(msg: Message, context: Context):
 def evaluate(msg: Message, context: Context):
     model = create_log_reg_and_instantiate_parameters()
     set_model_params(model, msg.content["arrays"].to_numpy_ndarrays())
-    _, _, x, y = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
+    _, _, x, y = load_data(
+        context.node_config["partition-id"], context.node_config["num-partitions"]
+    )
     metrics = MetricRecord({"num-examples": len(x), "accuracy": model.score(x, y)})
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

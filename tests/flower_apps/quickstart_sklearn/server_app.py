@@ -5,7 +5,11 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from quickstart_sklearn.task import create_log_reg_and_instantiate_parameters, get_model_params, set_model_params
+from quickstart_sklearn.task import (
+    create_log_reg_and_instantiate_parameters,
+    get_model_params,
+    set_model_params,
+)
 
 app = ServerApp()
 

@@ -14,7 +14,9 @@ from simulations.config.assembly import Assembly
 ON = "training.vectorize=on"
 
 
-def settled(*overrides: str, recipe: str = "digits", device: str = "cuda") -> tuple[str, int | None, int]:
+def settled(
+    *overrides: str, recipe: str = "digits", device: str = "cuda"
+) -> tuple[str, int | None, int]:
     """`vectorize`, `width` and `block_size` of a run on a device."""
     with patch.object(Assembly, "device", torch.device(device)):
         made = decided.decided(Assembly(recipes.load(recipe, overrides)), workers=1).recipe
@@ -29,8 +31,12 @@ def test_width_and_blocks_follow_the_device() -> None:
     assert settled(ON, device="cpu") == ("on", None, 8)
 
 
-def test_clients_are_trained_side_by_side_unless_the_recipe_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decided, "fastest", lambda makers, *arguments, **options: (list(makers)[-1], {}))
+def test_clients_are_trained_side_by_side_unless_the_recipe_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        decided, "fastest", lambda makers, *arguments, **options: (list(makers)[-1], {})
+    )
     assert settled() == ("on", 16, 16)
     assert settled("training.vectorize=off")[0] == "off"
     assert settled("training.kernel=auto") == ("on", 16, 16)

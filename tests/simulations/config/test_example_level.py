@@ -21,7 +21,10 @@ from tests.support.example_level import central, federated
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
+        (
+            ["privacy.unit=client"],
+            "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'",
+        ),
         (
             ["mechanism.name=snr-consistent"],
             "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$",
@@ -31,10 +34,16 @@ from tests.support.example_level import central, federated
         (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
         (["training.vectorize=on"], "training.vectorize cannot be 'on'"),
         (["run.audit=true"], "run.audit cannot be True"),
-        (["training.sampling_rate=0.1"], "training.sampling_rate is for clients that noise their own steps"),
+        (
+            ["training.sampling_rate=0.1"],
+            "training.sampling_rate is for clients that noise their own steps",
+        ),
         (["federation.server_lr=0.5"], "server_lr: a round is one step here"),
         (["federation.clients=4", "federation.rate=0.5"], "every client takes part in every step"),
-        (["privacy.trust=local"], "training.sampling_rate is needed where clients noise their own steps"),
+        (
+            ["privacy.trust=local"],
+            "training.sampling_rate is needed where clients noise their own steps",
+        ),
         (["mechanism.style=auto-s"], "is a separate mechanism: set mechanism.name = 'auto-s'"),
         (["mechanism.allocation=snr-consistent"], "style 'flat' has one bound and one noise scale"),
         (["mechanism.style=ghost"], "unknown style 'ghost'; known: flat, per-layer"),
@@ -49,10 +58,18 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (lambda: central("training.batch_size=5000"), "batch_size = 5000 is more than the 1442 training examples"),
-        (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
         (
-            lambda: central("training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"),
+            lambda: central("training.batch_size=5000"),
+            "batch_size = 5000 is more than the 1442 training examples",
+        ),
+        (
+            lambda: federated("training.batch_size=900"),
+            "batch_size = 900 is more than the .* of the largest client",
+        ),
+        (
+            lambda: central(
+                "training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"
+            ),
             r"after 1000000 releases: .*; federation.rounds = 3906 would suffice, with .* of 4.\d+e\+06",
         ),
         (
@@ -83,7 +100,9 @@ def test_batch_norm_is_refused_with_a_remedy():
 
 def test_old_recipes_are_written_as_they_were():
     text = recipes.load("digits").to_toml()
-    assert not {"unit", "sampling_rate", "steps"} & {line.partition(" ")[0] for line in text.splitlines()}
+    assert not {"unit", "sampling_rate", "steps"} & {
+        line.partition(" ")[0] for line in text.splitlines()
+    }
     assert "steps" not in facts_of(recipes.load("digits")).to_dict()
 
 

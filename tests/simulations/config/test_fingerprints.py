@@ -1,4 +1,5 @@
-"""Hashes of Python objects: the same in every process, another one for whatever makes another run."""
+"""Hashes of Python objects: the same in every process, another one for whatever makes another
+run."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_they_are_the_same_in_another_process(seed: str) -> None:
     code = "from tests.simulations.config.test_fingerprints import MODULE, digests; print(*digests(MODULE))"
     env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     root = Path(__file__).parents[3]
-    told = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True
+    )
     assert told.stdout.split() == digests(MODULE)
 
 

@@ -1,4 +1,5 @@
-"""`privacy.noise_multiplier` in place of `privacy.epsilon`: everything downstream sees the epsilon that follows."""
+"""`privacy.noise_multiplier` in place of `privacy.epsilon`: everything downstream sees the epsilon
+that follows."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ NOISE = ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"]
         ("dp-sgd-digits", []),
         (
             "dp-sgd-digits",
-            ["data.name=digits/private", "federation.clients=3", "federation.rate=1", "privacy.accountant=rdp"],
+            [
+                "data.name=digits/private",
+                "federation.clients=3",
+                "federation.rate=1",
+                "privacy.accountant=rdp",
+            ],
         ),
     ],
 )
@@ -60,7 +66,11 @@ def test_a_run_and_a_plan_state_the_epsilon_that_follows(tmp_path):
             ["privacy.epsilon=8", "privacy.noise_multiplier=2"],
             r"both given, but this noise gives epsilon .* privacy.epsilon=none",
         ),
-        ("digits", [NOISE[0], "privacy.noise_multiplier=0"], "privacy: noise_multiplier must be finite and positive"),
+        (
+            "digits",
+            [NOISE[0], "privacy.noise_multiplier=0"],
+            "privacy: noise_multiplier must be finite and positive",
+        ),
         (
             "dp-sgd-digits",
             [*NOISE, "data.partition=dirichlet"],
@@ -76,8 +86,12 @@ def test_what_does_not_fit_is_refused(name, changes, words):
 def test_the_examples_of_own_data_are_not_known_from_the_recipe():
     x = np.random.default_rng(0).normal(size=(400, 64)).astype(np.float32)
     y = np.arange(400) % 10
-    with pytest.raises(ConfigError, match=r"training examples is not known .* give privacy.epsilon"):
-        simulations.simulate("dp-sgd-digits", data={"train": (x, y), "test": (x, y)}, overrides=NOISE)
+    with pytest.raises(
+        ConfigError, match=r"training examples is not known .* give privacy.epsilon"
+    ):
+        simulations.simulate(
+            "dp-sgd-digits", data={"train": (x, y), "test": (x, y)}, overrides=NOISE
+        )
 
 
 def test_budget_and_noise_replace_each_other():
@@ -88,7 +102,9 @@ def test_budget_and_noise_replace_each_other():
 
 
 def test_a_recipe_that_extends_another_replaces_or_removes_one_of_them(tmp_path):
-    (tmp_path / "noise.toml").write_text('extends = "digits"\n[privacy]\nnoise_multiplier = 2.0\n', encoding="utf-8")
+    (tmp_path / "noise.toml").write_text(
+        'extends = "digits"\n[privacy]\nnoise_multiplier = 2.0\n', encoding="utf-8"
+    )
     base = f'extends = "{tmp_path}/noise.toml"\n[privacy]\n'
     (tmp_path / "budget.toml").write_text(f"{base}epsilon = 3.0\n", encoding="utf-8")
     (tmp_path / "same.toml").write_text(f'{base}epsilon = "none"\n', encoding="utf-8")
@@ -107,7 +123,9 @@ def test_a_changed_recipe_keeps_its_noise():
 
 
 def test_a_mechanism_without_noise_ignores_it():
-    assert Assembly(load("digits", [*NOISE, "mechanism.name=none"])).method.facts.noise_multiplier == 0
+    assert (
+        Assembly(load("digits", [*NOISE, "mechanism.name=none"])).method.facts.noise_multiplier == 0
+    )
 
 
 def test_studies_vary_it_or_keep_it():
@@ -117,9 +135,13 @@ def test_studies_vary_it_or_keep_it():
     assert [job.recipe.privacy.noise_multiplier for job in varied[:2]] == [1.0, 2.0]
     longer = grid_jobs(base, {"federation.rounds": [50, 100]}, [0])
     assert [job.refused for job in longer] == ["", ""]
-    assert longer[0].recipe.privacy.epsilon < longer[1].recipe.privacy.epsilon == base.privacy.epsilon
+    assert (
+        longer[0].recipe.privacy.epsilon < longer[1].recipe.privacy.epsilon == base.privacy.epsilon
+    )
     budgets = grid_jobs(base, {"privacy.epsilon": [1.0, 4.0]}, [0])
-    assert [(job.refused, job.recipe.privacy.noise_multiplier) for job in budgets] == [("", None)] * 2
+    assert [(job.refused, job.recipe.privacy.noise_multiplier) for job in budgets] == [
+        ("", None)
+    ] * 2
 
 
 def test_comparisons_and_searches_take_it(tmp_path):
@@ -133,14 +155,19 @@ def test_comparisons_and_searches_take_it(tmp_path):
         overrides=[*NOISE, "federation.rounds=2"],
         folder=tmp_path / "search",
     )
-    assert found["epsilon_one_run"] == pytest.approx(load("digits", [*NOISE, "federation.rounds=2"]).privacy.epsilon)
+    assert found["epsilon_one_run"] == pytest.approx(
+        load("digits", [*NOISE, "federation.rounds=2"]).privacy.epsilon
+    )
 
 
 def test_attacks_vary_the_budget():
     noisy = load("digits", NOISE)
     _, protected = protections(noisy, [1.0])
     assert protected.recipe is not None
-    assert (protected.recipe.privacy.epsilon, protected.recipe.privacy.noise_multiplier) == (1.0, None)
+    assert (protected.recipe.privacy.epsilon, protected.recipe.privacy.noise_multiplier) == (
+        1.0,
+        None,
+    )
 
 
 def test_a_mechanism_with_other_levels_is_refused():

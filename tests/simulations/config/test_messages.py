@@ -18,12 +18,15 @@ from simulations.config.recipe import Recipe
 
 SAID = {
     "mechanism.name=typo": "mechanism.name: unknown mechanism 'typo'; known: uniform",
-    "mechanism.name=snr-consistnt": "mechanism.name: unknown mechanism 'snr-consistnt'; did you mean 'snr-consistent'?",
-    "mechanism.name=a.b:c": "mechanism 'a.b:c': module 'a.b' cannot be imported: there is no module 'a'",
+    "mechanism.name=snr-consistnt": "mechanism.name: unknown mechanism 'snr-consistnt'; did you "
+    "mean 'snr-consistent'?",
+    "mechanism.name=a.b:c": "mechanism 'a.b:c': module 'a.b' cannot be imported: there is no "
+    "module 'a'",
     "mechanism.bound=0": "mechanism.bound must be finite and positive, got 0",
     "mechanism.bound=x": "mechanism.bound must be a number, got 'x'",
     "mechanism.clip=typo": "mechanism.clip: unknown clip 'typo'; known: eq, med",
-    "mechanism.variant=published": "mechanism 'snr-consistent': only clip = 'med' has a published variant",
+    "mechanism.variant=published": "mechanism 'snr-consistent': only clip = 'med' has a published "
+    "variant",
     "mechanism.typo=1": "mechanism 'snr-consistent' has no option 'typo'; known: bound",
     "model.name=typo": "model.name: unknown model 'typo'; known: logistic",
     "model.hidden=0": "model.hidden must be a list of integers >= 1 (one per hidden layer), got 0",
@@ -33,16 +36,19 @@ SAID = {
     "task.weird=1": "task 'classification': unknown option 'weird'; its options: none",
     "data.name=typo": "data.name: unknown data set 'typo'; known: digits",
     "data.name=a.b:c": "data 'a.b:c': module 'a.b' cannot be imported",
-    "data.image_size=28": "data.image_size is for data.name = 'image-folder' or 'hf:owner/name', not for 'digits'",
+    "data.image_size=28": "data.image_size is for data.name = 'image-folder' or 'hf:owner/name', "
+    "not for 'digits'",
     "data.partition=typo": "data.partition: unknown partition scheme 'typo'; known: iid",
     "data.partition=a.b:c": "data.partition 'a.b:c': module 'a.b' cannot be imported",
     "data.alpha=-1": "data.alpha must be finite and positive, got -1",
     "data.beta=1": "data.partition 'dirichlet': unknown option 'beta'; its options: alpha",
     "data.partition_seed=-1": "data.partition_seed: must be at least 0, got -1",
-    "data.pixels=[1]": "data.pixels: must be two numbers, the lower one first, such as [0, 1], got [1]",
+    "data.pixels=[1]": "data.pixels: must be two numbers, the lower one first, such as [0, 1], got "
+    "[1]",
     "data.pixels=3": "data.pixels: must be two numbers, the lower one first, such as [0, 1], got 3",
     "data.channels=2": "data.channels: must be 1 or 3, got 2",
-    "federation.server_optimizer=a.b:c": "federation.server_optimizer 'a.b:c': module 'a.b' cannot be imported",
+    "federation.server_optimizer=a.b:c": "federation.server_optimizer 'a.b:c': module 'a.b' cannot "
+    "be imported",
     "federation.clients=x": "federation.clients: must be a whole number, got 'x'",
     "federation.clients=1.5": "federation.clients: must be a whole number, got 1.5",
     "federation.rate=x": "federation.rate: must be a number, got 'x'",
@@ -54,20 +60,24 @@ SAID = {
     "privacy.epsilon=0": "privacy.epsilon: must be above 0, got 0",
     "privacy.epsilon=inf": "privacy.epsilon: must be finite, got inf",
     "run.trackers=x": "run.trackers: must be a list, got 'x'",
-    "run.engine=local": "run.engine: is not a key of a recipe: use --engine NAME, or simulate(engine=NAME)",
+    "run.engine=local": "run.engine: is not a key of a recipe: use --engine NAME, or "
+    "simulate(engine=NAME)",
     "training.trainer=a:b": "training.trainer: unknown key; did you mean 'trainer.name'?",
     "privacy.clients=3": "privacy.clients: unknown key; did you mean 'federation.clients'?",
-    "training.steps=3": "training.steps is for privacy.unit = 'example': set it, or leave training.steps out",
+    "training.steps=3": "training.steps is for privacy.unit = 'example': set it, or leave "
+    "training.steps out",
     "risk.epoch=1": "risk.epoch: unknown key; did you mean 'epochs'",
     "deployment.typo=1": "deployment.typo: unknown key; known: offline_seconds, give_up_seconds",
     "data=3": "data: must be a section of keys, such as [data], got 3",
     "name=3": "name: must be text, got 3",
-    "extends=fashion-mnist": "extends belongs in a recipe's file: name the other recipe directly, or write a file",
-}  # fmt: skip
+    "extends=fashion-mnist": "extends belongs in a recipe's file: name the other recipe directly, "
+    "or write a file",
+}
 
 
 def message(*changes: str) -> str:
-    """What is said when a recipe with these changes is checked as a run checks it, before any training."""
+    """What is said when a recipe with these changes is checked as a run checks it, before any
+    training."""
     with pytest.raises(FedlgmError) as error:
         Assembly(recipes.load("digits", changes)).check()
     return str(error.value)
@@ -83,15 +93,21 @@ BAD: tuple[Any, ...] = ("typo", -1, 0, [], {"a": 1}, True, 10**400)
 
 
 def _problems() -> dict[str, str]:
-    """Every key of every section, and every option of what the sections name, with values of each type."""
+    """Every key of every section, and every option of what the sections name, with values of each
+    type."""
     raw = recipes.read("digits")
     keys: list[tuple[dict[str, dict[str, Any]], str, str]] = []
     for section, field in Recipe.model_fields.items():
         kind = section_kind(field)
         keys += [({}, section, key) for key in (kind.model_fields if kind else ())]
     for name in mechanisms.names(None):
-        keys += [({"mechanism": {"name": name}}, "mechanism", option) for option in mechanisms.options(name)]
-    for name in sorted({*models.names()} - {"resnet152", "vgg16"}):  # large ones, with the options of others
+        keys += [
+            ({"mechanism": {"name": name}}, "mechanism", option)
+            for option in mechanisms.options(name)
+        ]
+    for name in sorted(
+        {*models.names()} - {"resnet152", "vgg16"}
+    ):  # large ones, with the options of others
         keys += [({"model": {"name": name}}, "model", option) for option in models.options(name)]
     for name in ("regression", "classification"):
         keys += [({"task": {"name": name}}, "task", option) for option in tasks.options(name)]
@@ -99,7 +115,11 @@ def _problems() -> dict[str, str]:
     for named, section, key in keys:
         for value in BAD:
             values = {**raw, **named}
-            unit = {"unit": mechanisms.unit_of(named["mechanism"]["name"])} if "mechanism" in named else {}
+            unit = (
+                {"unit": mechanisms.unit_of(named["mechanism"]["name"])}
+                if "mechanism" in named
+                else {}
+            )
             values["privacy"] = values["privacy"] | unit
             values[section] = {**values.get(section, {}), key: value}
             try:

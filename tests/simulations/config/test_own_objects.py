@@ -1,4 +1,5 @@
-"""Recipes that name a user's own model, data, task and partition; and the bundled recipes of text."""
+"""Recipes that name a user's own model, data, task and partition; and the bundled recipes of
+text."""
 
 from __future__ import annotations
 
@@ -108,9 +109,14 @@ SAME = ("model_sha256", "loss", "metrics", "epsilon")
 
 def own(**sections: dict[str, Any]) -> recipes.Recipe:
     """The recipe with changed sections; the options of another model or task are its own."""
-    kept = {name: {} if "name" in section else VALUES.get(name, {}) for name, section in sections.items()}
+    kept = {
+        name: {} if "name" in section else VALUES.get(name, {})
+        for name, section in sections.items()
+    }
     kept["data"] = VALUES["data"]
-    return recipes.validate({**VALUES, **{name: {**kept[name], **section} for name, section in sections.items()}})
+    return recipes.validate(
+        {**VALUES, **{name: {**kept[name], **section} for name, section in sections.items()}}
+    )
 
 
 @pytest.fixture
@@ -139,7 +145,9 @@ def test_everything_may_be_a_users_own(here: Path, vectorize: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_engines_agree_on_a_users_own(here: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_agree_on_a_users_own(
+    here: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{here}:{':'.join(filter(None, sys.path))}")
     expected = launch.simulate(own(), run_dir=here / "local")
     result = launch.simulate(own(), engine=engine, workers=2, run_dir=here / "run")
@@ -170,14 +178,26 @@ def test_own_partitions(here: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "error", "message"),
     [
-        ({"model": {"name": "my_own_things:Nett"}}, ConfigError, r"model 'my_own_things:Nett': .* did you mean 'Net'"),
+        (
+            {"model": {"name": "my_own_things:Nett"}},
+            ConfigError,
+            r"model 'my_own_things:Nett': .* did you mean 'Net'",
+        ),
         (
             {"model": {"name": "my_absent:Net"}},
             ConfigError,
             r"module 'my_absent' cannot be imported: there is no module",
         ),
-        ({"model": {"depth": 3}}, ConfigError, r"model 'my_own_things:Net': unknown option 'depth'"),
-        ({"model": {"name": "torch.nn:BatchNorm1d", "num_features": 5}}, ConfigError, r"buffer 'running_mean'"),
+        (
+            {"model": {"depth": 3}},
+            ConfigError,
+            r"model 'my_own_things:Net': unknown option 'depth'",
+        ),
+        (
+            {"model": {"name": "torch.nn:BatchNorm1d", "num_features": 5}},
+            ConfigError,
+            r"buffer 'running_mean'",
+        ),
         (
             {"model": {"name": "torch.nn:Linear", "in_features": 5, "out_features": 1}},
             ConfigError,
@@ -185,10 +205,26 @@ def test_own_partitions(here: Path) -> None:
         ),
         ({"data": {"name": "my_own_things:Net"}}, DataError, r"must be a fedlgm.data.DataSet"),
         ({"data": {"name": "my_own_things:absent"}}, ConfigError, r"data 'my_own_things:absent'"),
-        ({"data": {"partition": "my_own_things:absent"}}, ConfigError, r"data.partition 'my_own_things:absent'"),
-        ({"federation": {"clients": 5}}, ConfigError, r"data.partition: 'mine' has 12 clients of its own"),
-        ({"task": {"name": "my_absent:Task"}}, ConfigError, r"task 'my_absent:Task': module 'my_absent'"),
-        ({"model": {"name": "my_own_things:number"}}, ConfigError, r"^model 'my_own_things:number' is neither an"),
+        (
+            {"data": {"partition": "my_own_things:absent"}},
+            ConfigError,
+            r"data.partition 'my_own_things:absent'",
+        ),
+        (
+            {"federation": {"clients": 5}},
+            ConfigError,
+            r"data.partition: 'mine' has 12 clients of its own",
+        ),
+        (
+            {"task": {"name": "my_absent:Task"}},
+            ConfigError,
+            r"task 'my_absent:Task': module 'my_absent'",
+        ),
+        (
+            {"model": {"name": "my_own_things:number"}},
+            ConfigError,
+            r"^model 'my_own_things:number' is neither an",
+        ),
         (
             {"task": {"name": "my_own_things:Strict"}},
             ConfigError,
@@ -204,7 +240,11 @@ def test_own_partitions(here: Path) -> None:
             ConfigError,
             r"^run.trackers 'my_own_things:Offline': ConnectionError: no server \(my_own_things.py",
         ),
-        ({"task": {"name": "regression", "level": 1}}, ConfigError, r"task 'regression': unknown option 'level'"),
+        (
+            {"task": {"name": "regression", "level": 1}},
+            ConfigError,
+            r"task 'regression': unknown option 'level'",
+        ),
     ],
 )
 def test_what_does_not_work_is_refused_before_anything_is_written(
@@ -227,9 +267,14 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_is_written(here: Pa
 def test_recipes_of_text_run_on_a_small_text(name: str, tmp_path: Path) -> None:
     (tmp_path / "bible.data").write_bytes(bible_bytes())
     changes = [
-        f"data.dir={tmp_path}", "federation.clients=3", "federation.rounds=2", "federation.rate=0.9",
-        "run.evaluate_every=1", "privacy.delta=1e-2", "privacy.accountant=rdp",
-    ]  # fmt: skip
+        f"data.dir={tmp_path}",
+        "federation.clients=3",
+        "federation.rounds=2",
+        "federation.rate=0.9",
+        "run.evaluate_every=1",
+        "privacy.delta=1e-2",
+        "privacy.accountant=rdp",
+    ]
     result = launch.simulate(recipes.load(name, changes), run_dir=tmp_path / "run")
     assert set(result["metrics"]) == {"loss", "perplexity", "accuracy"}
     assert result["headline"] == "perplexity"
@@ -246,5 +291,7 @@ def test_recipes_of_text_learn_from_the_real_text(name: str, tmp_path: Path) -> 
         pytest.skip(str(missing))
     changes = ["federation.rounds=8", "run.evaluate_every=1", "privacy.accountant=rdp"]
     launch.simulate(recipes.load(name, changes), run_dir=tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rows[-1]["metrics"]["perplexity"] < 0.6 * rows[0]["metrics"]["perplexity"]

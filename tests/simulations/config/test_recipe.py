@@ -31,7 +31,12 @@ def test_the_default_recipe():
 
 
 def test_overrides_are_toml_values_or_strings():
-    overrides = ["federation.rounds=5", "mechanism.name=uniform", "model.hidden=[4, 5]", "run.seed=0"]
+    overrides = [
+        "federation.rounds=5",
+        "mechanism.name=uniform",
+        "model.hidden=[4, 5]",
+        "run.seed=0",
+    ]
     recipe = recipes.load("digits", overrides)
     assert (recipe.federation.rounds, recipe.mechanism.name, recipe.run.seed) == (5, "uniform", 0)
     assert recipe.model.options["hidden"] == [4, 5]
@@ -40,7 +45,12 @@ def test_overrides_are_toml_values_or_strings():
 def test_options_of_another_variant_fall_away():
     """The paper's text has no bound of its own, the sound variant no frame."""
     local = ["privacy.trust=local", "privacy.max_participations=3"]
-    to_published = ["mechanism.name=ladp", "mechanism.variant=published", "mechanism.batch_share=0.2", *local]
+    to_published = [
+        "mechanism.name=ladp",
+        "mechanism.variant=published",
+        "mechanism.batch_share=0.2",
+        *local,
+    ]
     published = recipes.load("digits", to_published).mechanism
     assert published.options == {"batch_share": 0.2}
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
@@ -58,7 +68,11 @@ def test_a_title_goes_with_what_it_described(tmp_path):
         assert recipes.load("digits", [change]).title == ""
         assert recipes.load("digits", [change, "title=Mine"]).title == "Mine"
     file = tmp_path / "own.toml"
-    for text, expected in (("[run]\nseed = 7", title), ("[privacy]\nepsilon = 1.0", ""), ("title = 'Mine'", "Mine")):
+    for text, expected in (
+        ("[run]\nseed = 7", title),
+        ("[privacy]\nepsilon = 1.0", ""),
+        ("title = 'Mine'", "Mine"),
+    ):
         file.write_text(f"extends = 'digits'\n{text}\n")
         assert recipes.load(file).title == expected
     raw = recipes.read("digits")
@@ -68,7 +82,9 @@ def test_a_title_goes_with_what_it_described(tmp_path):
 
 def test_a_file_removes_what_it_inherits_by_the_text_none(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('extends = "digits"\n[run]\nseed = "none"\n[mechanism]\nname = "none"\n', encoding="utf-8")
+    file.write_text(
+        'extends = "digits"\n[run]\nseed = "none"\n[mechanism]\nname = "none"\n', encoding="utf-8"
+    )
     recipe = recipes.load(file)
     assert recipe.run.seed is None
     assert recipe.mechanism.name == "none"
@@ -88,7 +104,10 @@ CYCLE = {"sampling": "cyclic", "rate": 0.25}
 REFUSED = {
     "unknown key": ({"federation": {"round": 3}}, ["federation.round: unknown key", "rounds"]),
     "unknown section": ({"federations": {}}, ["federations: unknown key", "federation"]),
-    "unknown option of a mechanism": ({"mechanism": {"bounds": 1.0}}, ["no option 'bounds'", "bound"]),
+    "unknown option of a mechanism": (
+        {"mechanism": {"bounds": 1.0}},
+        ["no option 'bounds'", "bound"],
+    ),
     "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
     "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
     "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
@@ -99,70 +118,121 @@ REFUSED = {
     "epsilon nan": ({"privacy": {"epsilon": float("nan")}}, ["privacy.epsilon", "finite"]),
     "epsilon infinite": ({"privacy": {"epsilon": float("inf")}}, ["privacy.epsilon", "finite"]),
     "delta one": ({"privacy": {"delta": 1.0}}, ["privacy.delta", "below 1"]),
-    "cohort too large": ({"federation": {"cohort": 21, "rate": None}}, ["cohort = 21", "20 clients"]),
-    "rate and cohort": ({"federation": {"cohort": 5}}, ["federation: give exactly one of rate", "cohort"]),
+    "cohort too large": (
+        {"federation": {"cohort": 21, "rate": None}},
+        ["cohort = 21", "20 clients"],
+    ),
+    "rate and cohort": (
+        {"federation": {"cohort": 5}},
+        [("federation: give exactly one of rate"), "cohort"],
+    ),
     "neither": ({"federation": {"rate": None}}, ["exactly one of rate"]),
     "rate above one": ({"federation": {"rate": 1.5}}, ["federation.rate", "1"]),
-    "unknown mechanism": ({"mechanism": {"name": "typo"}}, ["unknown mechanism 'typo'", *mechanisms.names()]),
-    "unknown variant": ({"mechanism": {"variant": "draft"}}, ["mechanism.variant", "sound", "published"]),
+    "unknown mechanism": (
+        {"mechanism": {"name": "typo"}},
+        ["unknown mechanism 'typo'", *mechanisms.names()],
+    ),
+    "unknown variant": (
+        {"mechanism": {"variant": "draft"}},
+        ["mechanism.variant", "sound", "published"],
+    ),
     "no published variant": ({"mechanism": {"variant": "published"}}, ["published"]),
-    "unknown accountant": ({"privacy": {"accountant": "gdp"}}, ["privacy.accountant", "pld", "rdp", "'gdp'"]),
-    "an argument as an option": ({"data": {"seed": 1}}, ["data", "'seed' is not an option", "partition_seed"]),
+    "unknown accountant": (
+        {"privacy": {"accountant": "gdp"}},
+        ["privacy.accountant", "pld", "rdp", "'gdp'"],
+    ),
+    "an argument as an option": (
+        {"data": {"seed": 1}},
+        ["data", "'seed' is not an option", "partition_seed"],
+    ),
     "a model's argument": ({"model": {"classes": 3}}, ["model", "'classes' is not an option"]),
     "stale norms without a floor": (
-        {"mechanism": {"clip": "med", "norms": "stale", "floor": 0.0}}, ["'stale' needs floor > 0"],
+        {"mechanism": {"clip": "med", "norms": "stale", "floor": 0.0}},
+        ["'stale' needs floor > 0"],
     ),
     "weights": ({"federation": {"weighting": "num-examples"}}, ["uniform"]),
     "local without a cap": ({"privacy": {"trust": "local"}}, ["privacy.max_participations"]),
     "cap without local": ({"privacy": {"max_participations": 3}}, ["trust = 'local'"]),
     "fixed add-remove": (
-        {"federation": {"sampling": "fixed"}, "privacy": {"relation": "add-remove"}}, ["'replace-one'", "fixed"],
+        {"federation": {"sampling": "fixed"}, "privacy": {"relation": "add-remove"}},
+        ["'replace-one'", "fixed"],
     ),
     "local add-remove": (
-        {"privacy": {"trust": "local", "max_participations": 3, "relation": "add-remove"}}, ["'replace-one'", "local"],
+        {"privacy": {"trust": "local", "max_participations": 3, "relation": "add-remove"}},
+        ["'replace-one'", "local"],
     ),
     "correlated, anybody at any time": (
         {"privacy": {"noise": "banded"}},
-        ["privacy.noise = 'banded'", "'cyclic'", "'min-separation'", "'grouped-poisson'", "not 'poisson'"],
+        [
+            "privacy.noise = 'banded'",
+            "'cyclic'",
+            "'min-separation'",
+            "'grouped-poisson'",
+            "not 'poisson'",
+        ],
     ),
     "correlated, local": (
         {"privacy": {"noise": "banded", "trust": "local", "max_participations": 3}},
-        ["needs privacy.trust = 'central'", "sees every upload", "independent noise already has the least final"],
+        [
+            "needs privacy.trust = 'central'",
+            "sees every upload",
+            ("independent noise already has the least final"),
+        ],
     ),
     "correlated, local, without a cap": (
-        {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}}, ["needs privacy.trust = 'central'"],
+        {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}},
+        ["needs privacy.trust = 'central'"],
     ),
     "more bands than rounds": (
-        {"federation": CYCLE, "privacy": {"noise": "banded", "bands": 4}}, ["bands = 4", "federation.rounds, 3"],
+        {"federation": CYCLE, "privacy": {"noise": "banded", "bands": 4}},
+        ["bands = 4", "federation.rounds, 3"],
     ),
     "more bands than groups": (
         {"federation": CYCLE | {"rounds": 9}, "privacy": {"noise": "banded", "bands": 5}},
         ["privacy.bands = 5", "between participations, 4"],
     ),
-    "no such cycle": ({"federation": {"sampling": "cyclic", "rate": 0.3}}, ["federation", "1/3", "rate is 0.3"]),
+    "no such cycle": (
+        {"federation": {"sampling": "cyclic", "rate": 0.3}},
+        ["federation", "1/3", "rate is 0.3"],
+    ),
     "too few clients": (
-        {"federation": {"sampling": "min-separation", "rate": 0.25}, "privacy": {"min_separation": 5}},
+        {
+            "federation": {"sampling": "min-separation", "rate": 0.25},
+            "privacy": {"min_separation": 5},
+        },
         ["population of at least 25, not 20"],
     ),
     "probability above one": (
-        {"federation": {"sampling": "grouped-poisson", "rate": 0.3}, "privacy": {"min_separation": 4}},
+        {
+            "federation": {"sampling": "grouped-poisson", "rate": 0.3},
+            "privacy": {"min_separation": 4},
+        },
         ["more than 1", "at most 3 groups"],
     ),
     "no number of groups": (
-        {"federation": {"sampling": "grouped-poisson"}}, ["needs privacy.bands or privacy.min_separation"],
+        {"federation": {"sampling": "grouped-poisson"}},
+        [("needs privacy.bands or privacy.min_separation")],
     ),
-    "separation without a schedule": ({"privacy": {"min_separation": 4}}, ["privacy.min_separation", "'poisson'"]),
+    "separation without a schedule": (
+        {"privacy": {"min_separation": 4}},
+        ["privacy.min_separation", "'poisson'"],
+    ),
     "schedule under local trust": (
-        {"federation": CYCLE, "privacy": {"trust": "local", "max_participations": 3}}, ["'cyclic'", "'central'"],
+        {"federation": CYCLE, "privacy": {"trust": "local", "max_participations": 3}},
+        ["'cyclic'", "'central'"],
     ),
-    "bands of independent noise": ({"federation": CYCLE, "privacy": {"bands": 2}}, ["privacy.bands is for"]),
+    "bands of independent noise": (
+        {"federation": CYCLE, "privacy": {"bands": 2}},
+        ["privacy.bands is for"],
+    ),
     "buffers of bands": (
-        {"federation": CYCLE, "privacy": {"noise": "banded", "buffers": 2}}, ["privacy.buffers is for"],
+        {"federation": CYCLE, "privacy": {"noise": "banded", "buffers": 2}},
+        ["privacy.buffers is for"],
     ),
     "seed": ({"run": {"seed": -1}}, ["run.seed", "0"]),
     "missing key": ({"privacy": {"epsilon": None}}, ["privacy.epsilon", "required"]),
     "wrong type of an option": ({"mechanism": {"bound": "big"}}, ["bound"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("sections", "words"), REFUSED.values(), ids=REFUSED)
@@ -202,7 +272,9 @@ def test_no_such_recipe_lists_the_bundled_ones(tmp_path):
         recipes.load(broken)
 
 
-@pytest.mark.parametrize("text", ["rounds", "=3", "federation..rounds=3", "name.deep=3", "data.alpha.deep=3"])
+@pytest.mark.parametrize(
+    "text", ["rounds", "=3", "federation..rounds=3", "name.deep=3", "data.alpha.deep=3"]
+)
 def test_malformed_overrides(text):
     with pytest.raises(ConfigError, match="--set"):
         recipes.load("digits", [text])
@@ -215,22 +287,33 @@ class TestAnotherChoice:
 
     def test_by_override(self):
         recipe = recipes.load("fashion-mnist", ["mechanism.name=gaussian"])
-        assert recipe.mechanism.options == {"bound": recipes.load("fashion-mnist").mechanism.options["bound"]}
+        assert recipe.mechanism.options == {
+            "bound": recipes.load("fashion-mnist").mechanism.options["bound"]
+        }
         assert recipes.load("digits", ["mechanism.name=none"]).mechanism.options == {}
         assert recipes.load("digits", ["data.partition=iid"]).data.options == {}
         assert recipes.load("digits", ["federation.cohort=20"]).federation.rate is None
         assert recipes.load("digits", ["model.name=logistic"]).model.options == {}
 
-    def test_a_model_takes_no_option_from_another_one_that_has_one_of_the_same_name(self, tmp_path, monkeypatch):
+    def test_a_model_takes_no_option_from_another_one_that_has_one_of_the_same_name(
+        self, tmp_path, monkeypatch
+    ):
         (tmp_path / "nets_of_mine.py").write_text(
             "import torch\n\n\nclass Net(torch.nn.Linear):\n"
             "    def __init__(self, hidden: int = 3):\n        super().__init__(64, 10)\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
         assert recipes.load("digits", ["model.name=nets_of_mine:Net"]).model.options == {}
-        assert recipes.load("digits", ["model.name=gru", "model.seed=4"]).model.options == {}  # its hidden is a number
-        assert recipes.load("digits", ["model.name=nets_of_mine:Net", "model.hidden=5"]).model.options == {"hidden": 5}
-        assert recipes.load("digits", ["model.name=mlp"]).model.options == recipes.load("digits").model.options
+        assert (
+            recipes.load("digits", ["model.name=gru", "model.seed=4"]).model.options == {}
+        )  # its hidden is a number
+        assert recipes.load(
+            "digits", ["model.name=nets_of_mine:Net", "model.hidden=5"]
+        ).model.options == {"hidden": 5}
+        assert (
+            recipes.load("digits", ["model.name=mlp"]).model.options
+            == recipes.load("digits").model.options
+        )
 
     @pytest.mark.parametrize("order", [1, -1])
     def test_options_given_with_it_must_fit(self, order):
@@ -244,7 +327,10 @@ class TestAnotherChoice:
     @pytest.mark.parametrize("name", ["table", "image-folder", "mine.data:load", "hf:someone/set"])
     def test_own_data_do_not_take_the_public_seed_of_a_published_set(self, name, tmp_path):
         own = f"data.name={name}"
-        given = {"table": ["data.file=a.csv", "data.test_file=b.csv", "data.target=y"], "image-folder": ["data.dir=."]}
+        given = {
+            "table": ["data.file=a.csv", "data.test_file=b.csv", "data.target=y"],
+            "image-folder": ["data.dir=."],
+        }
         more = [own, *given.get(name, [])]
         assert recipes.load("digits", more).run.seed is None
         assert recipes.load("digits", [*more, "run.seed=3"]).run.seed == 3
@@ -267,14 +353,21 @@ class TestAnotherChoice:
             ([(recipes.BUNDLED / "digits.toml").read_text(encoding="utf-8")], 7),
         ],
     )
-    def test_a_seed_is_kept_where_the_users_file_states_it(self, files, kept, tmp_path, monkeypatch):
+    def test_a_seed_is_kept_where_the_users_file_states_it(
+        self, files, kept, tmp_path, monkeypatch
+    ):
         """Own data, passed as an object or by name, make no difference."""
         monkeypatch.chdir(tmp_path)
         for number, text in enumerate(files):
             (tmp_path / f"{number}.toml").write_text(text, encoding="utf-8")
         last = f"{len(files) - 1}.toml"
         objects = own_of(
-            {"data": {"train": (np.zeros((40, 64)), np.arange(40) % 10), "test": (np.zeros((4, 64)), [0] * 4)}}
+            {
+                "data": {
+                    "train": (np.zeros((40, 64)), np.arange(40) % 10),
+                    "test": (np.zeros((4, 64)), [0] * 4),
+                }
+            }
         )
         assert recipes.load(last, ["data.name=mine.data:load"]).run.seed == kept
         assert recipe_of(last, objects, [], ()).run.seed == kept
@@ -290,7 +383,9 @@ class TestAnotherChoice:
 
     def test_by_another_recipe(self, tmp_path):
         path = tmp_path / "mine.toml"
-        path.write_text('extends = "digits"\n[data]\npartition = "iid"\n[mechanism]\nname = "gaussian"\n')
+        path.write_text(
+            'extends = "digits"\n[data]\npartition = "iid"\n[mechanism]\nname = "gaussian"\n'
+        )
         recipe = recipes.load(path)
         assert (recipe.data.options, recipe.mechanism.name) == ({}, "gaussian")
 
@@ -306,7 +401,9 @@ class TestNoise:
 
     def test_what_is_left_out(self, tiny):
         def made(sampling, rate, **privacy):
-            recipe = tiny(federation={"sampling": sampling, "rate": rate, "rounds": 30}, privacy=privacy)
+            recipe = tiny(
+                federation={"sampling": sampling, "rate": rate, "rounds": 30}, privacy=privacy
+            )
             return recipe.sampling.separation, recipe.noise and recipe.noise.bands, recipe.relation
 
         assert made("poisson", 0.25) == (None, None, "add-remove")
@@ -316,15 +413,24 @@ class TestNoise:
         assert made("min-separation", 0.15, noise="banded") == (6, 6, "zero-out")
         assert made("min-separation", 0.15, noise="banded", min_separation=3) == (3, 3, "zero-out")
         assert made("grouped-poisson", 0.25, noise="square-root", bands=3) == (3, 3, "add-remove")
-        assert made("grouped-poisson", 0.25, noise="banded", bands=2, min_separation=4) == (4, 2, "add-remove")
+        assert made("grouped-poisson", 0.25, noise="banded", bands=2, min_separation=4) == (
+            4,
+            2,
+            "add-remove",
+        )
         assert made("cyclic", 0.25, noise="blt", buffers=1) == (4, None, "add-remove")
         assert made("cyclic", 0.25, noise="banded", relation="replace-one")[2] == "replace-one"
 
     def test_it_is_made_for_the_server_s_optimizer(self, tiny):
-        """Momentum wants another C; the sensitivity of whole cycles, and so the noise, does not depend on it."""
+        """Momentum wants another C; the sensitivity of whole cycles, and so the noise, does not
+        depend on it."""
         made = {}
         for optimizer in ("sgd", "momentum", "adam"):
-            federation = CYCLE | {"rounds": 32, "server_optimizer": optimizer, "server_momentum": 0.8}
+            federation = CYCLE | {
+                "rounds": 32,
+                "server_optimizer": optimizer,
+                "server_momentum": 0.8,
+            }
             recipe = tiny(federation=federation, privacy={"noise": "banded"})
             made[optimizer] = recipe.noise, Assembly(recipe).facts.noise_multiplier
         assert made["sgd"] == made["adam"]
@@ -334,12 +440,20 @@ class TestNoise:
         assert made["momentum"][1] == pytest.approx(made["sgd"][1], rel=1e-9)
 
     def test_no_more_bands_than_rounds(self, tiny):
-        assert tiny(federation={"sampling": "cyclic", "rate": 0.1}, privacy={"noise": "banded"}).noise.bands == 3
+        assert (
+            tiny(
+                federation={"sampling": "cyclic", "rate": 0.1}, privacy={"noise": "banded"}
+            ).noise.bands
+            == 3
+        )
 
     @pytest.mark.parametrize(
         ("mechanism", "message"),
         [
-            ({"name": "time-varying"}, "time-varying: noise correlated over rounds .* changes over the rounds"),
+            (
+                {"name": "time-varying"},
+                "time-varying: noise correlated over rounds .* changes over the rounds",
+            ),
             ({"name": "dpa"}, "dpa: .* changes over the rounds"),
             ({"name": "laplace-inid"}, "laplace-inid: .* which Laplace noise lacks"),
             ({"name": "none"}, "none: this mechanism adds no noise"),
@@ -347,7 +461,10 @@ class TestNoise:
                 {"name": "uniform", "variant": "published", "clip": "med"},
                 "uniform: the published variant is not private",
             ),
-            ({"name": "ladp", "variant": "published"}, "ladp: the published variant is not private"),
+            (
+                {"name": "ladp", "variant": "published"},
+                "ladp: the published variant is not private",
+            ),
             ({"name": "full-dp", "calibration": "matched"}, "trust = 'local'"),
         ],
     )
@@ -356,9 +473,13 @@ class TestNoise:
         with pytest.raises(ConfigError, match=message):
             _ = Assembly(recipe).method
 
-    @pytest.mark.parametrize("name", ["ladp", "sensitive", "adapldp", "full-dp", "gaussian", "gaussian-spr", "uniform"])
+    @pytest.mark.parametrize(
+        "name", ["ladp", "sensitive", "adapldp", "full-dp", "gaussian", "gaussian-spr", "uniform"]
+    )
     def test_mechanisms_whose_rounds_are(self, tiny, name):
-        assembly = Assembly(tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism={"name": name}))
+        assembly = Assembly(
+            tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism={"name": name})
+        )
         plan = assembly.method.plan(assembly.start())
         assert plan.position == 0
         assert plan.guarantee.status == "proven"

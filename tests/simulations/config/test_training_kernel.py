@@ -1,4 +1,5 @@
-"""`training.kernel`: what it refuses, and that a run's recipe says which arithmetic made its model."""
+"""`training.kernel`: what it refuses, and that a run's recipe says which arithmetic made its
+model."""
 
 from __future__ import annotations
 
@@ -40,16 +41,23 @@ def test_the_text_of_recipes_without_a_kernel_stays() -> None:
         ("digits", ["training.kernel=fast"], "training.kernel"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(recipe: str, overrides: list[str], words: str) -> None:
+def test_settings_that_do_not_fit_are_refused(
+    recipe: str, overrides: list[str], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         recipes.load(recipe, overrides)
 
 
 @pytest.mark.parametrize(
     ("recipe", "override", "words"),
-    [("digits", "trainer.name=fedprox", "no native form"), ("text-gru", "training.vectorize=off", "does not know")],
+    [
+        ("digits", "trainer.name=fedprox", "no native form"),
+        ("text-gru", "training.vectorize=off", "does not know"),
+    ],
 )
-def test_models_and_trainers_that_the_kernel_does_not_know_are_refused(recipe: str, override: str, words: str) -> None:
+def test_models_and_trainers_that_the_kernel_does_not_know_are_refused(
+    recipe: str, override: str, words: str
+) -> None:
     assembly = Assembly(recipes.load(recipe, [override, "training.kernel=native"]))
     with pytest.raises(ConfigError, match=words):
         assembly.trainer(vectorized=False, compiled=False)
@@ -75,11 +83,18 @@ def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
     monkeypatch.setenv("CXX", "false")
     monkeypatch.setattr(library, "instruction_set", lambda: "avx2")
     library.library.cache_clear()
-    overrides = ["federation.rounds=1", "federation.clients=20", "training.kernel=auto", "privacy.accountant=rdp"]
+    overrides = [
+        "federation.rounds=1",
+        "federation.clients=20",
+        "training.kernel=auto",
+        "privacy.accountant=rdp",
+    ]
     result = simulations.simulate("digits", overrides=overrides, run_dir=tmp_path / "run")
     assert recipes.load(tmp_path / "run" / "recipe.toml").training.kernel is None
     made = RunFolder.open(tmp_path / "run").provenance.read()["trained_by"]
-    assert made.startswith("PyTorch (the native training kernel was not compiled: false ended with status 1")
+    assert made.startswith(
+        "PyTorch (the native training kernel was not compiled: false ended with status 1"
+    )
     write_report(tmp_path / "run")
     assert "PyTorch (the native" in (tmp_path / "run" / "report.html").read_text()
     assert result["rounds"] == 1
@@ -92,10 +107,16 @@ def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
     [
         ("digits", ["trainer.name=fedprox"], "no native form"),
         ("digits", ["training.vectorize=on"], "vectorize is 'on'"),
-        ("dp-sgd-digits", ["model.hidden=[900]"], "slower for models of more than 50,000 parameters"),
+        (
+            "dp-sgd-digits",
+            ["model.hidden=[900]"],
+            "slower for models of more than 50,000 parameters",
+        ),
     ],
 )
-def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(recipe: str, overrides: list[str], why: str) -> None:
+def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(
+    recipe: str, overrides: list[str], why: str
+) -> None:
     made = on(recipe, *overrides)
     assert made.recipe.training.kernel is None
     assert why in str(made.no_kernel)
@@ -103,7 +124,9 @@ def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(recipe: str, overr
 
 def test_auto_is_torch_for_a_layer_that_the_kernel_does_not_know() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))
-    recipe = recipes.load("digits", ["training.kernel=auto", "model.hidden=none", "model.activation=none"])
+    recipe = recipes.load(
+        "digits", ["training.kernel=auto", "model.hidden=none", "model.activation=none"]
+    )
     made = decided(Assembly(recipe, Own(model=model)), workers=1)
     assert made.recipe.training.kernel is None
     assert "GELU" in str(made.no_kernel)
@@ -112,12 +135,16 @@ def test_auto_is_torch_for_a_layer_that_the_kernel_does_not_know() -> None:
 def test_auto_is_torch_where_a_plan_freezes_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = torch.ones(2410)
     monkeypatch.setattr(ReleasePlan, "trained", property(lambda self: frozen))
-    monkeypatch.setattr("fedlgm.training.native.trainer.library", lambda: None)  # refused before it is called
+    monkeypatch.setattr(
+        "fedlgm.training.native.trainer.library", lambda: None
+    )  # refused before it is called
     assert "freezes some" in str(on("digits").no_kernel)
 
 
 @pytest.mark.parametrize("recipe", ["digits", "dp-sgd-digits"])
-def test_the_kernel_is_tried_on_public_examples(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_tried_on_public_examples(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason for PyTorch is public, and an error of private examples may quote them."""
     x, y = np.zeros((60, 64), np.float32), np.arange(60) % 10
     data, seen = DataSet.from_arrays((x + 7, y), (x, y)), []
@@ -126,10 +153,16 @@ def test_the_kernel_is_tried_on_public_examples(recipe: str, monkeypatch: pytest
         seen.append(given if isinstance(given, torch.Tensor) else given[0].x)
         raise ConfigError("a layer that it does not know")
 
-    monkeypatch.setattr(example_level, "NativeExampleGradients", lambda *_: SimpleNamespace(sum=partial(tried, None)))
+    monkeypatch.setattr(
+        example_level,
+        "NativeExampleGradients",
+        lambda *_: SimpleNamespace(sum=partial(tried, None)),
+    )
     native = SimpleNamespace(updates=lambda model, tasks: tried(None, tasks))
     monkeypatch.setattr(Assembly, "native", lambda *_, **__: native)
-    parsed = recipes.load(recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"])
+    parsed = recipes.load(
+        recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"]
+    )
     made = decided(Assembly(parsed, Own(data=data)), workers=1)
     assert made.no_kernel == "a layer that it does not know"
     assert [float(one.abs().max()) for one in seen] == [0.0]
@@ -138,8 +171,16 @@ def test_the_kernel_is_tried_on_public_examples(recipe: str, monkeypatch: pytest
 def test_recipes_that_leave_the_kernel_to_the_machine_have_models_that_it_knows() -> None:
     """Without data: their plans need none."""
     asking = [name for name in recipes.names() if recipes.load(name).training.kernel is not None]
-    assert {"fashion-mnist", "mnist", "inid-fashion-mnist", "ladp-fashion-mnist", "ladp-cifar10-cnn"} <= set(asking)
-    assert not {name for name in asking if "digits" in name}  # their runs end before a compilation pays
+    assert {
+        "fashion-mnist",
+        "mnist",
+        "inid-fashion-mnist",
+        "ladp-fashion-mnist",
+        "ladp-cifar10-cnn",
+    } <= set(asking)
+    assert not {
+        name for name in asking if "digits" in name
+    }  # their runs end before a compilation pays
     for name in asking:
         assembly = Assembly(recipes.load(name), planned=True)
         Program.of(assembly.module(), assembly.layers, tuple(assembly.outline.shape), assembly.task)
@@ -155,7 +196,9 @@ def test_the_kernel_trains_example_level_runs_as_pytorch_does(tmp_path: Path) ->
     for kernel in ("torch", "auto"):
         overrides = ["federation.rounds=2", f"training.kernel={kernel}"]
         run = simulations.simulate("dp-sgd-digits", overrides=overrides, run_dir=tmp_path / kernel)
-        found[kernel] = torch.cat([values.flatten() for values in run.model().state_dict().values()])
+        found[kernel] = torch.cat(
+            [values.flatten() for values in run.model().state_dict().values()]
+        )
     assert recipes.load(tmp_path / "auto" / "recipe.toml").training.kernel == "native"
     assert torch.allclose(found["torch"], found["auto"], atol=1e-4)
     assert not torch.equal(found["torch"], found["auto"])
@@ -163,7 +206,9 @@ def test_the_kernel_trains_example_level_runs_as_pytorch_does(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.skipif(library.instruction_set() is None, reason="the kernel needs AVX2")
-def test_clients_that_noise_their_own_steps_train_with_the_kernel_in_every_process(tmp_path: Path) -> None:
+def test_clients_that_noise_their_own_steps_train_with_the_kernel_in_every_process(
+    tmp_path: Path,
+) -> None:
     """Their noise is keyed by their sums, so the models are equal only if all bits are."""
     made = [
         simulations.simulate(
@@ -182,10 +227,16 @@ def test_clients_that_noise_their_own_steps_train_with_the_kernel_in_every_proce
 def test_a_run_records_the_kernel_that_auto_chose(tmp_path: Path) -> None:
     runs = [
         simulations.simulate(
-            "digits", overrides=["federation.rounds=1", f"training.kernel={kernel}"], run_dir=tmp_path / kernel
+            "digits",
+            overrides=["federation.rounds=1", f"training.kernel={kernel}"],
+            run_dir=tmp_path / kernel,
         )
         for kernel in ("auto", "native")
     ]
     assert recipes.load(tmp_path / "auto" / "recipe.toml").training.kernel == "native"
     assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
-    assert RunFolder.open(tmp_path / "auto").provenance.read()["trained_by"].startswith("the compiled kernel (avx")
+    assert (
+        RunFolder.open(tmp_path / "auto")
+        .provenance.read()["trained_by"]
+        .startswith("the compiled kernel (avx")
+    )

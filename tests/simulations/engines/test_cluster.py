@@ -36,7 +36,9 @@ def test_two_machines_one_of_which_is_lost_give_the_same_model(tmp_path: Path) -
     from ray.cluster_utils import Cluster
 
     reference = launch.simulate(RECIPE, engine="local", run_dir=tmp_path / "reference")
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     second = nodes.add_node(num_cpus=1)
     before: list[int] = []
 
@@ -52,7 +54,12 @@ def test_two_machines_one_of_which_is_lost_give_the_same_model(tmp_path: Path) -
 
     try:
         result = launch.simulate(
-            RECIPE, engine="auto", ray_address=nodes.address, workers=2, run_dir=tmp_path / "run", progress=lose
+            RECIPE,
+            engine="auto",
+            ray_address=nodes.address,
+            workers=2,
+            run_dir=tmp_path / "run",
+            progress=lose,
         )
     finally:
         ray.shutdown()
@@ -65,7 +72,9 @@ def test_two_machines_one_of_which_is_lost_give_the_same_model(tmp_path: Path) -
 
 def test_a_machine_with_other_versions_is_refused() -> None:
     versions = ray_engine._versions() | {"torch": "1.0"}
-    with pytest.raises(RunError, match=r"a worker on .* has torch 2\..* instead of 1\.0: install the same versions"):
+    with pytest.raises(
+        RunError, match=r"a worker on .* has torch 2\..* instead of 1\.0: install the same versions"
+    ):
         ray_engine.Worker().hold({}, (0, False), {}, None, Own(), versions)
 
 

@@ -1,4 +1,5 @@
-"""Models with dropout: one model from every engine, after an interruption too, and evaluation without it."""
+"""Models with dropout: one model from every engine, after an interruption too, and evaluation
+without it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ X = RNG.standard_normal((200, 6)).astype(np.float32)
 DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X[:50], (X[:50, 0] > 0).astype(int))}
 SMALL = (
     *("federation.clients=12", "federation.rounds=3", "federation.rate=0.5", "data.partition=iid"),
-    *("training.epochs=2", "training.batch_size=4", "privacy.accountant=rdp", "run.block_size=3", "run.seed=7"),
+    *(
+        "training.epochs=2",
+        "training.batch_size=4",
+        "privacy.accountant=rdp",
+        "run.block_size=3",
+        "run.seed=7",
+    ),
 )
 
 
@@ -28,14 +35,21 @@ class Net(nn.Module):
     def __init__(self, rate: float = 0.3) -> None:
         super().__init__()
         self.first, self.drop, self.rate = nn.Linear(6, 8), nn.Dropout(rate), rate
-        self.series, self.last = nn.GRU(4, 4, num_layers=2, dropout=rate, batch_first=True), nn.Linear(4, 2)
+        self.series, self.last = (
+            nn.GRU(4, 4, num_layers=2, dropout=rate, batch_first=True),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.drop(torch.tanh(self.first(x))).view(-1, 2, 4)
-        return self.last(nn.functional.dropout(self.series(hidden)[0][:, -1], self.rate, self.training))
+        return self.last(
+            nn.functional.dropout(self.series(hidden)[0][:, -1], self.rate, self.training)
+        )
 
 
-def run(path: Path, engine: Any = "local", *more: str, rate: float = 0.3, **options: Any) -> simulations.RunResult:
+def run(
+    path: Path, engine: Any = "local", *more: str, rate: float = 0.3, **options: Any
+) -> simulations.RunResult:
     torch.manual_seed(1)
     net = Net(rate)
     return simulations.simulate(
@@ -52,7 +66,10 @@ def test_a_run_repeats_and_dropout_changes_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_every_engine_gives_the_same_bits(tmp_path: Path, engine: str) -> None:
-    assert run(tmp_path / "1", engine, workers=2)["model_sha256"] == run(tmp_path / "2")["model_sha256"]
+    assert (
+        run(tmp_path / "1", engine, workers=2)["model_sha256"]
+        == run(tmp_path / "2")["model_sha256"]
+    )
 
 
 def test_many_clients_at_once_is_one_message_before_there_is_a_run(tmp_path: Path) -> None:
@@ -62,7 +79,9 @@ def test_many_clients_at_once_is_one_message_before_there_is_a_run(tmp_path: Pat
 
 
 def test_single_examples_are_not_protected_with_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="drops units at random, which is not supported where single examples"):
+    with pytest.raises(
+        ConfigError, match="drops units at random, which is not supported where single examples"
+    ):
         simulations.simulate(
             "dp-sgd-digits",
             model=nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)),

@@ -1,4 +1,5 @@
-"""One recipe, one model: every engine and any number of workers give the same bits, and leave nothing running."""
+"""One recipe, one model: every engine and any number of workers give the same bits, and leave
+nothing running."""
 
 from __future__ import annotations
 
@@ -35,10 +36,20 @@ ENGINES = [
     pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
     pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
     pytest.param(
-        {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node per client", marks=pytest.mark.slow
+        {"engine": "flower", "workers": 2, "supernodes": 20},
+        id="flower, a node per client",
+        marks=pytest.mark.slow,
     ),
 ]
-SAME = ("model_sha256", "accuracy", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
+SAME = (
+    "model_sha256",
+    "accuracy",
+    "epsilon",
+    "claimed_epsilon",
+    "rounds",
+    "noise_multiplier",
+    "guarantee",
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +80,15 @@ def processes() -> set[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                command = (entry / "cmdline").read_bytes().replace(b"\x00", b" ").decode(errors="replace")
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\x00", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
-            if any(name in command for name in ("flower-super", "flwr-", "raylet", "gcs_server", "ray::")):
+            if any(
+                name in command
+                for name in ("flower-super", "flwr-", "raylet", "gcs_server", "ray::")
+            ):
                 found.add((int(entry.name), command))
     return found
 
@@ -91,7 +107,8 @@ def descendants(found: set[tuple[int, str]], marker: str) -> set[tuple[int, str]
 
 @pytest.fixture
 def nothing_left(monkeypatch):
-    """Fails if a process that the test started, at any depth, outlives it by more than its last moments."""
+    """Fails if a process that the test started, at any depth, outlives it by more than its last
+    moments."""
     marker = f"FEDLGM_TEST_{os.getpid()}_{os.urandom(4).hex()}"
     monkeypatch.setenv(marker, "1")
     yield
@@ -103,7 +120,8 @@ def nothing_left(monkeypatch):
 
 @pytest.fixture
 def another_cluster(monkeypatch):
-    """What `ray start` leaves for whoever starts Ray next on the machine: the address of the latest cluster."""
+    """What `ray start` leaves for whoever starts Ray next on the machine: the address of the latest
+    cluster."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-ray-", ignore_cleanup_errors=True) as folder:
         (Path(folder) / "ray").mkdir()
         (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
@@ -112,7 +130,9 @@ def another_cluster(monkeypatch):
 
 
 @pytest.mark.parametrize("options", ENGINES)
-def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, another_cluster, nothing_left, options):
+def test_engines_agree_bit_by_bit(
+    recipe, reference, tmp_path, another_cluster, nothing_left, options
+):
     """On Ray and Flower of their own, whatever cluster there is."""
     rows = []
     result = launch.simulate(recipe, run_dir=tmp_path / "run", progress=rows.append, **options)
@@ -134,12 +154,17 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, another_cluster, 
     ],
 )
 def test_engines_agree_on_what_the_compiled_kernel_trains(recipe, tmp_path, nothing_left, options):
-    kernel = recipe.model_copy(update={"training": recipe.training.model_copy(update={"kernel": "auto"})})
+    kernel = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"kernel": "auto"})}
+    )
     runs = [
         launch.simulate(kernel, run_dir=tmp_path / str(i), **engine)
         for i, engine in enumerate([{"engine": "local"}, options])
     ]
-    assert [RunFolder(tmp_path / str(i)).recipe().training.kernel for i in range(2)] == ["native", "native"]
+    assert [RunFolder(tmp_path / str(i)).recipe().training.kernel for i in range(2)] == [
+        "native",
+        "native",
+    ]
     assert {name: runs[0][name] for name in SAME} == {name: runs[1][name] for name in SAME}
 
 
@@ -162,21 +187,36 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "seed"), [("ray", 3), ("flower", None)])  # Flower's processes read secret keys
+@pytest.mark.parametrize(
+    ("engine", "seed"), [("ray", 3), ("flower", None)]
+)  # Flower's processes read secret keys
 def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
-    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run.
+    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits
+    of a whole run.
 
-    Flower's driver polls the finished rounds: enough of them follow the second stop for it to be seen in time.
-    """
+    Flower's driver polls the finished rounds: enough of them follow the second stop for it to be
+    seen in time."""
     recipe = recipes.load(
         "correlated-digits",
-        ["federation.clients=20", "federation.rounds=12", "federation.rate=0.25", "run.block_size=2",
-         "run.checkpoint_every=2", f"run.seed={'none' if seed is None else seed}"],
-    )  # fmt: skip
+        [
+            "federation.clients=20",
+            "federation.rounds=12",
+            "federation.rate=0.25",
+            "run.block_size=2",
+            "run.checkpoint_every=2",
+            f"run.seed={'none' if seed is None else seed}",
+        ],
+    )
     chance = random.Random(f"{engine} {seed}")
     stops = chance.randint(1, 3), chance.randint(5, 6)
     with pytest.raises(Interrupted):
-        launch.simulate(recipe, engine=engine, workers=2, run_dir=tmp_path / "run", progress=interrupt_at(stops[0]))
+        launch.simulate(
+            recipe,
+            engine=engine,
+            workers=2,
+            run_dir=tmp_path / "run",
+            progress=interrupt_at(stops[0]),
+        )
     if seed is None:  # secret keys: a copy of the folder, run through here, is the same run
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         here = launch.resume(tmp_path / "copy")
@@ -191,12 +231,16 @@ def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_lef
 @pytest.mark.slow
 def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
     """Flower starts its processes in sessions of their own: they would go on training."""
-    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 5000})})
+    long = recipe.model_copy(
+        update={"federation": recipe.federation.model_copy(update={"rounds": 5000})}
+    )
     file, run = tmp_path / "long.toml", tmp_path / "run"
     file.write_text(long.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", "flower"]
     command += ["--run-dir", str(run), "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while process.poll() is None and len(RunFolder(run).rows()) < 2:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -225,7 +269,10 @@ def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
 
 def test_another_seed_is_another_model(recipe, reference, tmp_path):
     other = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 8})})
-    assert launch.simulate(other, run_dir=tmp_path / "run")["model_sha256"] != reference["model_sha256"]
+    assert (
+        launch.simulate(other, run_dir=tmp_path / "run")["model_sha256"]
+        != reference["model_sha256"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +282,10 @@ def test_another_seed_is_another_model(recipe, reference, tmp_path):
         ({"engine": "local", "ray_address": "auto"}, "a Ray address is for engine 'ray'"),
         ({"engine": "ray", "supernodes": 3}, "SuperNodes is for engine 'flower'"),
         ({"engine": "ray", "workers": 0}, "workers must be at least 1, got 0"),
-        ({"engine": "ray", "workers": 10_000}, r"10000 workers need at least 5000 GiB .* cores: use --workers \d+$"),
+        (
+            {"engine": "ray", "workers": 10_000},
+            r"10000 workers need at least 5000 GiB .* cores: use --workers \d+$",
+        ),
     ],
 )
 def test_what_cannot_run_leaves_nothing(recipe, tmp_path, options, words):
@@ -294,19 +344,28 @@ def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing
     file.write_text(recipe.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", engine]
     done = subprocess.run(
-        [*command, "--run-dir", str(tmp_path / "run"), "--workers", "2"], capture_output=True, text=True, check=False
+        [*command, "--run-dir", str(tmp_path / "run"), "--workers", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert "ran out of memory" in done.stderr
     assert not (tmp_path / "run" / "result.json").exists()
     if engine == "flower":
         assert done.returncode == 2
-        assert "Flower reports finished:failed for the run. MemoryError: the client ran out of memory\n" in done.stderr
+        assert (
+            "Flower reports finished:failed for the run. MemoryError: the client ran out of "
+            "memory\n" in done.stderr
+        )
 
 
 def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
-    """Clients build themselves from the run config: they would train by another recipe than the server's."""
-    folder = new_folder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
+    """Clients build themselves from the run config: they would train by another recipe than the
+    server's."""
+    folder = new_folder.create(
+        tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"]))
+    )
     config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="a different recipe from the run config"):
@@ -314,7 +373,9 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     assert not folder.metrics.path.exists()
 
 
-def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that_it_is_one(tmp_path):
+def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that_it_is_one(
+    tmp_path,
+):
     config = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": ""}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match=r'for a simulation add nodes="workers" to --run-config'):
@@ -325,12 +386,18 @@ def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that
 def test_the_flower_app_refuses_a_model_that_remembers(tmp_path, monkeypatch):
     """`flwr run` asks nobody else than the app's server."""
     (tmp_path / "remembering.py").write_text(
-        "import torch\n\nclass Net(torch.nn.Sequential):\n    seen = 0.0\n\n    def forward(self, x):\n"
-        "        self.seen = self.seen + x.detach().mean(0)\n        return super().forward(x + self.seen)\n\n"
+        "import torch\n\nclass Net(torch.nn.Sequential):\n    seen = 0.0\n\n    def forward(self, "
+        "x):\n"
+        "        self.seen = self.seen + x.detach().mean(0)\n        return super().forward(x + "
+        "self.seen)\n\n"
         "def net():\n    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": "model.name=remembering:net"}
+    config = {
+        "run-dir": str(tmp_path / "run"),
+        "recipe": "digits",
+        "set": "model.name=remembering:net",
+    }
     config["nodes"] = "workers"
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="it remembers what it has seen"):

@@ -13,16 +13,24 @@ from simulations.config import recipe as recipes
 from simulations.summaries.ledgers import ledger_report
 
 CENTRAL = recipes.load(
-    "dp-sgd-digits", ["federation.rounds=4", "federation.clients=3", "federation.rate=1", "privacy.accountant=rdp"]
+    "dp-sgd-digits",
+    ["federation.rounds=4", "federation.clients=3", "federation.rate=1", "privacy.accountant=rdp"],
 )
 FEDERATED = recipes.load(
     "example-level-federation",
     [
-        "federation.clients=8", "federation.rounds=3", "federation.rate=0.7", "training.steps=2", "run.block_size=2",
-        "mechanism.style=per-layer", "mechanism.clip=med", "mechanism.norms=quantile", "privacy.accountant=rdp",
+        "federation.clients=8",
+        "federation.rounds=3",
+        "federation.rate=0.7",
+        "training.steps=2",
+        "run.block_size=2",
+        "mechanism.style=per-layer",
+        "mechanism.clip=med",
+        "mechanism.norms=quantile",
+        "privacy.accountant=rdp",
         "privacy.max_participations=2",
     ],
-)  # fmt: skip
+)
 SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "unit")
 
 
@@ -41,7 +49,9 @@ def assert_same_bits(recipe: recipes.Recipe, folder: Path, **options) -> None:
     assert spent(result["run"]) == spent(expected["run"])
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(CENTRAL, id="central"), pytest.param(FEDERATED, id="federated")])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(CENTRAL, id="central"), pytest.param(FEDERATED, id="federated")]
+)
 def test_ray_gives_the_same_bits(tmp_path, one_ray, recipe):
     assert_same_bits(recipe, tmp_path, engine="ray", workers=2)
 
@@ -50,25 +60,35 @@ def _of(base: str, *overrides: str):
     return recipes.load(base, ["privacy.accountant=rdp", *overrides])
 
 
-OTHERS = {  # every other mechanism and variant, centralised and by clients that noise their own steps
+# every other mechanism and variant, centralised and by clients that noise their own steps
+OTHERS = {
     "auto-s": ["mechanism.name=auto-s"],
     "dp-psac": ["mechanism.name=dp-psac"],
     **{
-        f"lm-dp-sgd {weights}": ["mechanism.name=lm-dp-sgd", f"mechanism.weights={weights}", "mechanism.emphasis=2"]
+        f"lm-dp-sgd {weights}": [
+            "mechanism.name=lm-dp-sgd",
+            f"mechanism.weights={weights}",
+            "mechanism.emphasis=2",
+        ]
         for weights in ("public", "stale", "privatised")
     },
     "lm-dp-sgd published": ["mechanism.name=lm-dp-sgd", "mechanism.variant=published"],
     "lm-dp-sgd published, least bias": [
-        "mechanism.name=lm-dp-sgd", "mechanism.variant=published", "mechanism.weights=bias"
+        "mechanism.name=lm-dp-sgd",
+        "mechanism.variant=published",
+        "mechanism.weights=bias",
     ],
-}  # fmt: skip
+}
 BASES = {
     "central": ("dp-sgd-digits", "federation.rounds=3"),
     "federated": (
-        "example-level-federation", "federation.clients=6", "federation.rounds=3", "training.steps=2",
+        "example-level-federation",
+        "federation.clients=6",
+        "federation.rounds=3",
+        "training.steps=2",
         "run.block_size=2",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -1,4 +1,5 @@
-"""Kills at random moments: actors, nodes and the driver. Every run must end with the very same model and ledger."""
+"""Kills at random moments: actors, nodes and the driver. Every run must end with the very same
+model and ledger."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ VECTORIZED = recipes.load("digits", [*OVERRIDES, "training.vectorize='on'", "fed
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The uninterrupted run."""
-    return launch.simulate(RECIPE, engine="local", run_dir=tmp_path_factory.mktemp("reference") / "run")
+    return launch.simulate(
+        RECIPE, engine="local", run_dir=tmp_path_factory.mktemp("reference") / "run"
+    )
 
 
 def _ledger_epsilon(run: Path) -> float:
@@ -71,7 +74,8 @@ def _drive(run: Path) -> None:
 
 
 def _run_for(run: Path, seconds: float) -> bool:
-    """Drive `run` in a process of its own and kill it after `seconds`; True if it was alive until then.
+    """Drive `run` in a process of its own and kill it after `seconds`; True if it was alive until
+    then.
 
     Forked, with everything imported, so that a kill hits the run and not the imports.
     """
@@ -88,7 +92,9 @@ def _run_for(run: Path, seconds: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_driver_resumes_to_the_same_model(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_a_killed_driver_resumes_to_the_same_model(
+    reference: dict[str, Any], tmp_path: Path
+) -> None:
     started, kills = time.monotonic(), 0
     assert not _run_for(tmp_path / "whole", LIMIT_S)
     duration = time.monotonic() - started
@@ -152,11 +158,15 @@ def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[st
 
 
 @pytest.mark.slow
-def test_killed_actors_and_a_lost_node_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_actors_and_a_lost_node_do_not_change_the_result(
+    reference: dict[str, Any], tmp_path: Path
+) -> None:
     """Two workers are killed while they train, then one of two nodes goes for good."""
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     second = nodes.add_node(num_cpus=1)
     try:
         connect(nodes.address, 2)
@@ -195,7 +205,11 @@ class _Losing(ray_engine.RayGrid):
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
         (finished, *_), _ = ray.wait(signals, num_returns=1, fetch_local=False)
-        places = ray.experimental.get_object_locations([finished])[finished]["node_ids"] if self.remove else []
+        places = (
+            ray.experimental.get_object_locations([finished])[finished]["node_ids"]
+            if self.remove
+            else []
+        )
         if self.node in places and ray.get_runtime_context().get_node_id() not in places:
             self.remove()
             self.remove, self.lost = None, self.lost + 1
@@ -204,12 +218,15 @@ class _Losing(ray_engine.RayGrid):
 
 @pytest.mark.slow
 def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
-    """Sums of more than 100 kB stay in the object store of their worker's node until they are fetched."""
+    """Sums of more than 100 kB stay in the object store of their worker's node until they are
+    fetched."""
     from ray.cluster_utils import Cluster
 
     wide = recipes.load("digits", [*OVERRIDES, "federation.rounds=3", "model.hidden=[512]"])
     reference = launch.simulate(wide, engine="local", run_dir=tmp_path / "reference")
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     second = nodes.add_node(num_cpus=1)
     try:
         connect(nodes.address, 2)
@@ -217,7 +234,10 @@ def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
         grid.serving(Assembly(wide), KeyRing.from_seed(wide.run.seed))
         while grid._starting:  # both are up: each gets a block of the first round
             grid._started(grid._next(list(grid._starting)))
-        grid.node, grid.remove = second.node_id, lambda: nodes.remove_node(second, allow_graceful=False)
+        grid.node, grid.remove = (
+            second.node_id,
+            lambda: nodes.remove_node(second, allow_graceful=False),
+        )
         result = serve(grid, Assembly(wide), new_folder.create(tmp_path / "run", wide), "ray")
         assert grid.lost == 1
         assert result["model_sha256"] == reference["model_sha256"]
@@ -234,13 +254,22 @@ def test_no_cluster_at_the_address() -> None:
 
 @pytest.mark.slow
 def test_more_workers_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    quiet: dict[str, Any] = {
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
     ray.init(address="local", num_cpus=3, _memory=2**30, **quiet)
     try:
-        with pytest.raises(RunError, match=r"at least 1.5 GiB of memory, but Ray has 3 and 1.0 GiB: use --workers 2"):
+        with pytest.raises(
+            RunError,
+            match=r"at least 1.5 GiB of memory, but Ray has 3 and 1.0 GiB: use --workers 2",
+        ):
             connect(None, 3)
         monkeypatch.setattr(cluster, "_WORKER_GIB", 0.1)
-        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, but Ray has 3 and 1.0 GiB: use --workers 3"):
+        with pytest.raises(
+            RunError, match=r"5 workers need 5 CPUs .*, but Ray has 3 and 1.0 GiB: use --workers 3"
+        ):
             connect(None, 5)
         connect(None, 3)
     finally:
@@ -267,9 +296,13 @@ def test_a_worker_that_ray_ends_for_want_of_memory_gets_smaller_blocks(
             super().hold(*arguments)
 
     memory = psutil.virtual_memory()
-    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - (memory.available - 4 * 2**30) / memory.total:.3f}")
+    monkeypatch.setenv(
+        "RAY_memory_usage_threshold", f"{1 - (memory.available - 4 * 2**30) / memory.total:.3f}"
+    )
     monkeypatch.setattr(ray_engine.RayGrid, "worker", Hungry)
-    with pytest.warns(MemoryWarning, match="4 clients at once did not fit into memory: continuing with 2") as caught:
+    with pytest.warns(
+        MemoryWarning, match="4 clients at once did not fit into memory: continuing with 2"
+    ) as caught:
         narrowed = launch.simulate(VECTORIZED, engine="ray", workers=1, run_dir=tmp_path / "run")
     assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1
     monkeypatch.setattr(ray_engine.RayGrid, "worker", ray_engine.Worker)
@@ -278,7 +311,9 @@ def test_a_worker_that_ray_ends_for_want_of_memory_gets_smaller_blocks(
 
 
 @pytest.mark.slow
-def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_want_of_memory_in_a_worker_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nobody reads what a worker's process warns of."""
 
     class Cramped(ray_engine.Worker):
@@ -294,6 +329,8 @@ def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp
             super().hold(*arguments)
 
     monkeypatch.setattr(ray_engine.RayGrid, "worker", Cramped)
-    with pytest.warns(MemoryWarning, match="4 clients at once do not fit into memory: continuing with 2") as caught:
+    with pytest.warns(
+        MemoryWarning, match="4 clients at once do not fit into memory: continuing with 2"
+    ) as caught:
         launch.simulate(VECTORIZED, engine="ray", workers=2, run_dir=tmp_path / "run")
     assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.slow
 def option(command: str, name: str) -> str:
     """Value of an option as the page gives it to the command."""
     text = next(
-        block for block in re.findall(r"^```\w*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if command in block
+        block
+        for block in re.findall(r"^```\w*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        if command in block
     )
     words = shlex.split(text.replace("\\\n", " "))
     return words[words.index(name) + 1]
@@ -39,16 +41,37 @@ def run_config(folder: Path) -> str:
 
 def reference(folder: Path) -> str:
     """The model of the same federation in this process."""
-    command = [sys.executable, "-m", "simulations.cli", "simulate", "--engine", "local", "--run-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "simulate",
+        "--engine",
+        "local",
+        "--run-dir",
+        str(folder),
+    ]
     command += [part for one in SMALL.split("; ") for part in ("--set", one)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     return str((RunFolder.open(folder).result() or {})["model_sha256"])
 
 
 def test_apply_shows_no_warnings(tmp_path):
-    command = [sys.executable, "-m", "simulations.cli", "apply", "coordinate-descent", "--set", "passes=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "apply",
+        "coordinate-descent",
+        "--set",
+        "passes=1",
+    ]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=True
+        [*command, "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "coordinate-descent" in done.stdout
     assert WARNING.findall(done.stdout) == []
@@ -58,10 +81,14 @@ def test_apply_shows_no_warnings(tmp_path):
 def test_flwr_run_shows_no_warnings(tmp_path, monkeypatch):
     assert "FLWR_LOG_LEVEL=ERROR" in PAGE
     monkeypatch.setenv("FLWR_LOG_LEVEL", "ERROR")
-    federation = option("flwr run", "--federation-config").replace("num-supernodes=10", "num-supernodes=2")
+    federation = option("flwr run", "--federation-config").replace(
+        "num-supernodes=10", "num-supernodes=2"
+    )
     log = tmp_path / "superlink.log"
     with private_superlink(log) as flwr:
-        run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", run_config(tmp_path / "run"))
+        run_id = flwr.submit(
+            APP, "--federation-config", federation, "--run-config", run_config(tmp_path / "run")
+        )
         done = RunFolder(tmp_path / "run").result_file.is_file  # the log is silent
         assert follow(flwr, run_id, log, done) == "finished:completed", flwr.log(run_id)
         shown = flwr.log(run_id)
@@ -73,20 +100,40 @@ def test_flwr_run_shows_no_warnings(tmp_path, monkeypatch):
 def test_flower_simulation_of_flower_1_26_beside_this_one(tmp_path):
     """The very same app under an older Flower: the same model, bit by bit."""
     target = tmp_path / "flwr-1.26"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), "flwr==1.26.1"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(target),
+        "flwr==1.26.1",
+    ]
     installed = subprocess.run(pip, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
-        pytest.skip(f"flwr 1.26.1 cannot be installed here: {installed.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(
+            f"flwr 1.26.1 cannot be installed here: {installed.stderr.strip().splitlines()[-1:]}"
+        )
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(target), str(ROOT)]),
-        "FLWR_LOG_LEVEL": "ERROR", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(tmp_path / "flower"),
+        "FLWR_LOG_LEVEL": "ERROR",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_HOME": str(tmp_path / "flower"),
         "RAY_ADDRESS": "local",
-    }  # fmt: skip
+    }
     command = [str(target / "bin/flower-simulation"), "--app", str(APP), "--num-supernodes", "2"]
     command += ["--run-config", run_config(tmp_path / "run")]
     command += ["--backend-config", option("flower-simulation", "--backend-config")]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "round 2: " in done.stdout

@@ -60,7 +60,11 @@ Exception ClientAppException occurred. Message: the client ran out of memory
     [
         (
             CLUSTER,
-            "ValueError: When connecting to an existing cluster, num_cpus and num_gpus must not be provided.",
+            (
+                "ValueError: When connecting to an existing cluster, num_cpus and num_gpus must "
+                "not be "
+                "provided."
+            ),
             'File "/ray/_private/worker.py", line 1921, in init',
         ),
         (

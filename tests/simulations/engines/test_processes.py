@@ -74,14 +74,21 @@ SAME = ("model_sha256", "ledger_head", "accuracy", "epsilon")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_any_number_of_workers_gives_the_same_bits(reference: dict[str, Any], tmp_path: Path, workers: int) -> None:
+def test_any_number_of_workers_gives_the_same_bits(
+    reference: dict[str, Any], tmp_path: Path, workers: int
+) -> None:
     result = launch.simulate(RECIPE, engine="processes", workers=workers, run_dir=tmp_path / "run")
     assert result["engine"] == "processes"
     assert [result[name] for name in SAME] == [reference[name] for name in SAME]  # type: ignore[literal-required]
 
 
 def test_clients_that_add_their_own_noise_do_so_with_the_same_bits(tmp_path: Path) -> None:
-    local = ["federation.rounds=2", "privacy.trust=local", "privacy.max_participations=2", "privacy.accountant=rdp"]
+    local = [
+        "federation.rounds=2",
+        "privacy.trust=local",
+        "privacy.max_participations=2",
+        "privacy.accountant=rdp",
+    ]
     recipe = recipes.load("digits", local)
     one, other = (
         launch.simulate(recipe, engine=engine, workers=2, run_dir=tmp_path / engine)
@@ -99,7 +106,9 @@ def test_killed_workers_are_replaced(
     def asked(self: ProcessGrid, message: Message) -> int | None:
         number = ask(self, message)
         if len(killed) < 4 and number is not None and number % 3 == 1:
-            for victim in family(self._parent._pid)[:1]:  # none where the next one is not forked yet
+            for victim in family(self._parent._pid)[
+                :1
+            ]:  # none where the next one is not forked yet
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
                     killed.append(victim.pid)
@@ -112,18 +121,24 @@ def test_killed_workers_are_replaced(
     assert result["ledger_head"] == reference["ledger_head"]
 
 
-def test_a_killed_parent_ends_the_run_in_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_parent_ends_the_run_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(row: Any) -> None:
         with suppress(ProcessLookupError):
             os.kill(made[0]._parent._pid, signal.SIGKILL)
 
     made: list[ProcessGrid] = []
     start = ProcessGrid.__init__
-    monkeypatch.setattr(ProcessGrid, "__init__", lambda self, *args: made.append(self) or start(self, *args))
+    monkeypatch.setattr(
+        ProcessGrid, "__init__", lambda self, *args: made.append(self) or start(self, *args)
+    )
     rounds = 30  # enough of them for the death to be seen before the last one ends
     recipe = recipes.load("digits", [*OVERRIDES, f"federation.rounds={rounds}"])
     with pytest.raises(RunError, match="the process that starts workers was killed"):
-        launch.simulate(recipe, engine="processes", workers=2, run_dir=tmp_path / "run", progress=kill)
+        launch.simulate(
+            recipe, engine="processes", workers=2, run_dir=tmp_path / "run", progress=kill
+        )
     resumed = launch.resume(tmp_path / "run", engine="processes", workers=1)
     assert resumed["rounds"] == rounds
 
@@ -147,7 +162,9 @@ class Stub:
 
         @app.train()
         def train(message: Message, context: Any) -> Message:
-            model = np.frombuffer(message.content.array_records[wire.ARRAYS]["model"].data, np.float32)
+            model = np.frombuffer(
+                message.content.array_records[wire.ARRAYS]["model"].data, np.float32
+            )
             told = int(message.content.config_records[wire.CONFIG]["told"])  # type: ignore[arg-type]
             content = RecordDict({wire.METRICS: MetricRecord({"answer": self._train(told, model)})})
             return Message(content=content, reply_to=message)
@@ -164,11 +181,16 @@ def grid(train: Callable[[int, np.ndarray], int], workers: int = 2) -> Iterator[
         made.close()
 
 
-def messages(made: ProcessGrid, told: list[int], model: float = 1.0, size: int = 3) -> list[Message]:
+def messages(
+    made: ProcessGrid, told: list[int], model: float = 1.0, size: int = 3
+) -> list[Message]:
     record = ArrayRecord({"model": Array(np.full(size, model, np.float32))})
     return [
         made.create_message(
-            RecordDict({wire.CONFIG: ConfigRecord({"told": number}), wire.ARRAYS: record}), "train", 2, "1"
+            RecordDict({wire.CONFIG: ConfigRecord({"told": number}), wire.ARRAYS: record}),
+            "train",
+            2,
+            "1",
         )
         for number in told
     ]
@@ -186,7 +208,9 @@ def test_replies_come_in_order_and_a_new_model_reaches_every_worker() -> None:
     with grid(slow_first, workers=3) as made:
         for factor in (1, 2, 3):
             told = list(range(17))
-            replies = answers(made.deliver(messages(made, told, factor, size=500_000)))  # more than a pipe holds
+            replies = answers(
+                made.deliver(messages(made, told, factor, size=500_000))
+            )  # more than a pipe holds
             assert replies == [number * factor for number in told]
 
 
@@ -236,18 +260,26 @@ def test_a_block_that_kills_every_worker_ends_the_run() -> None:
             os._exit(1)
         return told
 
-    with grid(die) as made, pytest.raises(RunError, match=r"(lost \d+ times with its worker|workers were lost)"):
+    with (
+        grid(die) as made,
+        pytest.raises(RunError, match=r"(lost \d+ times with its worker|workers were lost)"),
+    ):
         answers(made.deliver(messages(made, list(range(40)))))
 
 
 def test_workers_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_serve", lambda *arguments: os._exit(1))
-    with grid(lambda told, model: told) as made, pytest.raises(RunError, match="workers were lost in a row"):
+    with (
+        grid(lambda told, model: told) as made,
+        pytest.raises(RunError, match="workers were lost in a row"),
+    ):
         answers(made.deliver(messages(made, [1, 2])))
 
 
 def _drive(run: Path) -> None:
-    launch.simulate(RECIPE, engine="processes", workers=2, run_dir=run, progress=lambda row: time.sleep(LIMIT_S))
+    launch.simulate(
+        RECIPE, engine="processes", workers=2, run_dir=run, progress=lambda row: time.sleep(LIMIT_S)
+    )
 
 
 def test_a_killed_driver_takes_its_workers_along(reference: dict[str, Any], tmp_path: Path) -> None:
@@ -258,17 +290,32 @@ def test_a_killed_driver_takes_its_workers_along(reference: dict[str, Any], tmp_
     assert len(left) >= 3
     os.kill(driver.pid or 0, signal.SIGKILL)
     driver.join()
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left), "workers to end")
+    wait_until(
+        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left),
+        "workers to end",
+    )
     result = launch.resume(tmp_path / "run", engine="processes", workers=2)
     assert result["model_sha256"] == reference["model_sha256"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_command_ends_in_order(reference: dict[str, Any], tmp_path: Path, number: int, status: int) -> None:
+def test_the_command_ends_in_order(
+    reference: dict[str, Any], tmp_path: Path, number: int, status: int
+) -> None:
     """A signal to the whole group, as a terminal's Ctrl-C is."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "simulations.cli", "simulate", "digits", "--engine", "processes", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "simulate",
+        "digits",
+        "--engine",
+        "processes",
+        "--workers",
+        "2",
+    ]
     for override in OVERRIDES:
         command += ["--set", override]
     command += ["--set", "federation.rounds=200", "--run-dir", str(run)]
@@ -280,7 +327,10 @@ def test_the_command_ends_in_order(reference: dict[str, Any], tmp_path: Path, nu
     assert started.returncode == status
     assert f"continue with: fedlgm simulate --resume {run}" in said
     assert "Traceback" not in said
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left), "workers to end")
+    wait_until(
+        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left),
+        "workers to end",
+    )
 
 
 def refused(recipe: Recipe, **options: Any) -> None:
@@ -289,7 +339,9 @@ def refused(recipe: Recipe, **options: Any) -> None:
 
 
 def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"has one thread per worker, not run\.threads = 2: use engine 'ray'"):
+    with pytest.raises(
+        ConfigError, match=r"has one thread per worker, not run\.threads = 2: use engine 'ray'"
+    ):
         refused(recipes.load("digits", ["run.threads=2"]))
     monkeypatch.setattr(Assembly, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="trains on the CPU, not on cuda"):
@@ -299,7 +351,9 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="cannot fork its workers on a machine with a GPU"):
         refused(RECIPE)
     monkeypatch.undo()
-    with pytest.raises(RunError, match=r"100000 workers need at least 10000 GiB of memory, .*: use --workers"):
+    with pytest.raises(
+        RunError, match=r"100000 workers need at least 10000 GiB of memory, .*: use --workers"
+    ):
         refused(RECIPE, workers=100_000)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="needs Linux"):
@@ -308,7 +362,9 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     def picked(overrides: tuple[str, ...] = (), **options: Any) -> str:
-        return engines.get("auto", EngineOptions(**options)).chosen(Assembly(recipes.load("digits", overrides)))  # type: ignore[attr-defined,no-any-return]
+        return engines.get("auto", EngineOptions(**options)).chosen(
+            Assembly(recipes.load("digits", overrides))
+        )  # type: ignore[attr-defined,no-any-return]
 
     assert picked() == "processes"
     assert picked(("run.threads=2",)) == "ray"
@@ -317,7 +373,12 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Assembly, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert picked() == "ray"
-    for count, name, engine in ((1, "cuda", "local"), (2, "cuda", "ray"), (2, "cuda:1", "local"), (0, "mps", "local")):
+    for count, name, engine in (
+        (1, "cuda", "local"),
+        (2, "cuda", "ray"),
+        (2, "cuda:1", "local"),
+        (0, "mps", "local"),
+    ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setattr(Assembly, "device", torch.device(name))
         assert picked() == engine

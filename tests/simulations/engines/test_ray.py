@@ -32,7 +32,10 @@ def clock(monkeypatch):
 
 def test_a_worker_that_never_starts_ends_the_run_with_the_reason(clock):
     with (
-        pytest.warns(Notice, match="no worker has started for 30 s: 0 of Ray's CPUs are free, load 0.1 per CPU"),
+        pytest.warns(
+            Notice,
+            match="no worker has started for 30 s: 0 of Ray's CPUs are free, load 0.1 per CPU",
+        ),
         pytest.raises(RunError, match="no worker started within 210 s: 0 of Ray's CPUs are free"),
     ):
         Waiting()._next(["signal"])
@@ -40,5 +43,7 @@ def test_a_worker_that_never_starts_ends_the_run_with_the_reason(clock):
 
 def test_a_busy_machine_is_given_longer(clock):
     clock.update(load=12.5, starts=600.0)
-    with pytest.warns(Notice, match=r"no worker has started for 600 s: .* load 12\.5 per CPU; still waiting"):
+    with pytest.warns(
+        Notice, match=r"no worker has started for 600 s: .* load 12\.5 per CPU; still waiting"
+    ):
         assert Waiting()._next(["signal"]) == "signal"

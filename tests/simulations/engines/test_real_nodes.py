@@ -1,4 +1,5 @@
-"""Real SuperNodes that lie, come from another population, or vanish: one client each, on loopback, unencrypted."""
+"""Real SuperNodes that lie, come from another population, or vanish: one client each, on loopback,
+unencrypted."""
 
 from __future__ import annotations
 
@@ -114,7 +115,14 @@ class Lab:
         (self.app / "client_app.py").write_text(HOSTILE)
         project = self.app / "pyproject.toml"
         project.write_text(project.read_text() + 'attack = ""\n')
-        link = (str(BIN / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(self.port))
+        link = (
+            str(BIN / "flower-superlink"),
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        )
         self.link = self._start(self.log, *link)
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -125,7 +133,9 @@ class Lab:
 
     def _start(self, log: Path, *command: str) -> subprocess.Popen[bytes]:
         with log.open("wb") as file:
-            return subprocess.Popen(command, env=self.environment, stdout=file, stderr=file, start_new_session=True)
+            return subprocess.Popen(
+                command, env=self.environment, stdout=file, stderr=file, start_new_session=True
+            )
 
     def up(self) -> None:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -140,12 +150,21 @@ class Lab:
             options = ("--node-config", config, "--port", str(_free_port()), "--insecure")
             self.nodes[client] = self._start(
                 self.home / f"node-{client}.log",
-                *(sys.executable, "-c", SUPERNODE, "--superlink", f"127.0.0.1:{self.port}", *options),
+                *(
+                    sys.executable,
+                    "-c",
+                    SUPERNODE,
+                    "--superlink",
+                    f"127.0.0.1:{self.port}",
+                    *options,
+                ),
             )
 
     def submit(self, recipe: Path, run: Path, attack: str) -> str:
         config = f'recipe="{recipe}" run-dir="{run}" nodes="clients" attack="{attack}"'
-        return str(self.flwr.json("run", str(self.app), CONNECTION, "--run-config", config)["run-id"])
+        return str(
+            self.flwr.json("run", str(self.app), CONNECTION, "--run-config", config)["run-id"]
+        )
 
     def wait(self, run_id: str, run: Path) -> str:
         """Status and log of a run that has ended."""
@@ -203,12 +222,20 @@ def recipe(tmp_path_factory) -> Path:
     from federations import tiny_values
 
     raw = tiny_values()
-    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 120.0, "wait_for_nodes": 300.0}
+    raw["federation"] = {
+        "clients": CLIENTS,
+        "rounds": 2,
+        "rate": 1.0,
+        "round_timeout": 120.0,
+        "wait_for_nodes": 300.0,
+    }
     raw["data"]["partition"] = "iid"
     raw["data"].pop("alpha")
     raw["run"] = {"block_size": 10}
     path = tmp_path_factory.mktemp("recipe") / "nodes.toml"
-    path.write_text(tomli_w.dumps(recipes.validate(raw).model_dump(exclude_none=True)), encoding="utf-8")
+    path.write_text(
+        tomli_w.dumps(recipes.validate(raw).model_dump(exclude_none=True)), encoding="utf-8"
+    )
     return path
 
 
@@ -217,7 +244,11 @@ def attacked(lab, recipe, tmp_path_factory) -> Path:
     """A run in which clients 1 to 3 lie and node 4 is killed in the second round."""
     run = tmp_path_factory.mktemp("attacked") / "run"
     run_id = lab.submit(recipe, run, "values")
-    wait_until(lambda: RunFolder(run).metrics.path.is_file() and RunFolder(run).rows(), "the first round", every=0.2)
+    wait_until(
+        lambda: RunFolder(run).metrics.path.is_file() and RunFolder(run).rows(),
+        "the first round",
+        every=0.2,
+    )
     os.killpg(lab.nodes[4].pid, signal.SIGKILL)
     told = lab.wait(run_id, run)
     assert told.startswith("finished:completed"), told
@@ -239,7 +270,8 @@ def test_two_nodes_that_say_they_are_one_client_end_the_start(lab, recipe, tmp_p
 
 
 def test_nodes_that_lie_count_as_zero_and_are_named(attacked):
-    """One multiplies by a million, one sends NaN, one answers the first round again; the honest one is enough."""
+    """One multiplies by a million, one sends NaN, one answers the first round again; the honest one
+    is enough."""
     first, second = failures(attacked)
     assert set(first) == {1, 2}
     assert set(second) == {1, 2, 3, 4}

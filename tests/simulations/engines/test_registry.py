@@ -22,7 +22,12 @@ from simulations.engines.flower_command import config_file
 from simulations.engines.local import LocalEngine, LocalGrid
 from simulations.runs import new_folder
 
-TWO_ROUNDS = ["federation.rounds=2", "federation.clients=20", "training.epochs=1", "privacy.accountant=rdp"]
+TWO_ROUNDS = [
+    "federation.rounds=2",
+    "federation.clients=20",
+    "training.epochs=1",
+    "privacy.accountant=rdp",
+]
 
 
 class Counting(GridEngine):
@@ -50,7 +55,10 @@ def test_an_object_serves_a_run_and_its_resumption(tmp_path: Path) -> None:
     own = simulations.simulate(overrides=TWO_ROUNDS, engine=Counting(), run_dir=tmp_path / "own")
     assert (own["engine"], own["model_sha256"]) == ("counting", local["model_sha256"])
     assert Counting.served == before + 1
-    assert simulations.resume(tmp_path / "own", engine=Counting())["model_sha256"] == local["model_sha256"]
+    assert (
+        simulations.resume(tmp_path / "own", engine=Counting())["model_sha256"]
+        == local["model_sha256"]
+    )
 
 
 def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +69,16 @@ def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) 
     assert "counting" in engines.names()
     with pytest.raises(ConfigError, match="there is an engine 'local' already"):
         engines.register("local", Counting)
-    with pytest.raises(ConfigError, match="engine 'three': it must be a class or function of the options, got 3"):
+    with pytest.raises(
+        ConfigError, match="engine 'three': it must be a class or function of the options, got 3"
+    ):
         engines.register("three", 3)  # type: ignore[arg-type]
 
 
 def test_a_reference_is_imported() -> None:
-    assert isinstance(engines.get("simulations.engines.local:LocalEngine", EngineOptions(workers=2)), LocalEngine)
+    assert isinstance(
+        engines.get("simulations.engines.local:LocalEngine", EngineOptions(workers=2)), LocalEngine
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,11 +86,23 @@ def test_a_reference_is_imported() -> None:
     [
         (Counting(), EngineOptions(workers=2), "given as an object: pass its options to it"),
         (f"{__name__}:Missing", EngineOptions(), "Missing"),
-        (not_an_engine, EngineOptions(), "engine '<not_an_engine>' is of type str, not an `Engine`"),
+        (
+            not_an_engine,
+            EngineOptions(),
+            "engine '<not_an_engine>' is of type str, not an `Engine`",
+        ),
         ("ray", EngineOptions(supernodes=2), "SuperNodes is for engine 'flower'"),
         (None, EngineOptions(), "unknown engine None"),
-        (three_arguments, EngineOptions(), "^engine '<three_arguments>' is made from its options alone: missing"),
-        (f"{__name__}:three_arguments", EngineOptions(), f"engine '{__name__}:three_arguments' is made from its"),
+        (
+            three_arguments,
+            EngineOptions(),
+            "^engine '<three_arguments>' is made from its options alone: missing",
+        ),
+        (
+            f"{__name__}:three_arguments",
+            EngineOptions(),
+            f"engine '{__name__}:three_arguments' is made from its",
+        ),
     ],
 )
 def test_what_is_no_engine_is_refused(engine: object, options: EngineOptions, message: str) -> None:
@@ -90,7 +114,10 @@ def test_what_is_no_engine_is_refused(engine: object, options: EngineOptions, me
 def test_a_folder_that_ray_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ray ended in a traceback with UnicodeEncodeError."""
     monkeypatch.setenv("TMPDIR", "/tmp/Übung")
-    with pytest.raises(ConfigError, match=rf"^engine '{name}': Ray cannot keep its files under /tmp/Übung \(TMPDIR\)"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^engine '{name}': Ray cannot keep its files under /tmp/Übung \(TMPDIR\)",
+    ):
         engines.get(name)
     engines.get("local")
     engines.get("ray", EngineOptions(ray_address="10.0.0.1:6379"))
@@ -99,8 +126,11 @@ def test_a_folder_that_ray_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_flower_reads_any_path_of_a_run(tmp_path: Path) -> None:
-    """Quotes and emoji in a path ended in "The provided configuration string is in an invalid format"."""
-    folder = new_folder.create(tmp_path / 'O\'Brien "b" = 😀', load_recipe("digits", ["run.seed=none"]))
+    """Quotes and emoji in a path ended in "The provided configuration string is in an invalid
+    format"."""
+    folder = new_folder.create(
+        tmp_path / 'O\'Brien "b" = 😀', load_recipe("digits", ["run.seed=none"])
+    )
     folder.private.mkdir()
     config = _run_config(folder, 2, folder.private / "objects.pkl")
     assert parse_config_args([config_file(folder.private / "flower.toml", config)]) == config

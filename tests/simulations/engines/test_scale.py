@@ -1,4 +1,5 @@
-"""Memory is bounded: by neither the registered clients nor the cohort (the real figures are in benchmarks/scale.py)."""
+"""Memory is bounded: by neither the registered clients nor the cohort (the real figures are in
+benchmarks/scale.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ print(json.dumps({{"peak": peak, "rounds": result["rounds"], "epsilon": result["
 
 def _run(clients: int, cohort: int) -> dict[str, float]:
     command = [sys.executable, "-c", RUN, str(clients), str(cohort)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+    )
     answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return answer
 

@@ -38,13 +38,18 @@ def run(tiny: Callable[..., Any], tmp_path: Path) -> dict[str, Any]:
 def accuracy(model: nn.Module) -> float:
     digits = data.load("digits")
     return tasks.evaluate(
-        tasks.Classification(), model, torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y)
+        tasks.Classification(),
+        model,
+        torch.from_numpy(digits.test_x),
+        torch.from_numpy(digits.test_y),
     )["accuracy"]
 
 
 def fresh() -> nn.Module:
     digits = data.load("digits")
-    return models.build("mlp", in_shape=digits.shape, classes=10, seed=99, hidden=[8], activation="tanh")
+    return models.build(
+        "mlp", in_shape=digits.shape, classes=10, seed=99, hidden=[8], activation="tanh"
+    )
 
 
 def test_the_model_comes_back_with_the_same_bits_and_accuracy(run: dict[str, Any]) -> None:
@@ -60,7 +65,11 @@ def test_a_state_dict_loads_elsewhere(run: dict[str, Any], format: Any, tmp_path
     written = exporting.export(run["run"], format, tmp_path / f"other.{format}")
     assert Path(written["file"]) == tmp_path / f"other.{format}"
     assert written["bytes"] == Path(written["file"]).stat().st_size
-    state = load_file(written["file"]) if format == "safetensors" else torch.load(written["file"], weights_only=True)
+    state = (
+        load_file(written["file"])
+        if format == "safetensors"
+        else torch.load(written["file"], weights_only=True)
+    )
     model = fresh()
     model.load_state_dict(state)
     assert accuracy(model) == run["accuracy"]
@@ -88,29 +97,45 @@ def test_a_model_passed_in_python_is_given_again(tiny: Callable[..., Any], tmp_p
     assert accuracy(model) == result.accuracy
 
 
-def test_a_mechanism_passed_in_python_is_not_needed(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_mechanism_passed_in_python_is_not_needed(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
     class Mine(type(mechanisms.get("gaussian"))):  # type: ignore[misc]
         """Sees the model as one layer."""
 
-    result = simulations.simulate(tiny(), mechanism=Mine("mine"), run_dir=tmp_path / "run", trackers=[])
+    result = simulations.simulate(
+        tiny(), mechanism=Mine("mine"), run_dir=tmp_path / "run", trackers=[]
+    )
     assert result["mechanism"] == "<mine>"
     assert accuracy(exporting.load_model(tmp_path / "run")) == result.accuracy
     assert exporting.export(tmp_path / "run")["model_sha256"] == result["model_sha256"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]")
-def test_a_run_of_data_passed_in_python_becomes_onnx_by_an_example(tiny: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]"
+)
+def test_a_run_of_data_passed_in_python_becomes_onnx_by_an_example(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
     digits = data.load("digits")
     own = {"train": (digits.train_x, digits.train_y), "test": (digits.test_x, digits.test_y)}
-    result = simulations.simulate(tiny(), model=fresh(), data=own, run_dir=tmp_path / "run", trackers=[])
-    with pytest.raises(ConfigError, match=r"its model '<Sequential>' as a Python object.*module=MyNet\(\)"):
+    result = simulations.simulate(
+        tiny(), model=fresh(), data=own, run_dir=tmp_path / "run", trackers=[]
+    )
+    with pytest.raises(
+        ConfigError, match=r"its model '<Sequential>' as a Python object.*module=MyNet\(\)"
+    ):
         exporting.export(tmp_path / "run", "onnx")
-    with pytest.raises(ConfigError, match=r"its data '<DataSet>' as a Python object.*example=x\[:2\]"):
+    with pytest.raises(
+        ConfigError, match=r"its data '<DataSet>' as a Python object.*example=x\[:2\]"
+    ):
         exporting.export(tmp_path / "run", "onnx", module=fresh())
     example = digits.test_x[:2].astype(np.float64)  # converted as the data were
     file = exporting.export(tmp_path / "run", "onnx", module=fresh(), example=example)["file"]
-    session = pytest.importorskip("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        file, providers=["CPUExecutionProvider"]
+    )
     outputs = session.run(None, {session.get_inputs()[0].name: digits.test_x})[0]
     assert float((outputs.argmax(1) == digits.test_y).mean()) == result.accuracy
 
@@ -119,7 +144,9 @@ def test_where_a_file_goes(run: dict[str, Any], tmp_path: Path) -> None:
     assert exporting.export(run["run"])["file"] == f"{run['run']}/model.safetensors"
     assert exporting.export(run["run"], "pt", tmp_path)["file"] == str(tmp_path / "model.pt")
     before = sorted(tmp_path.rglob("*"))
-    assert exporting.export(run["run"], "pt", tmp_path)["metadata_file"] == str(tmp_path / "model.json")
+    assert exporting.export(run["run"], "pt", tmp_path)["metadata_file"] == str(
+        tmp_path / "model.json"
+    )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -127,15 +154,22 @@ def test_only_exported_models_are_replaced(run: dict[str, Any], tmp_path: Path) 
     folder = Path(run["run"])
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     others: list[tuple[Any, str]] = [
-        ("safetensors", "recipe.toml"), ("safetensors", "ledger.sqlite"), ("pt", "provenance.pt"),
-        ("safetensors", str(next((folder / "checkpoints").glob("*.safetensors")).relative_to(folder))),
-    ]  # fmt: skip
+        ("safetensors", "recipe.toml"),
+        ("safetensors", "ledger.sqlite"),
+        ("pt", "provenance.pt"),
+        (
+            "safetensors",
+            str(next((folder / "checkpoints").glob("*.safetensors")).relative_to(folder)),
+        ),
+    ]
     for format, name in others:
         with pytest.raises(RunError, match="exists and is not an exported model"):
             exporting.export(folder, format, folder / name)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
     for _ in range(2):
-        assert exporting.export(folder, "pt", tmp_path / "net.pt")["metadata_file"] == str(tmp_path / "net.json")
+        assert exporting.export(folder, "pt", tmp_path / "net.pt")["metadata_file"] == str(
+            tmp_path / "net.json"
+        )
 
 
 def test_an_infinite_epsilon_is_text(tiny: Callable[..., Any], tmp_path: Path) -> None:
@@ -148,7 +182,9 @@ def test_an_infinite_epsilon_is_text(tiny: Callable[..., Any], tmp_path: Path) -
 def test_what_cannot_be_exported(
     tiny: Callable[..., Any], run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="unknown export format 'h5'; known: safetensors, pt, onnx"):
+    with pytest.raises(
+        ConfigError, match="unknown export format 'h5'; known: safetensors, pt, onnx"
+    ):
         exporting.export(run["run"], "h5")  # type: ignore[arg-type]
     with pytest.raises(RunError, match="not a run folder"):
         exporting.export(tmp_path)
@@ -176,7 +212,9 @@ def test_what_cannot_be_exported(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]")
+@pytest.mark.skipif(
+    find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]"
+)
 def test_onnx_gives_the_same_outputs(run: dict[str, Any], tmp_path: Path) -> None:
     import onnx
 
@@ -187,14 +225,18 @@ def test_onnx_gives_the_same_outputs(run: dict[str, Any], tmp_path: Path) -> Non
     assert told["model_sha256"] == run["model_sha256"]
     digits = data.load("digits")
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {session.get_inputs()[0].name: digits.test_x})[0]  # not the batch it was traced with
+    outputs = session.run(None, {session.get_inputs()[0].name: digits.test_x})[
+        0
+    ]  # not the batch it was traced with
     expected = exporting.load_model(run["run"])(torch.from_numpy(digits.test_x)).detach().numpy()
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     assert float((outputs.argmax(1) == digits.test_y).mean()) == run["accuracy"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]")
+@pytest.mark.skipif(
+    find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]"
+)
 def test_a_model_that_onnx_has_no_words_for_is_named(run: dict[str, Any]) -> None:
     class Branching(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

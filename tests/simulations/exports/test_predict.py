@@ -68,7 +68,9 @@ def test_every_export_and_the_report_name_columns_and_classes(linear, models):
     assert json.loads(props["labels"]) == ["ill", "well"]
     assert json.loads(models["pt"].with_suffix(".json").read_text())["columns"] == told["columns"]
     page = Path(write_report(linear.folder)["report"]).read_text()
-    assert all(word in page for word in ("dose", "Columns, in the order of the inputs", "ill, well"))
+    assert all(
+        word in page for word in ("dose", "Columns, in the order of the inputs", "ill, well")
+    )
 
 
 @pytest.mark.parametrize("ending", ["onnx", "safetensors", "pt"])
@@ -76,14 +78,24 @@ def test_rows_are_matched_by_name_and_standardised(ending, linear, models, tmp_p
     TABLE[["smokes", "dose", "out", "age"]].to_csv(tmp_path / "rows.csv", index=False)
     found = predict(models[ending], tmp_path / "rows.csv")
     assert np.allclose(found.frame[["P(ill)", "P(well)"]], expected(linear), atol=1e-5)
-    assert (found.columns, found.ignored, found.standardised) == (["age", "dose", "smokes"], ["out"], True)
+    assert (found.columns, found.ignored, found.standardised) == (
+        ["age", "dose", "smokes"],
+        ["out"],
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (TABLE.rename(columns={"dose": "Dose"}), r"rows\.csv has no column 'dose'; did you mean 'Dose'"),
-        (TABLE.assign(age=TABLE.age + 0.5), r"column 'age' must hold whole numbers, as in training"),
+        (
+            TABLE.rename(columns={"dose": "Dose"}),
+            r"rows\.csv has no column 'dose'; did you mean 'Dose'",
+        ),
+        (
+            TABLE.assign(age=TABLE.age + 0.5),
+            r"column 'age' must hold whole numbers, as in training",
+        ),
         (TABLE.assign(smokes=7), r"column 'smokes' must hold True and False, or 1 and 0"),
         (TABLE.assign(dose="high"), r"column 'dose' holds text, not numbers"),
         (TABLE.assign(dose=np.nan), r"column 'dose' has no finite number in 80 of 80 rows"),
@@ -106,7 +118,9 @@ def test_models_that_do_not_fit_are_refused(linear, models, tmp_path):
     TABLE.to_csv(tmp_path / "rows.csv", index=False)
     deep = run(tmp_path, torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh()))
     deep.export(tmp_path / "deep.safetensors")
-    with pytest.raises(ConfigError, match=r"which is enough for a linear model only: export this model as \.onnx"):
+    with pytest.raises(
+        ConfigError, match=r"which is enough for a linear model only: export this model as \.onnx"
+    ):
         predict(tmp_path / "deep.safetensors", tmp_path / "rows.csv")
     with pytest.raises(RunError, match=r"coefficients are those of a model of one linear layer"):
         deep.coefficients()
@@ -118,7 +132,10 @@ def test_models_that_do_not_fit_are_refused(linear, models, tmp_path):
 
 
 def test_other_endings_of_torch_are_one_sentence(linear, tmp_path):
-    with pytest.raises(ConfigError, match=r"suffix must name a format: .*; torch\.load reads \.pt as it reads \.pth"):
+    with pytest.raises(
+        ConfigError,
+        match=r"suffix must name a format: .*; torch\.load reads \.pt as it reads \.pth",
+    ):
         linear.export(tmp_path / "m.pth")
 
 
@@ -138,14 +155,19 @@ def test_models_of_arrays_have_no_names(tmp_path):
 
 def test_coefficients_are_those_of_the_model_by_name(linear):
     frame = linear.coefficients()
-    assert (list(frame.index), list(frame.columns)) == (["age", "dose", "smokes", "(intercept)"], ["ill", "well"])
+    assert (list(frame.index), list(frame.columns)) == (
+        ["age", "dose", "smokes", "(intercept)"],
+        ["ill", "well"],
+    )
     assert frame.loc["dose", "well"] == pytest.approx(linear.model().weight[1, 1].item())
 
 
 def binary(folder: Path, **options) -> simulations.RunResult:
     own = {"train": TABLE, "test": TABLE[:30], "target": "out"} | options
     changes = [*OVERRIDES, "task.name=binary"]
-    return simulations.simulate(model=torch.nn.Linear(3, 1), data=own, overrides=changes, run_dir=folder / "run")
+    return simulations.simulate(
+        model=torch.nn.Linear(3, 1), data=own, overrides=changes, run_dir=folder / "run"
+    )
 
 
 def test_one_logit_is_that_of_the_second_class(tmp_path):
@@ -194,15 +216,22 @@ class Tokens(torch.nn.Module):
 
 
 def test_integer_inputs_stay_integers(tmp_path):
-    x = pandas.DataFrame({"ward": GENERATOR.integers(0, 5, 80), "day": GENERATOR.integers(0, 5, 80)})
+    x = pandas.DataFrame(
+        {"ward": GENERATOR.integers(0, 5, 80), "day": GENERATOR.integers(0, 5, 80)}
+    )
     y = np.arange(80) % 2
     result = simulations.simulate(
-        model=Tokens(), data={"train": (x, y), "test": (x, y)}, overrides=OVERRIDES, run_dir=tmp_path / "run"
+        model=Tokens(),
+        data={"train": (x, y), "test": (x, y)},
+        overrides=OVERRIDES,
+        run_dir=tmp_path / "run",
     )
     file = result.export(tmp_path / "m.onnx")["file"]
     x.to_csv(tmp_path / "rows.csv", index=False)
     found = predict(file, tmp_path / "rows.csv").frame
-    expected = torch.softmax(result.model()(torch.from_numpy(x.to_numpy())).double(), 1).detach().numpy()
+    expected = (
+        torch.softmax(result.model()(torch.from_numpy(x.to_numpy())).double(), 1).detach().numpy()
+    )
     assert np.allclose(found[["P(0)", "P(1)"]], expected, atol=1e-5)
     x.assign(ward=7).to_csv(tmp_path / "rows.csv", index=False)
     with pytest.raises(DataError, match=r"m\.onnx does not take the rows of .*rows\.csv: .*ut of"):
@@ -213,18 +242,26 @@ def test_the_bundled_table_has_the_names_and_constants_of_its_columns(tmp_path):
     bunch = load_breast_cancer()
     columns = data.load("breast-cancer").columns
     assert [one["name"] for one in columns] == bunch.feature_names.tolist()
-    result = simulations.simulate("ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run"
+    )
     assert list(result.coefficients().index) == [*bunch.feature_names, "(intercept)"]
-    pandas.DataFrame(bunch.data, columns=bunch.feature_names)[4::5].to_csv(tmp_path / "rows.csv", index=False)
+    pandas.DataFrame(bunch.data, columns=bunch.feature_names)[4::5].to_csv(
+        tmp_path / "rows.csv", index=False
+    )
     found = predict(result.export(tmp_path / "m.safetensors")["file"], tmp_path / "rows.csv").frame
     with torch.no_grad():
-        outputs = result.model()(torch.from_numpy(data.load("breast-cancer").test_x)).double().numpy()
+        outputs = (
+            result.model()(torch.from_numpy(data.load("breast-cancer").test_x)).double().numpy()
+        )
     assert np.allclose(found.iloc[:, 0], 1 / (1 + np.exp(-outputs[:, 0])), atol=1e-5)
 
 
 def test_names_of_published_classes_are_exported(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "digits", tuple("abcdefghij"))
-    result = simulations.simulate("digits", overrides=["federation.rounds=1"], run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        "digits", overrides=["federation.rounds=1"], run_dir=tmp_path / "run"
+    )
     assert metadata(result.folder)["labels"] == result.labels == [*"abcdefghij"]
     assert "a, b, c, d, e, f, g, h, i, j" in Path(write_report(result.folder)["report"]).read_text()
 
@@ -242,13 +279,17 @@ def test_the_command_prints_rows_or_json(linear, models, tmp_path):
 
 def test_private_statistics_are_the_constants_of_the_columns(tmp_path):
     own = {"train": TABLE, "test": TABLE[:30], "target": "out"}
-    found = simulations.standardise(own, low=0, high=100, epsilon=1.0, delta=1e-3, ledger=tmp_path / "s.sqlite")
+    found = simulations.standardise(
+        own, low=0, high=100, epsilon=1.0, delta=1e-3, ledger=tmp_path / "s.sqlite"
+    )
     columns = found.data.columns
     assert [one["mean"] for one in columns] == pytest.approx(found.mean.tolist())
     assert [one["deviation"] for one in columns] == pytest.approx(found.deviation.tolist())
 
 
-@pytest.mark.parametrize("constants", [{"agee": (0, 1)}, {"age": (0, 0)}, {"age": 1}, {"age": (float("nan"), 1)}])
+@pytest.mark.parametrize(
+    "constants", [{"agee": (0, 1)}, {"age": (0, 0)}, {"age": 1}, {"age": (float("nan"), 1)}]
+)
 def test_constants_that_do_not_fit_are_refused(constants):
     with pytest.raises(FedlgmError, match=r"data\.standardise: "):
         data.load({"train": TABLE, "test": TABLE, "target": "out", "standardise": constants})

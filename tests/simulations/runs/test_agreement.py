@@ -131,7 +131,9 @@ def test_a_run_without_privacy_cannot_be_called_proven(tmp_path):
 def test_an_edited_sentence_has_no_effect(edited, finished):
     """Its words come from the recipe, not from the file: no reader shows the edit."""
     true = json.loads((finished / "result.json").read_text())["guarantee"]
-    run = edited(guarantee="proven (example-level, zero-out, each client adds its own noise): anything")
+    run = edited(
+        guarantee="proven (example-level, zero-out, each client adds its own noise): anything"
+    )
     assert launch.resume(run)["guarantee"] == true
     assert ledger_report(run)["guarantee"] == true
     assert export.metadata(run)["guarantee"] == true
@@ -177,12 +179,15 @@ def edit_plans(run, section, **values):
 
 
 def test_the_words_of_a_mechanism_of_ones_own_are_in_its_ledger(own, tmp_path):
-    """Plans in checkpoints are plain files, and were the only source of them: both files could be edited alike."""
+    """Plans in checkpoints are plain files, and were the only source of them: both files could be
+    edited alike."""
     run = tmp_path / "run"
     shutil.copytree(own, run)
     result = json.loads((run / "result.json").read_text())
     assert result["guarantee_status"] == "proven"
-    edit_plans(run, "guarantee", status="conditional", relation="zero-out", unit="user", reason="anything")
+    edit_plans(
+        run, "guarantee", status="conditional", relation="zero-out", unit="user", reason="anything"
+    )
     (run / "result.json").write_text(json.dumps(result | {"guarantee": "proven: anything"}))
     assert launch.resume(run)["guarantee"] == ledger_report(run)["guarantee"] == result["guarantee"]
     (run / "result.json").write_text(json.dumps(result | {"guarantee_status": "conditional"}))
@@ -215,7 +220,9 @@ class LastProven(Mechanism):
 
 def test_a_run_guarantees_what_its_weakest_round_does(tmp_path):
     run = tmp_path / "run"
-    simulations.simulate(recipes.validate(tiny_values()), mechanism=LastProven("last-proven"), run_dir=run)
+    simulations.simulate(
+        recipes.validate(tiny_values()), mechanism=LastProven("last-proven"), run_dir=run
+    )
     assert json.loads((run / "result.json").read_text())["guarantee_status"] == "conditional"
     assert ledger_report(run)["guarantee"].startswith("conditional")
 
@@ -224,7 +231,9 @@ def test_a_noise_multiplier_is_that_of_the_ledger(edited, finished):
     """A second epsilon, towards readers, follows from it."""
     run = edited(noise_multiplier=50.0)
     edit_plans(run, "facts", noise_multiplier=50.0)
-    with pytest.raises(LedgerError, match="noise multiplier of 50, by which round 1 would cost something else"):
+    with pytest.raises(
+        LedgerError, match="noise multiplier of 50, by which round 1 would cost something else"
+    ):
         launch.resume(run)
 
 
@@ -232,7 +241,9 @@ def test_words_are_not_taken_from_a_checkpoint_if_the_layers_are_not_known(edite
     run = edited()
     edit_plans(run, "guarantee", reason="anything")
     provenance = json.loads((run / "provenance.json").read_text())
-    (run / "provenance.json").write_text(json.dumps({k: v for k, v in provenance.items() if k != "layers"}))
+    (run / "provenance.json").write_text(
+        json.dumps({k: v for k, v in provenance.items() if k != "layers"})
+    )
     with pytest.raises(LedgerError, match=r"provenance.json does not name the layers"):
         ledger_report(run)
 
@@ -251,7 +262,8 @@ def sizes_of(assembly):
 
 
 def words_of_a_run(assembly, examples=0):
-    """What the first plan on the true model says; calibration changes no word of it, and takes its time."""
+    """What the first plan on the true model says; calibration changes no word of it, and takes its
+    time."""
     facts = facts_of(assembly.recipe, examples).with_multiplier(1.7)
     return Method(assembly.mechanism, assembly.layers, facts).plan(assembly.start()).guarantee
 
@@ -269,7 +281,10 @@ def test_the_words_of_every_mechanism_follow_from_its_recipe(name):
                 true = words_of_a_run(assembly)
             except FedlgmError:  # no such variant, or not under this trust
                 continue
-            assert protection.guarantee_of(assembly.recipe, sizes_of(assembly), amplified=False) == true
+            assert (
+                protection.guarantee_of(assembly.recipe, sizes_of(assembly), amplified=False)
+                == true
+            )
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "auto-s", "lm-dp-sgd", "sgd"])

@@ -1,4 +1,5 @@
-"""A run's files after somebody changed them: every reader says which file and why, and prints no smaller epsilon."""
+"""A run's files after somebody changed them: every reader says which file and why, and prints no
+smaller epsilon."""
 
 import json
 import shutil
@@ -22,7 +23,14 @@ from simulations.runs.row_file import RowFile
 from simulations.runs.rows import CanaryRow, PrivateRow, Provenance, RoundRow, RunSummary
 from simulations.runs.shapes import misfit
 
-COMMANDS = (["ledger"], ["report"], ["report", "--private"], ["export"], ["audit"], ["simulate", "--resume"])
+COMMANDS = (
+    ["ledger"],
+    ["report"],
+    ["report", "--private"],
+    ["export"],
+    ["audit"],
+    ["simulate", "--resume"],
+)
 
 
 def run_of(values, path: Path) -> Path:
@@ -92,7 +100,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "line", "keys", "value"), CHANGES, ids=str)
-def test_every_command_refuses_in_a_sentence_or_does_not_need_the_file(finished, copied, run, name, line, keys, value):
+def test_every_command_refuses_in_a_sentence_or_does_not_need_the_file(
+    finished, copied, run, name, line, keys, value
+):
     folder, refused = copied(finished), 0
     change(folder / name, *keys, value=value, line=line)
     for command in COMMANDS:
@@ -118,7 +128,11 @@ def test_a_damaged_recipe_of_a_run_is_named(finished, copied, run, text):
 @pytest.mark.parametrize("name", ["model_sha256", "metrics", "headline", "engine"])
 def test_a_summary_without_a_figure_is_refused(finished, copied, name):
     file = copied(finished) / "result.json"
-    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != name}))
+    file.write_text(
+        json.dumps(
+            {key: value for key, value in json.loads(file.read_text()).items() if key != name}
+        )
+    )
     with pytest.raises(LedgerError, match=rf"result\.json has no {name}"):
         RunFolder.open(file.parent).finished()
 
@@ -178,7 +192,9 @@ def test_an_epsilon_of_a_round_is_at_least_that_of_the_ledger(tmp_path, line):
     values["run"]["evaluate_every"] = 1
     run = run_of(values, tmp_path / "run")
     change(run / "metrics.jsonl", "epsilon", value=0.01, line=line)
-    with pytest.raises(LedgerError, match=r"metrics\.jsonl says epsilon = 0\.01 in round \d+, but by the ledger"):
+    with pytest.raises(
+        LedgerError, match=r"metrics\.jsonl says epsilon = 0\.01 in round \d+, but by the ledger"
+    ):
         RunFolder.open(run).finished()
 
 
@@ -192,8 +208,12 @@ def test_an_epsilon_between_rounds_does_not_fall(tmp_path):
 
 
 @pytest.mark.parametrize("law", ["discrete-gaussian", "skellam"])
-@pytest.mark.parametrize("figures", [{"readers_epsilon": 0.001}, {"noise_multiplier": 99.5}], ids=str)
-def test_a_second_epsilon_follows_from_the_ledger_without_checkpoints(shared, copied, tmp_path, law, figures):
+@pytest.mark.parametrize(
+    "figures", [{"readers_epsilon": 0.001}, {"noise_multiplier": 99.5}], ids=str
+)
+def test_a_second_epsilon_follows_from_the_ledger_without_checkpoints(
+    shared, copied, tmp_path, law, figures
+):
     if law == "skellam":
         values = recipes.load(shared / "recipe.toml").model_dump(exclude_none=True)
         values["distributed"]["noise"] = law
@@ -216,7 +236,9 @@ def test_a_checkpoint_without_facts_states_no_multiplier(finished, copied, facts
             meta = dict(stored.metadata())
         plan = facts if facts == [1.5] else json.loads(meta["plan"]) | {"facts": facts}
         save_file(load_file(file), file, metadata=meta | {"plan": json.dumps(plan)})
-    assert RunFolder.open(run).finished()["epsilon"] == RunFolder.open(finished).finished()["epsilon"]
+    assert (
+        RunFolder.open(run).finished()["epsilon"] == RunFolder.open(finished).finished()["epsilon"]
+    )
 
 
 def test_a_class_may_be_called_nan(tmp_path):
@@ -233,7 +255,9 @@ def test_a_run_without_all_of_its_rows_is_not_audited(finished, copied, kept):
     run = copied(finished)
     file = run / "metrics.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:kept]))
-    with pytest.raises(RunError, match=rf"metrics\.jsonl has rows of {kept} rounds, but the run had 3"):
+    with pytest.raises(
+        RunError, match=rf"metrics\.jsonl has rows of {kept} rounds, but the run had 3"
+    ):
         audit_run(run, Audit())
 
 

@@ -1,4 +1,5 @@
-"""Runs with correlated noise: any interruption gives the same bits, and what cannot go on is refused."""
+"""Runs with correlated noise: any interruption gives the same bits, and what cannot go on is
+refused."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from simulations.runs.folder import RunFolder
 from tests.support.interruption import Interrupted, charges, interrupt_at, interrupted
 
 ROUNDS = 8
-SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "ledger_head")
+SAME = (
+    "model_sha256",
+    "accuracy",
+    "epsilon",
+    "rounds",
+    "noise_multiplier",
+    "guarantee",
+    "ledger_head",
+)
 KINDS = {
     "banded": {"noise": "banded"},
     "square-root": {"noise": "square-root", "bands": 3},
@@ -64,7 +73,10 @@ def test_interruptions_change_no_bit(correlated, tmp_path, noise, scheme):
     whole = launch.simulate(recipe, run_dir=tmp_path / "whole")
     assert whole["epsilon"] <= 8.0
     chance = random.Random(f"{noise} {scheme}")
-    stops = chance.randint(1, 3), chance.randint(7, ROUNDS)  # rounds that were under way are finished first
+    stops = (
+        chance.randint(1, 3),
+        chance.randint(7, ROUNDS),
+    )  # rounds that were under way are finished first
     folder = interrupted(recipe, tmp_path / "cut", stops[0])
     with pytest.raises(Interrupted):
         launch.resume(folder.path, progress=interrupt_at(stops[1]))
@@ -76,7 +88,8 @@ def test_interruptions_change_no_bit(correlated, tmp_path, noise, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_without_a_seed_too(correlated, tmp_path, scheme):
-    """A copy of the folder at its start, run through, is the run that was interrupted again and again."""
+    """A copy of the folder at its start, run through, is the run that was interrupted again and
+    again."""
     folder = interrupted(correlated(scheme=scheme, seed=None), tmp_path / "run", 1)
     shutil.copytree(folder.path, tmp_path / "copy")
     for at in (5, 8):
@@ -103,7 +116,9 @@ def test_the_secret_state_is_private_while_it_lasts_and_then_goes(correlated, tm
             for root in roots:
                 assert root.encode() not in content, path
                 assert int(root, 16).to_bytes(16, "little") not in content, path
-    shutil.copy(folder.path / "private" / "keys", folder.path / "private" / ".keys.17.42")  # killed while making it
+    shutil.copy(
+        folder.path / "private" / "keys", folder.path / "private" / ".keys.17.42"
+    )  # killed while making it
     launch.resume(folder.path)
     assert not file.exists()
     assert not list(file.parent.glob("*keys*"))
@@ -137,7 +152,9 @@ def test_without_the_secret_state_a_run_does_not_go_on(correlated, tmp_path, nam
 def test_damaged_keys_are_refused(correlated, tmp_path):
     folder = interrupted(correlated(seed=None), tmp_path / "run", 5)
     (folder.path / "private" / "keys").write_text("nothing of the kind")
-    with pytest.raises(RunError, match="keys is damaged: restore it from a backup, or start a new run"):
+    with pytest.raises(
+        RunError, match="keys is damaged: restore it from a backup, or start a new run"
+    ):
         launch.resume(folder.path)
 
 
@@ -188,7 +205,9 @@ def test_other_coefficients_are_refused(correlated, tmp_path, monkeypatch):
         return correlation.Correlation(name, rounds, found.coefficients * (1 - 1e-15))
 
     monkeypatch.setattr(correlation, "get", off)
-    with pytest.raises(RunError, match="coefficients that differ from those that this machine computes"):
+    with pytest.raises(
+        RunError, match="coefficients that differ from those that this machine computes"
+    ):
         launch.resume(folder.path)
 
 
@@ -207,7 +226,8 @@ def test_figures_of_a_round_are_those_of_its_own_noise(correlated, tmp_path):
 @pytest.mark.parametrize("edited", [False, True])
 @pytest.mark.parametrize("noise", ["banded", "independent"])
 def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise, edited):
-    """By other keys clients would be in other groups, and take part sooner than the run's cost allows.
+    """By other keys clients would be in other groups, and take part sooner than the run's cost
+    allows.
 
     A checkpoint whose name of the keys was removed let them pass.
     """
@@ -218,7 +238,11 @@ def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise, edited
     for file in one.checkpoints.files() if edited else ():
         with safe_open(file, framework="pt") as stored:
             meta = dict(stored.metadata())
-        save_file(load_file(file), file, metadata={key: text for key, text in meta.items() if key != "keys"})
+        save_file(
+            load_file(file),
+            file,
+            metadata={key: text for key, text in meta.items() if key != "keys"},
+        )
     with pytest.raises(RunError, match="does not belong to the rounds before the last checkpoint"):
         launch.resume(one.path)
     assert charges(one) == before
@@ -234,8 +258,12 @@ def test_another_multiplier_is_refused(correlated, tmp_path, monkeypatch):
         launch.resume(folder.path)
 
 
-@pytest.mark.parametrize(("noise", "scheme"), [("banded", "cyclic"), ("independent", "min-separation")])
-def test_the_summary_of_a_finished_run_is_written_again_without_its_keys(correlated, tmp_path, noise, scheme):
+@pytest.mark.parametrize(
+    ("noise", "scheme"), [("banded", "cyclic"), ("independent", "min-separation")]
+)
+def test_the_summary_of_a_finished_run_is_written_again_without_its_keys(
+    correlated, tmp_path, noise, scheme
+):
     """As the message about a damaged summary says: nothing is drawn any more."""
     first = launch.simulate(correlated(noise, scheme, seed=None), run_dir=tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()

@@ -1,4 +1,5 @@
-"""A run whose server step gives NaN or infinity ends with one message and keeps what was there before."""
+"""A run whose server step gives NaN or infinity ends with one message and keeps what was there
+before."""
 
 from __future__ import annotations
 
@@ -20,14 +21,20 @@ MESSAGE = r"training diverged in round 3: .* of the model's .* values are NaN or
 
 
 @pytest.fixture
-def diverging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., Recipe]) -> Recipe:
+def diverging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., Recipe]
+) -> Recipe:
     """A recipe of five rounds of which the third diverges; a checkpoint is made every ten."""
     install(tmp_path / "modules", monkeypatch)
-    return tiny(federation={"rounds": 5, "server_optimizer": "my_diverging:Step"}, run={"checkpoint_every": 10})
+    return tiny(
+        federation={"rounds": 5, "server_optimizer": "my_diverging:Step"},
+        run={"checkpoint_every": 10},
+    )
 
 
 def check(folder: RunFolder) -> None:
-    """Two rounds are there with finite figures, the third is charged, and the last model can be gone on from."""
+    """Two rounds are there with finite figures, the third is charged, and the last model can be
+    gone on from."""
     rows = folder.rows()
     assert [row["round"] for row in rows] == [1, 2]
     assert all(np.isfinite(row["loss"]) for row in rows)
@@ -39,7 +46,9 @@ def check(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, None])
-def test_a_run_stops_and_keeps_its_rounds(diverging: Recipe, tmp_path: Path, seed: int | None) -> None:
+def test_a_run_stops_and_keeps_its_rounds(
+    diverging: Recipe, tmp_path: Path, seed: int | None
+) -> None:
     recipe = diverging.model_copy(update={"run": diverging.run.model_copy(update={"seed": seed})})
     with pytest.raises(DivergedError, match=MESSAGE) as first:
         launch.simulate(recipe, run_dir=tmp_path / "run")
@@ -57,7 +66,9 @@ def test_a_run_stops_and_keeps_its_rounds(diverging: Recipe, tmp_path: Path, see
         folder.finished()
 
 
-def test_a_step_that_was_put_right_goes_on(diverging: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_was_put_right_goes_on(
+    diverging: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import my_diverging
 
     with pytest.raises(DivergedError):
@@ -67,8 +78,12 @@ def test_a_step_that_was_put_right_goes_on(diverging: Recipe, tmp_path: Path, mo
     assert result["rounds"] == 5
     assert RunFolder.open(tmp_path / "run").diverged.read() is None
     plain = diverging.federation.model_copy(update={"server_optimizer": "sgd"})
-    told = launch.simulate(diverging.model_copy(update={"federation": plain}), run_dir=tmp_path / "plain")
-    assert told["model_sha256"] == result["model_sha256"]  # nothing of the round that diverged stayed
+    told = launch.simulate(
+        diverging.model_copy(update={"federation": plain}), run_dir=tmp_path / "plain"
+    )
+    assert (
+        told["model_sha256"] == result["model_sha256"]
+    )  # nothing of the round that diverged stayed
 
 
 @pytest.mark.slow
@@ -84,8 +99,12 @@ def test_a_step_that_never_gives_a_model_is_refused_before_anything_is_written(
     diverging: Recipe, tmp_path: Path
 ) -> None:
     federation = diverging.federation.model_copy(update={"server_optimizer": "my_diverging:AtOnce"})
-    with pytest.raises(ConfigError, match=r"^server optimizer 'my_diverging:AtOnce': .* NaN or infinite"):
-        launch.simulate(diverging.model_copy(update={"federation": federation}), run_dir=tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"^server optimizer 'my_diverging:AtOnce': .* NaN or infinite"
+    ):
+        launch.simulate(
+            diverging.model_copy(update={"federation": federation}), run_dir=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -58,7 +58,9 @@ def examples(assembly):
 
 def test_a_run_says_what_it_protects_and_stays_within_its_budget(run):
     assert run["unit"] == "example"
-    assert run["guarantee"].startswith("proven (example-level, add-remove, a trusted server adds the noise)")
+    assert run["guarantee"].startswith(
+        "proven (example-level, add-remove, a trusted server adds the noise)"
+    )
     assert 3.9 < run["epsilon"] <= 4.0
     folder = RunFolder.open(Path(run["run"]))
     assert [row["round"] for row in folder.rows()] == list(range(1, STEPS + 1))
@@ -88,7 +90,13 @@ def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
     x, y = examples(assembly)
     with Ledger(tmp_path / "ledger.sqlite", "alone") as ledger:
         alone = train(
-            assembly.module(), x, y, assembly.method, keys=KeyRing.from_seed(7), ledger=ledger, lr=recipe.training.lr
+            assembly.module(),
+            x,
+            y,
+            assembly.method,
+            keys=KeyRing.from_seed(7),
+            ledger=ledger,
+            lr=recipe.training.lr,
         )
     checkpoint = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.layers)
     assert torch.equal(checkpoint.transcript.models[-1], alone.model)
@@ -99,8 +107,8 @@ def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
 def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
     """Per-example gradients by autograd, one after another, in float64.
 
-    Released sums lie on a grid of sigma / 1024 or less: here and there a coordinate is rounded the other way.
-    """
+    Released sums lie on a grid of sigma / 1024 or less: here and there a coordinate is rounded the
+    other way."""
     recipe = central(f"mechanism.style={style}", "training.batch_size=40", "training.lr=0.3")
     launch.simulate(recipe, run_dir=tmp_path / "run")
     assembly = Assembly(settled(recipe))
@@ -110,7 +118,9 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
     plan, x = assembly.method.plan(assembly.start()), x.double()
     ends = layers.offsets.tolist()
     for step in range(1, STEPS + 1):
-        rows = np.flatnonzero(keys.numpy_generator(Purpose.TRAIN, step, 0).random(len(y)) < 40 / len(y))
+        rows = np.flatnonzero(
+            keys.numpy_generator(Purpose.TRAIN, step, 0).random(len(y)) < 40 / len(y)
+        )
         total = torch.zeros(plan.size, dtype=torch.float64)
         for row in rows:
             loss = torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1])
@@ -120,15 +130,20 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
                 total[low:high] -= part * min(1.0, float(clip / part.norm()))
         step_ = release(total, plan, keys, step) / 40 * recipe.training.lr  # on the same grid
         with torch.no_grad():
-            for parameter, part in zip(parameters, step_.split([p.numel() for p in parameters]), strict=True):
+            for parameter, part in zip(
+                parameters, step_.split([p.numel() for p in parameters]), strict=True
+            ):
                 parameter += part.view_as(parameter)
     expected = torch.cat([p.detach().reshape(-1) for p in parameters])
-    found = RunFolder.open(tmp_path / "run").checkpoints.latest(layers).transcript.models[-1].double()
+    found = (
+        RunFolder.open(tmp_path / "run").checkpoints.latest(layers).transcript.models[-1].double()
+    )
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_the_accounting_is_that_of_opacus(run):
-    """Its RDP accountant to 1 % (it has other orders), its PRV accountant from above within its error of 0.01."""
+    """Its RDP accountant to 1 % (it has other orders), its PRV accountant from above within its
+    error of 0.01."""
     with Ledger(RunFolder.open(Path(run["run"])).ledger_file) as ledger:
         events = [charge.event for charge in ledger.charges()]
         spent = {kind: ledger.epsilon(1e-5, kind) for kind in ("rdp", "pld")}
@@ -154,7 +169,9 @@ def test_exact_sums_change_rounding_only(tmp_path, make, run, many, monkeypatch)
         return found
 
     monkeypatch.setattr(ExampleGradients, "sum", watched)
-    result = launch.simulate(make("training.exact_sums=true", "training.kernel=torch"), run_dir=tmp_path / "run")
+    result = launch.simulate(
+        make("training.exact_sums=true", "training.kernel=torch"), run_dir=tmp_path / "run"
+    )
     usual = run if make is central else many
     assert types[-1] == torch.float64, types
     assert result["epsilon"] == usual["epsilon"]
@@ -165,9 +182,13 @@ def test_exact_sums_change_rounding_only(tmp_path, make, run, many, monkeypatch)
 
 
 def test_plain_steps_are_labelled_as_not_private(tmp_path):
-    result = launch.simulate(central("mechanism.name=sgd", "federation.rounds=6"), run_dir=tmp_path / "run")
+    result = launch.simulate(
+        central("mechanism.name=sgd", "federation.rounds=6"), run_dir=tmp_path / "run"
+    )
     assert result["epsilon"] == math.inf
-    assert result["guarantee"].startswith("NOT PRIVATE: this run asks for no privacy [example-level")
+    assert result["guarantee"].startswith(
+        "NOT PRIVATE: this run asks for no privacy [example-level"
+    )
 
 
 class Stop(Exception):
@@ -191,7 +212,10 @@ def test_an_interrupted_run_ends_where_it_would_have_ended(tmp_path, make, seed,
     result = launch.resume(tmp_path / "run")
     whole = run if make is central else many
     assert result["epsilon"] <= 4.0
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger, Ledger(Path(whole["run"]) / "ledger.sqlite") as other:
+    with (
+        Ledger(tmp_path / "run" / "ledger.sqlite") as ledger,
+        Ledger(Path(whole["run"]) / "ledger.sqlite") as other,
+    ):
         if seed == "7":
             assert result["model_sha256"] == whole["model_sha256"]
             assert ledger.noise_keys() == other.noise_keys()
@@ -203,7 +227,9 @@ def test_an_interrupted_run_ends_where_it_would_have_ended(tmp_path, make, seed,
 
 
 def test_every_client_has_a_ledger_of_its_own(many):
-    assert many["guarantee"].startswith("proven (example-level, add-remove, each client adds its own noise)")
+    assert many["guarantee"].startswith(
+        "proven (example-level, add-remove, each client adds its own noise)"
+    )
     report = ledger_report(Path(many["run"]))
     releases = [row["releases"] for row in report["clients"]]
     assert {row["client"] for row in report["clients"]} == set(range(6))
@@ -215,7 +241,8 @@ def test_every_client_has_a_ledger_of_its_own(many):
 
 
 def test_nothing_is_gained_from_sampling_clients(many):
-    """The worst-off client may be in every round: the noise is that of a federation in which all take part."""
+    """The worst-off client may be in every round: the noise is that of a federation in which all
+    take part."""
     every = Assembly(settled(federated("federation.rate=1"))).facts
     assert many["noise_multiplier"] == every.noise_multiplier
     accountant = RDPAccountant()
@@ -236,7 +263,12 @@ def test_a_client_at_its_limit_stays_out_and_the_run_goes_on(tmp_path):
 
 
 def test_a_client_without_data_looks_like_any_other(tmp_path):
-    few = ("data.partition=dirichlet", "data.alpha=0.02", "federation.clients=40", "federation.rate=1")
+    few = (
+        "data.partition=dirichlet",
+        "data.alpha=0.02",
+        "federation.clients=40",
+        "federation.rate=1",
+    )
     recipe = federated(*few, "training.batch_size=2", "federation.rounds=1", "training.steps=1")
     assert (Assembly(recipe).sizes == 0).any()
     launch.simulate(recipe, run_dir=tmp_path / "run")
@@ -267,7 +299,9 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
     assembly, client, plan = node
     context = Context(1, 1, {}, RecordDict(), {})
     first = ask(assembly, client, plan, 1, context)
-    assert np.array_equal(ask(assembly, client, plan, 1, context), first)  # the same request is the same release
+    assert np.array_equal(
+        ask(assembly, client, plan, 1, context), first
+    )  # the same request is the same release
     other = ask(assembly, client, plan, 1, context, assembly.initial_model() + 1)
     assert not np.array_equal(other, first)
     with pytest.raises(PrivacyError, match="has made the 2 releases it agreed to"):
@@ -283,23 +317,38 @@ class ThreeNodes(NodeGrid):
 def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
     """Client 2 has agreed to one release by its own recipe; the server's says four."""
     recipe = federated("federation.clients=3", "federation.rate=1", "federation.rounds=3")
-    cautious = federated("federation.clients=3", "federation.rate=1", "privacy.max_participations=1")
+    cautious = federated(
+        "federation.clients=3", "federation.rate=1", "privacy.max_participations=1"
+    )
     keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
     sources = [assembly, assembly, Assembly(settled(cautious))]
-    apps = [own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)]
+    apps = [
+        own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)
+    ]
     folder = new_folder.create(tmp_path / "run", recipe)
-    result = serve(ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True))
+    result = serve(
+        ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True)
+    )
     assert result["rounds"] == 3
     failures = [[f["client"] for f in row["failures"]] for row in folder.rows(private=True)]
     assert failures == [[], [2], [2]]
-    assert "has made the 1 releases it agreed to" in folder.rows(private=True)[1]["failures"][0]["reason"]
+    assert (
+        "has made the 1 releases it agreed to"
+        in folder.rows(private=True)[1]["failures"][0]["reason"]
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: {"steps": dataclasses.replace(f.steps, count=4)}, "agreed to 3 steps per round at the rate 0.1"),
-        (lambda f: {"steps": dataclasses.replace(f.steps, rate=0.2)}, "refuses a plan with 3 at 0.2"),
+        (
+            lambda f: {"steps": dataclasses.replace(f.steps, count=4)},
+            "agreed to 3 steps per round at the rate 0.1",
+        ),
+        (
+            lambda f: {"steps": dataclasses.replace(f.steps, rate=0.2)},
+            "refuses a plan with 3 at 0.2",
+        ),
         (lambda f: {"steps": None, "relation": "replace-one"}, "agreed to noise its local steps"),
         (lambda f: {"noise_multiplier": f.noise_multiplier / 2}, "agreed to a noise multiplier of"),
     ],
@@ -313,7 +362,8 @@ def test_plans_that_cost_more_are_refused(node, change, words):
 
 
 def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(node):
-    """With hardly any noise the update is that of plain clipped steps; what noise adds has the planned length."""
+    """With hardly any noise the update is that of plain clipped steps; what noise adds has the
+    planned length."""
     assembly, _, plan = node
     rate, keys = plan.facts.training.lr, KeyRing.from_seed(5)
     client = dataclasses.replace(assembly.consent(), protected=False)
@@ -322,21 +372,28 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     served._consent = client
     found = ask(assembly, served, quiet)
     model, order = assembly.initial_model(), assembly.partition[2]
-    x, y = torch.from_numpy(assembly.dataset.train_x[order]).double(), torch.from_numpy(assembly.dataset.train_y[order])
+    x, y = (
+        torch.from_numpy(assembly.dataset.train_x[order]).double(),
+        torch.from_numpy(assembly.dataset.train_y[order]),
+    )
     own = keys.derive(model.numpy().tobytes(), quiet.to_json().encode())
     digest = digest_of(x.float(), y)
     module = assembly.module().double()
     parameters = list(module.parameters())
     before = torch.cat([p.detach().reshape(-1) for p in parameters])
     for step in (1, 2, 3):
-        drawn = own.derive(b"batches", digest).numpy_generator(Purpose.TRAIN, 1, 2, step).random(len(y))
+        drawn = (
+            own.derive(b"batches", digest).numpy_generator(Purpose.TRAIN, 1, 2, step).random(len(y))
+        )
         total = torch.zeros(len(before), dtype=torch.float64)
         for row in np.flatnonzero(drawn < plan.facts.steps.rate):
             loss = torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1])
             gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
             total += gradient * min(1.0, 1.0 / float(gradient.norm()))
         with torch.no_grad():
-            for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+            for p, part in zip(
+                parameters, total.split([p.numel() for p in parameters]), strict=True
+            ):
                 p -= rate / plan.facts.steps.batch * part.view_as(p)
     expected = torch.cat([p.detach().reshape(-1) for p in parameters]) - before
     assert float((torch.from_numpy(found) - expected).norm() / expected.norm()) < 1e-5

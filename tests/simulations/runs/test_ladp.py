@@ -1,4 +1,5 @@
-"""LaDP-FL in whole runs: rounds without a release, frozen layers, what is logged, who may take part."""
+"""LaDP-FL in whole runs: rounds without a release, frozen layers, what is logged, who may take
+part."""
 
 from __future__ import annotations
 
@@ -23,14 +24,25 @@ from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 
 SMALL = [
-    "federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "federation.server_optimizer=sgd",
-    "federation.server_lr=1.0", "training.epochs=2", "training.lr=0.1", "training.gradient_clip=20.0",
-    "model.hidden=[4]", "mechanism.name=ladp",
-]  # fmt: skip
+    "federation.clients=20",
+    "federation.rounds=4",
+    "federation.rate=0.5",
+    "federation.server_optimizer=sgd",
+    "federation.server_lr=1.0",
+    "training.epochs=2",
+    "training.lr=0.1",
+    "training.gradient_clip=20.0",
+    "model.hidden=[4]",
+    "mechanism.name=ladp",
+]
 IN_THE_FRAME = [
-    *SMALL, "mechanism.variant=published", "mechanism.score_cap=1e-6", "privacy.epsilon=0.2", "privacy.delta=0.02",
+    *SMALL,
+    "mechanism.variant=published",
+    "mechanism.score_cap=1e-6",
+    "privacy.epsilon=0.2",
+    "privacy.delta=0.02",
     "privacy.trust=local",
-]  # fmt: skip
+]
 
 
 def simulate(tmp_path: Path, *overrides: str) -> tuple[dict, list[dict]]:
@@ -78,11 +90,15 @@ def test_a_frozen_layer_never_moves(tmp_path: Path) -> None:
 
 
 def test_the_published_run_logs_every_clients_noise(tmp_path: Path) -> None:
-    result, rows = simulate(tmp_path, *IN_THE_FRAME, "privacy.max_participations=4", "mechanism.threshold=1.5")
+    result, rows = simulate(
+        tmp_path, *IN_THE_FRAME, "privacy.max_participations=4", "mechanism.threshold=1.5"
+    )
     assert result["epsilon"] == math.inf
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         most = max(ledger.participations().values())
-    assert result["claimed_epsilon"] == pytest.approx(0.1 * 0.2 * most)  # q T epsilon over a client's participations
+    assert result["claimed_epsilon"] == pytest.approx(
+        0.1 * 0.2 * most
+    )  # q T epsilon over a client's participations
     for row in rows:
         clients = row["clients"]
         assert set(clients) == {"score", "sigma", "selected", "noise_norm"}
@@ -109,7 +125,9 @@ def test_a_client_refuses_more_than_it_agreed_to() -> None:
     def ask(round_: int) -> None:
         values = {wire.ROUND: round_, wire.CLIENTS: [3], wire.PLAN: plan.to_json()}
         content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
-        list(grid.send_and_receive([grid.create_message(content, MessageType.TRAIN, 2, str(round_))]))
+        list(
+            grid.send_and_receive([grid.create_message(content, MessageType.TRAIN, 2, str(round_))])
+        )
 
     for round_ in (1, 2, 2):  # a repeated round is the same release
         ask(round_)

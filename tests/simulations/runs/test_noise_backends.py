@@ -1,4 +1,5 @@
-"""A run records which device trained and who drew its noise; every backend is reproducible on every engine."""
+"""A run records which device trained and who drew its noise; every backend is reproducible on every
+engine."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ def digest(tiny, tmp_path):
 
     def run(engine="local", workers=None, **privacy) -> str:
         path = tmp_path / f"run-{next(numbers)}"
-        return launch.simulate(tiny(privacy=privacy), engine=engine, workers=workers, run_dir=path)["model_sha256"]
+        return launch.simulate(tiny(privacy=privacy), engine=engine, workers=workers, run_dir=path)[
+            "model_sha256"
+        ]
 
     return run
 
 
 @pytest.mark.parametrize("trust", [{}, LOCAL], ids=["central", "local"])
 def test_backends_are_reproducible_and_each_has_its_own_bits(digest, trust):
-    drawn = {backend: digest(noise_backend=backend, **trust) for backend in ("auto", "cpu", "torch")}
+    drawn = {
+        backend: digest(noise_backend=backend, **trust) for backend in ("auto", "cpu", "torch")
+    }
     assert drawn["auto"] == drawn["cpu"] != drawn["torch"]
     assert digest(noise_backend="torch", **trust) == drawn["torch"]
 
@@ -46,12 +51,15 @@ def test_workers_draw_the_same_kernel_noise(digest):
     assert digest("ray", 2, noise_backend="torch", **LOCAL) == expected
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="tests/fedlgm/aggregation/test_kernel_triton.py starts the interpreter")
+@pytest.mark.skipif(
+    not INTERPRETED, reason="tests/fedlgm/aggregation/test_kernel_triton.py starts the interpreter"
+)
 @pytest.mark.parametrize(
     ("federation", "privacy"),
     [
         pytest.param({"rounds": 2}, {}, id="central trust"),
-        # Clients derive their noise from the model and their contribution, to the last bit: one round, then.
+        # Clients derive their noise from the model and their contribution, to the last bit: one
+        # round, then.
         pytest.param({"rounds": 1}, LOCAL, id="local trust"),
     ],
 )
@@ -68,7 +76,9 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tiny, tmp_path, federation
 
 
 def test_a_run_records_what_auto_became(tiny, tmp_path):
-    launch.simulate(tiny(training={"device": "auto"}, federation={"rounds": 1}), run_dir=tmp_path / "run")
+    launch.simulate(
+        tiny(training={"device": "auto"}, federation={"rounds": 1}), run_dir=tmp_path / "run"
+    )
     recorded = RunFolder.open(tmp_path / "run").recipe()
     assert recorded.training.device in devices.found()
     assert recorded.privacy.noise_backend != "auto"
@@ -87,7 +97,10 @@ def test_a_run_is_only_resumed_where_its_noise_can_be_drawn(tiny, tmp_path):
 @pytest.mark.skipif(CUDA, reason="what is asked for is here")
 def test_what_is_not_available_is_refused_before_anything_is_written(tiny, tmp_path):
     for sections, message in (
-        ({"training": {"device": "cuda"}}, r"training\.device: 'cuda' is not available; found here: .*cpu"),
+        (
+            {"training": {"device": "cuda"}},
+            r"training\.device: 'cuda' is not available; found here: .*cpu",
+        ),
         ({"training": {"device": "cuda:7"}}, r"training\.device: 'cuda:7' is not available"),
         ({"privacy": {"noise_backend": "triton"}}, r"privacy\.noise_backend: 'triton' needs"),
     ):
@@ -108,7 +121,9 @@ def test_an_accelerators_sums_are_not_noised_on_the_cpu():
         devices.resolve_noise("triton", metal)
 
 
-@pytest.mark.parametrize("program", ["nothing", "older switch", "newer switch", "newer switch for all"])
+@pytest.mark.parametrize(
+    "program", ["nothing", "older switch", "newer switch", "newer switch for all"]
+)
 def test_exact_arithmetic_leaves_no_trace(program, request):
     backends = torch.backends
 
@@ -120,7 +135,10 @@ def test_exact_arithmetic_leaves_no_trace(program, request):
 
     def state() -> list:
         found = [backends.cudnn.deterministic, backends.cudnn.benchmark]
-        found += [s.fp32_precision for s in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+        found += [
+            s.fp32_precision
+            for s in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        ]
         for getter in (torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32):
             try:
                 found.append(getter())
@@ -171,7 +189,9 @@ def test_flowers_actors_reserve_their_share_of_a_gpu(tiny, tmp_path, monkeypatch
 
     monkeypatch.setattr(flower, "private_superlink", lambda log: nullcontext(Command()))
     folder = new_folder.create(tmp_path / "run", settled(tiny()))
-    with pytest.raises(Submitted, match=r"num-supernodes=2 .*client-resources-num-gpus=0\.5 init-args-num-cpus=2"):
+    with pytest.raises(
+        Submitted, match=r"num-supernodes=2 .*client-resources-num-gpus=0\.5 init-args-num-cpus=2"
+    ):
         flower.run_flower(folder, 2, 2, gpus=0.5)
 
 
@@ -182,7 +202,10 @@ def test_workers_on_one_gpu_give_the_model_of_one_process(tiny, tmp_path, engine
     pytest.importorskip("ray")
     parsed = tiny(training={"device": "cuda"})
     shared = launch.simulate(parsed, run_dir=tmp_path / "shared", engine=engine, workers=2)
-    assert shared["model_sha256"] == launch.simulate(parsed, run_dir=tmp_path / "one", engine="local")["model_sha256"]
+    assert (
+        shared["model_sha256"]
+        == launch.simulate(parsed, run_dir=tmp_path / "one", engine="local")["model_sha256"]
+    )
 
 
 @pytest.mark.gpu
@@ -190,7 +213,8 @@ def test_workers_on_one_gpu_give_the_model_of_one_process(tiny, tmp_path, engine
 @pytest.mark.parametrize("vectorize", ["on", "off"])
 @pytest.mark.parametrize("trust", [{}, LOCAL], ids=["central", "local"])
 def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, vectorize):
-    """Under local trust it is as far from it as other noise is: noise depends on a contribution's last bits."""
+    """Under local trust it is as far from it as other noise is: noise depends on a contribution's
+    last bits."""
     models, digests = [], []
     for number, device in enumerate(("cuda", "cuda", "cpu")):
         parsed = tiny(
@@ -200,11 +224,15 @@ def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, 
         )
         digests.append(launch.simulate(parsed, run_dir=tmp_path / str(number))["model_sha256"])
         folder = RunFolder.open(tmp_path / str(number))
-        models.append(folder.checkpoints.latest(Assembly(settled(parsed)).layers).transcript.models[-1])
+        models.append(
+            folder.checkpoints.latest(Assembly(settled(parsed)).layers).transcript.models[-1]
+        )
     assert digests[0] == digests[1]
     if trust:
         (row,) = RunFolder.open(tmp_path / "0").rows()
-        assert float((models[0] - models[2]).norm()) == pytest.approx(math.sqrt(2) * row["noise_scale"], rel=0.15)
+        assert float((models[0] - models[2]).norm()) == pytest.approx(
+            math.sqrt(2) * row["noise_scale"], rel=0.15
+        )
         return
     # Noise that falls on another step of the grid moves a coordinate by a thousandth of the noise.
     assert (models[0] - models[2]).norm() / models[2].norm() < 1e-3

@@ -1,4 +1,5 @@
-"""A run is continued with the clients that it had: simulated ones do not take the place of real nodes."""
+"""A run is continued with the clients that it had: simulated ones do not take the place of real
+nodes."""
 
 from __future__ import annotations
 
@@ -41,13 +42,17 @@ def stop(row):
 def test_a_run_of_real_nodes_is_not_continued_with_simulated_clients(tiny, tmp_path, test_mode):
     """`--resume --engine local` trained on simulated clients and called it the same run."""
     seed = 3 if test_mode else None
-    assembly = Assembly(tiny(run={"seed": seed, "test_mode": test_mode}, federation={"wait_for_nodes": 0.1}))
+    assembly = Assembly(
+        tiny(run={"seed": seed, "test_mode": test_mode}, federation={"wait_for_nodes": 0.1})
+    )
     folder = new_folder.create(tmp_path / "run", assembly.recipe)
     nodes = nodes_of(assembly, "clients")
     assert not nodes.simulated
     with pytest.raises(RunError, match=r"no node connected|does not|says that"):
         serve(LocalGrid(silent()), assembly, folder, "flower", nodes=nodes)
-    with pytest.raises(RunError, match="was run with real nodes: it cannot be continued with simulated clients"):
+    with pytest.raises(
+        RunError, match="was run with real nodes: it cannot be continued with simulated clients"
+    ):
         launch.resume(folder.path)
     assert not list((folder.path / "checkpoints").iterdir())
 
@@ -69,7 +74,9 @@ def test_a_simulation_is_not_continued_with_real_nodes(tiny, tmp_path):
         launch.simulate(assembly.recipe, run_dir=tmp_path / "run", progress=stop)
     folder = RunFolder.open(tmp_path / "run")
     rows = folder.metrics.path.read_text()
-    with pytest.raises(RunError, match="was run with simulated clients: it cannot be continued with real nodes"):
+    with pytest.raises(
+        RunError, match="was run with simulated clients: it cannot be continued with real nodes"
+    ):
         serve(LocalGrid(silent()), assembly, folder, "flower", nodes=OneNodePerClient(wait=0.1))
     assert folder.metrics.path.read_text() == rows
 
@@ -81,9 +88,14 @@ def test_engines_of_a_simulation_continue_each_other(tiny, tmp_path):
     assembly = Assembly(tiny())
     folder = RunFolder.open(tmp_path / "run")
     result = launch.resume(folder.path)
-    assert result["model_sha256"] == launch.simulate(tiny(), run_dir=tmp_path / "whole")["model_sha256"]
+    assert (
+        result["model_sha256"]
+        == launch.simulate(tiny(), run_dir=tmp_path / "whole")["model_sha256"]
+    )
     simulated = [AnyNode(), OneNodePerClient(simulated=True)]
-    assert {provenance_of(assembly, nodes)["clients"] for nodes in simulated} == {"simulated clients"}
+    assert {provenance_of(assembly, nodes)["clients"] for nodes in simulated} == {
+        "simulated clients"
+    }
 
 
 @pytest.mark.parametrize("options", [{}, {"test_mode": True}])
@@ -115,11 +127,18 @@ class TestRemovingValues:
 
 @pytest.mark.parametrize("trust", ["central", "local"])
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_round_that_other_keys_make_again_is_another_release(tiny, tmp_path, monkeypatch, trust, keyed):
-    """`flwr run` gives simulated nodes new keys, unless the run config names those of the run's folder."""
+def test_a_round_that_other_keys_make_again_is_another_release(
+    tiny, tmp_path, monkeypatch, trust, keyed
+):
+    """`flwr run` gives simulated nodes new keys, unless the run config names those of the run's
+    folder."""
     changes = {"trust": trust} | ({"max_participations": 8} if trust == "local" else {})
     recipe = settled(
-        tiny(run={"seed": None, "checkpoint_every": 10}, federation={"rounds": 8, "rate": 1.0}, privacy=changes)
+        tiny(
+            run={"seed": None, "checkpoint_every": 10},
+            federation={"rounds": 8, "rate": 1.0},
+            privacy=changes,
+        )
     )
     folder = new_folder.create(tmp_path / "run", recipe)
     config = {"run-dir": str(folder.path), "recipe": str(folder.recipe_file), "nodes": "workers"}
@@ -134,10 +153,16 @@ def test_a_round_that_other_keys_make_again_is_another_release(tiny, tmp_path, m
         interrupted.setattr(flower_entry, "print_row", stop)
         with pytest.raises(Interrupted):
             run()
-    with contextlib.nullcontext() if keyed else pytest.warns(UserWarning, match="released again with fresh noise"):
+    with (
+        contextlib.nullcontext()
+        if keyed
+        else pytest.warns(UserWarning, match="released again with fresh noise")
+    ):
         run()
     with Ledger(folder.ledger_file) as ledger:
         assert ledger.repeated() is not keyed
-        assert folder.finished()["epsilon"] == pytest.approx(ledger.epsilon(recipe.privacy.delta, "rdp"))
+        assert folder.finished()["epsilon"] == pytest.approx(
+            ledger.epsilon(recipe.privacy.delta, "rdp")
+        )
     within = keyed or trust == "local"  # where clients reach their cap sooner
     assert (folder.finished()["epsilon"] <= recipe.privacy.epsilon) is within

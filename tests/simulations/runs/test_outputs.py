@@ -1,4 +1,5 @@
-"""What a run writes and prints: one guarantee sentence everywhere, and nothing public about who took part."""
+"""What a run writes and prints: one guarantee sentence everywhere, and nothing public about who
+took part."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """A finished run of every kind; one of its clients sends NaN, so that something was discarded."""
+    """A finished run of every kind; one of its clients sends NaN, so that something was
+    discarded."""
     from federations import tiny_values
 
     made = {}
@@ -73,7 +75,8 @@ def expected(run: Path) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestOneSentence:
-    """ "Proven" stood in reports, JSON and notebooks of seeded runs without the caveat that the terminal had."""
+    """ "Proven" stood in reports, JSON and notebooks of seeded runs without the caveat that the
+    terminal had."""
 
     def test_result_file(self, runs, kind):
         result = RunFolder(runs[kind]).result()
@@ -95,7 +98,9 @@ class TestOneSentence:
 
     def test_command(self, runs, kind):
         for command in (["ledger"], ["report"]):
-            printed = json.loads(CliRunner().invoke(app, [*command, str(runs[kind]), "--json"]).stdout)
+            printed = json.loads(
+                CliRunner().invoke(app, [*command, str(runs[kind]), "--json"]).stdout
+            )
             assert printed["guarantee"] == expected(runs[kind])
             assert printed["noise_reproducible"] is (kind != "unseeded")
 
@@ -104,7 +109,9 @@ class TestOneSentence:
         text = (runs[kind] / "recipe.toml").read_text()
         (tmp_path / "again.toml").write_text(text)
         keys = runs[kind].parent / "keys"
-        new_folder.create(keys, recipes.load(runs[kind] / "recipe.toml")) if not keys.exists() else None
+        new_folder.create(
+            keys, recipes.load(runs[kind] / "recipe.toml")
+        ) if not keys.exists() else None
         config = {
             "recipe": str(tmp_path / "again.toml"),
             "run-dir": str(tmp_path / "run"),
@@ -113,8 +120,12 @@ class TestOneSentence:
             "keys": str(keys) if kind == "unseeded" else "",
         }
         grid = LocalGrid(make_client_app())
-        grid._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
-        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+        grid._context = Context(
+            run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config
+        )
+        context = Context(
+            run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config
+        )
         make_server_app()(grid=grid, context=context)
         assert expected(tmp_path / "run") in capsys.readouterr().out
         assert RunFolder(tmp_path / "run").result()["guarantee"] == expected(runs[kind])
@@ -141,7 +152,9 @@ def test_applications_say_it(tmp_path):
     changes = [part for value in values for part in ("--set", value)]
     command = ["apply", "pca", *changes, "--json", "--out", str(tmp_path / "a")]
     printed = json.loads(CliRunner().invoke(app, command).stdout)
-    assert printed["guarantee"].startswith("conditional (example-level, add-remove, a trusted server adds the noise)")
+    assert printed["guarantee"].startswith(
+        "conditional (example-level, add-remove, a trusted server adds the noise)"
+    )
     assert printed["guarantee"].endswith(CAVEAT)
     assert printed["noise_reproducible"] is True
     assert printed["guarantee"] in plain(terminal.application(printed))
@@ -163,22 +176,39 @@ def test_the_sentence_is_made_in_one_place():
     root = Path(recipes.__file__).parents[2]
     own = root / "fedlgm" / "privacy" / "guarantee.py"
     for path in (
-        path for name in ("fedlgm", "clients", "strategies", "simulations") for path in root.glob(f"{name}/**/*.py")
+        path
+        for name in ("fedlgm", "clients", "strategies", "simulations")
+        for path in root.glob(f"{name}/**/*.py")
     ):
         for words in ("a trusted server adds the noise", "each client adds its own noise"):
             assert path == own or f", {words}" not in path.read_text(), path
     sentence = Guarantee("none", "no noise", unit="example").sentence(noise_reproducible=True)
-    assert sentence == f"NOT PRIVATE: no noise [example-level, add-remove, a trusted server adds the noise]; {CAVEAT}"
+    assert (
+        sentence
+        == "NOT PRIVATE: no noise [example-level, add-remove, a trusted server adds the noise]; "
+        f"{CAVEAT}"
+    )
 
 
 class TestWhoTookPart:
-    """Exact cohort sizes stood in metrics.jsonl: published, they add about epsilon 0.53 in the default recipe."""
+    """Exact cohort sizes stood in metrics.jsonl: published, they add about epsilon 0.53 in the
+    default recipe."""
 
     def test_public_files_hold_none_of_it(self, runs):
         for kind, run in runs.items():
-            public = [p for p in run.rglob("*") if p.is_file() and p.relative_to(run).parts[0] != "private"]
+            public = [
+                p
+                for p in run.rglob("*")
+                if p.is_file() and p.relative_to(run).parts[0] != "private"
+            ]
             names = {p.name for p in public}
-            assert {"metrics.jsonl", "result.json", "ledger.sqlite", "recipe.toml", "report.html"} <= names
+            assert {
+                "metrics.jsonl",
+                "result.json",
+                "ledger.sqlite",
+                "recipe.toml",
+                "report.html",
+            } <= names
             for path in public:
                 if path.name == "recipe.toml" or path.suffix == ".safetensors":
                     continue
@@ -237,17 +267,25 @@ class TestWhoTookPart:
             with sqlite3.connect(run / "ledger.sqlite") as db:
                 columns = [row[1] for row in db.execute("PRAGMA table_info(charges)")]
                 assert all(
-                    ":" not in str(value) for row in db.execute("SELECT charged_on FROM charges") for value in row
+                    ":" not in str(value)
+                    for row in db.execute("SELECT charged_on FROM charges")
+                    for value in row
                 )
             assert "charged_at" not in columns
             board = EventAccumulator(str(run / "tensorboard"))
             board.Reload()
             for tag in board.Tags()["scalars"]:
-                assert [event.wall_time for event in board.Scalars(tag)] == [event.step for event in board.Scalars(tag)]
+                assert [event.wall_time for event in board.Scalars(tag)] == [
+                    event.step for event in board.Scalars(tag)
+                ]
 
     def test_reports_show_it_only_when_asked(self, runs):
         for run in runs.values():
-            text = (run / "report.html").read_text().replace(html.escape((run / "recipe.toml").read_text()), "")
+            text = (
+                (run / "report.html")
+                .read_text()
+                .replace(html.escape((run / "recipe.toml").read_text()), "")
+            )
             assert "cohort" not in text
             assert "discarded" not in text
 

@@ -32,7 +32,11 @@ def test_a_run_without_stored_layers_is_refused_in_one_sentence(tmp_path: Path) 
 
 def public_text(run: Path) -> bytes:
     """Everything that a run's folder holds, but for its private files."""
-    return b"".join(file.read_bytes() for file in run.rglob("*") if file.is_file() and "private" not in file.parts)
+    return b"".join(
+        file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file() and "private" not in file.parts
+    )
 
 
 def test_public_files_hold_no_hash_of_the_data(tmp_path: Path) -> None:
@@ -42,7 +46,11 @@ def test_public_files_hold_no_hash_of_the_data(tmp_path: Path) -> None:
     given = Assembly(RunFolder.open(run).recipe(), own_of(OBJECTS))
     prints = given.own.fingerprints(given.module(), given.partition)
     assert {"data", "division of the data"} <= prints.keys()
-    assert not [what for what, found in prints.items() if what != FIXED and found.encode() in public_text(run)]
+    assert not [
+        what
+        for what, found in prints.items()
+        if what != FIXED and found.encode() in public_text(run)
+    ]
     key = run / "private" / "provenance.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert simulations.resume(run, **OBJECTS)["rounds"] == 3
@@ -51,12 +59,20 @@ def test_public_files_hold_no_hash_of_the_data(tmp_path: Path) -> None:
         simulations.resume(run, **OBJECTS)
 
 
-def test_nor_do_they_hold_one_of_a_file_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_do_they_hold_one_of_a_file_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     rows = pandas.DataFrame({"a": [0.1, 0.9] * 20, "b": [0.5, 0.2] * 20, "out": ["no", "yes"] * 20})
     for name in ("train.csv", "test.csv"):
         rows[: 40 if name == "train.csv" else 10].to_csv(name, index=False)
-    values = {"name": "table", "file": "train.csv", "test_file": "test.csv", "target": "out", "partition": "iid"}
+    values = {
+        "name": "table",
+        "file": "train.csv",
+        "test_file": "test.csv",
+        "target": "out",
+        "partition": "iid",
+    }
     changes = {f"data.{key}": value for key, value in values.items()}
     changes |= {"federation.clients": 4, "federation.rounds": 1, "privacy.delta": 0.01}
     simulations.simulate("digits", overrides=changes, run_dir="run")

@@ -1,4 +1,5 @@
-"""Published rules that are not private run as printed, and every report says what they claim and what is proven."""
+"""Published rules that are not private run as printed, and every report says what they claim and
+what is proven."""
 
 from __future__ import annotations
 

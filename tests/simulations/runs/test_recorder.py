@@ -47,7 +47,11 @@ def test_a_round_is_evaluated_while_the_next_one_trains(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-    rounds, configure, evaluate = itertools.count(1), LayerwiseFedAvg.configure_train, recorder.evaluate
+    rounds, configure, evaluate = (
+        itertools.count(1),
+        LayerwiseFedAvg.configure_train,
+        recorder.evaluate,
+    )
 
     def configure_train(self: LayerwiseFedAvg, *arguments: Any) -> Any:
         started[self.transcript.rounds + 1].set()
@@ -61,7 +65,9 @@ def test_a_round_is_evaluated_while_the_next_one_trains(
     monkeypatch.setattr(LayerwiseFedAvg, "configure_train", configure_train)
     monkeypatch.setattr(recorder, "evaluate", evaluate_late)
     shown: list[int] = []
-    launch.simulate(tiny(), run_dir=tmp_path / "run", progress=lambda row: shown.append(row["round"]))
+    launch.simulate(
+        tiny(), run_dir=tmp_path / "run", progress=lambda row: shown.append(row["round"])
+    )
     assert shown == [1, 2, 3]
     assert all("accuracy" in row for row in RunFolder.open(tmp_path / "run").rows())
 
@@ -78,22 +84,29 @@ def test_noise_under_local_trust_is_that_of_the_clients_who_took_part(
         present = taking_part.count(row["round"])
         assert 0 < present == row["present"] < row["cohort"]
         assert row["noise_scale"] == pytest.approx(each * math.sqrt(present), rel=1e-4)
-        assert row["noise_norm"] == pytest.approx(each * math.sqrt(10), rel=1e-4)  # as many as are expected
+        assert row["noise_norm"] == pytest.approx(
+            each * math.sqrt(10), rel=1e-4
+        )  # as many as are expected
 
 
 @pytest.mark.parametrize("trust", ["central", "distributed"])
 def test_public_noise_figures_do_not_depend_on_who_took_part(trust: Trust, tmp_path: Path) -> None:
-    """Under distributed trust each node that answers adds a share: their number could be read off the noise."""
+    """Under distributed trust each node that answers adds a share: their number could be read off
+    the noise."""
     mechanism, layers = mechanisms.get("gaussian"), LayerTable.from_sizes({"a": 4})
     sampling, given = Sampling("fixed", 10, 1.0), {"accountant": "rdp", "shares": Shares(7, 1)}
-    facts = RunFacts(2.0, sampling, "replace-one", trust, 2, **given if trust == "distributed" else {})
+    facts = RunFacts(
+        2.0, sampling, "replace-one", trust, 2, **given if trust == "distributed" else {}
+    )
     plan = Method(mechanism, layers, facts).plan(Transcript.start(torch.zeros(4)))
     few, all_ = (round_row(RoundRecord(1, plan, 10, present, 0, 0.0)) for present in (7, 10))
     assert few == all_
     assert few["noise_scale"] == few["noise_norm"]
 
 
-def test_who_took_part_is_in_private_files_only(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_who_took_part_is_in_private_files_only(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     """Amplification needs a secret cohort; how long a round took and who failed tell of it, too."""
     secret = {"cohort", "present", "discarded", "seconds", "failures"}
     shown: list[dict[str, Any]] = []
@@ -110,7 +123,8 @@ def test_who_took_part_is_in_private_files_only(tiny: Callable[..., Recipe], tmp
 def test_stragglers_train_less(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     digests = {
         launch.simulate(
-            tiny(federation={"stragglers": rate}, training={"epochs": epochs}), run_dir=tmp_path / f"{rate} {epochs}"
+            tiny(federation={"stragglers": rate}, training={"epochs": epochs}),
+            run_dir=tmp_path / f"{rate} {epochs}",
         )["model_sha256"]: (rate, epochs)
         for rate, epochs in ((0.0, 2), (0.5, 2), (1.0, 2), (0.0, 1))
     }

@@ -1,4 +1,5 @@
-"""A run that is refused before its first round is charged leaves no folder, wherever it was started."""
+"""A run that is refused before its first round is charged leaves no folder, wherever it was
+started."""
 
 from __future__ import annotations
 
@@ -83,21 +84,27 @@ def test_a_refused_command_offers_nothing_to_continue(
     assert list(Path().iterdir()) == []
 
 
-def test_a_study_whose_runs_are_all_refused_leaves_nothing(tmp_path: Path, failing_clients: None) -> None:
+def test_a_study_whose_runs_are_all_refused_leaves_nothing(
+    tmp_path: Path, failing_clients: None
+) -> None:
     small = {"federation.clients": 20, "federation.rounds": 2, "data.partition": "iid"}
     with pytest.raises(FedlgmError, match="the client has no data"):
         simulations.study(overrides=small, seeds=2, folder=tmp_path / "study", progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_search_that_cannot_be_charged_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_cannot_be_charged_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise LedgerError("the disk is full")
 
     monkeypatch.setattr(Ledger, "charge", full)
     with pytest.raises(LedgerError):
         simulations.tune(
-            search={"training.lr": [0.1, 0.2]}, overrides={"federation.rounds": 2}, folder=tmp_path / "search"
+            search={"training.lr": [0.1, 0.2]},
+            overrides={"federation.rounds": 2},
+            folder=tmp_path / "search",
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +114,12 @@ def test_the_flower_app_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise RunError("no node is connected")
 
     monkeypatch.setattr(flower_entry, "serve", refuse)
-    config: UserConfig = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": "", "nodes": "workers"}
+    config: UserConfig = {
+        "run-dir": str(tmp_path / "run"),
+        "recipe": "digits",
+        "set": "",
+        "nodes": "workers",
+    }
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(RunError, match="no node"):
         flower_entry.make_server_app()(LocalGrid(None), context)  # type: ignore[arg-type]

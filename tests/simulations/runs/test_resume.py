@@ -23,17 +23,32 @@ from simulations.runs.server import serve
 from tests.support.forked import ForkedCommand
 from tests.support.interruption import Interrupted, interrupt_at
 
-SAME = ("model_sha256", "accuracy", "loss", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
+SAME = (
+    "model_sha256",
+    "accuracy",
+    "loss",
+    "epsilon",
+    "claimed_epsilon",
+    "rounds",
+    "noise_multiplier",
+    "guarantee",
+)
 CASES = {
     "sgd": {"federation": {"server_optimizer": "sgd"}},
     "momentum": {"federation": {"server_optimizer": "momentum"}},
     "adam": {"federation": {"server_optimizer": "adam", "server_lr": 0.01}},
     "yogi": {"federation": {"server_optimizer": "yogi", "server_lr": 0.01}},
     "stale": {"mechanism": {"clip": "med", "norms": "stale"}},
-    "quantile": {"mechanism": {"clip": "med", "norms": "quantile"}, "federation": {"server_optimizer": "momentum"}},
+    "quantile": {
+        "mechanism": {"clip": "med", "norms": "quantile"},
+        "federation": {"server_optimizer": "momentum"},
+    },
     "ladp": {"mechanism": {"name": "ladp"}},
     "sparse checkpoints": {"run": {"checkpoint_every": 2, "evaluate_every": 2}},
-    "capped": {"privacy": {"trust": "local", "max_participations": 2}, "run": {"checkpoint_every": 3}},
+    "capped": {
+        "privacy": {"trust": "local", "max_participations": 2},
+        "run": {"checkpoint_every": 3},
+    },
     "dropouts": {"federation": {"dropout": 0.3, "stragglers": 0.5}, "training": {"epochs": 2}},
 }
 
@@ -47,7 +62,10 @@ def five_rounds(tiny, sections):
 
 def figures(folder: RunFolder) -> list[dict]:
     """Rows without wall times, the operator's own figures included."""
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in folder.rows(private=True)]
+    return [
+        {name: value for name, value in row.items() if name != "seconds"}
+        for row in folder.rows(private=True)
+    ]
 
 
 def assert_same(result, run, reference, whole):
@@ -92,14 +110,18 @@ def cut(tiny, tmp_path):
 
 def contents(folder):
     return {
-        path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name
+        path.name: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "tfevents" not in path.name
     }
 
 
 def test_a_finished_run_gives_its_result(tiny, tmp_path):
     result = launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "run")
     before = contents(tmp_path / "run")
-    assert launch.resume(tmp_path / "run") == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert launch.resume(tmp_path / "run") == json.loads(
+        (tmp_path / "run" / "result.json").read_text()
+    )
     assert launch.resume(tmp_path / "run")["model_sha256"] == result["model_sha256"]
     assert contents(tmp_path / "run") == before
 
@@ -143,7 +165,10 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
 
     def on_round(row):
         if row["round"] == 1:
-            with closing(sqlite3.connect(run / "ledger.sqlite")) as now, closing(sqlite3.connect(older)) as copy:
+            with (
+                closing(sqlite3.connect(run / "ledger.sqlite")) as now,
+                closing(sqlite3.connect(older)) as copy,
+            ):
                 now.backup(copy)
             with Ledger(older) as ledger:
                 assert ledger.position() >= 1
@@ -156,7 +181,10 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
         file.unlink()
     (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older.read_bytes())
     before = (run / "metrics.jsonl").read_bytes()
-    told = {"emptied": "is not a fedlgm ledger: restore", "an older copy": r"shows \d releases, but there were [45]"}
+    told = {
+        "emptied": "is not a fedlgm ledger: restore",
+        "an older copy": r"shows \d releases, but there were [45]",
+    }
     with pytest.raises(LedgerError, match=told[damage]):
         launch.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == before
@@ -164,9 +192,14 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
 
 def test_two_processes_cannot_continue_one_run(cut):
     with (cut / "metrics.jsonl").open("a") as file:  # a round that has no checkpoint yet
-        file.write(json.dumps({"round": 99, "noise_norm": 0.0, "noise_scale": 0.0, "skipped": True}) + "\n")
+        file.write(
+            json.dumps({"round": 99, "noise_norm": 0.0, "noise_scale": 0.0, "skipped": True}) + "\n"
+        )
     before = contents(cut)
-    with RunFolder(cut).locked(), pytest.raises(RunError, match="another process is working on the run"):
+    with (
+        RunFolder(cut).locked(),
+        pytest.raises(RunError, match="another process is working on the run"),
+    ):
         launch.resume(cut)
     assert (cut / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
     assert launch.resume(cut)["rounds"] == 5
@@ -239,19 +272,24 @@ def test_an_unseeded_run_pays_for_repeated_rounds_once_its_keys_are_lost(tiny, t
         launch.simulate(unseeded(tiny), run_dir=run, progress=interrupt_at(2))
     before = len(ledger_of(run))
     (run / "private" / "keys").unlink()
-    with pytest.warns(UserWarning, match=r"\d rounds .* cannot be repeated .* will cost more than its budget"):
+    with pytest.warns(
+        UserWarning, match=r"\d rounds .* cannot be repeated .* will cost more than its budget"
+    ):
         result = launch.resume(run)
     assert len(ledger_of(run)) == before + 5
     with Ledger(run / "ledger.sqlite") as ledger:
         first_attempt = ledger.epsilon(1e-5, "rdp", 0, before)
     assert result["epsilon"] > unseeded(tiny).privacy.epsilon
     rows = RunFolder(run).rows()
-    assert rows[0]["epsilon"] > first_attempt > 0  # the rounds that were not repeated count from the start
+    assert (
+        rows[0]["epsilon"] > first_attempt > 0
+    )  # the rounds that were not repeated count from the start
     assert rows[-1]["epsilon"] == result["epsilon"]
 
 
 def test_the_server_of_an_app_makes_a_finished_run_no_second_time(tiny, tmp_path):
-    """`flwr run` on its folder; without its checkpoints it had been released again from the first round."""
+    """`flwr run` on its folder; without its checkpoints it had been released again from the first
+    round."""
     run = tmp_path / "run"
     result = launch.simulate(unseeded(tiny), run_dir=run)
     before = ledger_of(run)
@@ -268,7 +306,9 @@ def test_a_run_continues_without_the_folder_of_its_checkpoints(tiny, tmp_path):
         launch.simulate(unseeded(tiny), run_dir=run, progress=interrupt_at(2))
     shutil.rmtree(run / "checkpoints")
     assert launch.resume(run)["epsilon"] <= unseeded(tiny).privacy.epsilon
-    assert [file.name for file in RunFolder.open(run).checkpoints.files()] == ["round-000005.safetensors"]
+    assert [file.name for file in RunFolder.open(run).checkpoints.files()] == [
+        "round-000005.safetensors"
+    ]
 
 
 def test_not_a_run(tmp_path):
@@ -290,13 +330,16 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
 def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
     recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 80}, run={"evaluate_every": 80})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
     path.write_text(recipe.to_toml(), encoding="utf-8")
-    command = ForkedCommand(tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run)
+    command = ForkedCommand(
+        tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run
+    )
     rows = run / "metrics.jsonl"
     command.wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 2)
     command.send(number)
@@ -306,12 +349,16 @@ def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, st
     assert "Traceback" not in err
     assert not (run / "result.json").exists()
     resumed = launch.resume(run)
-    assert resumed["model_sha256"] == launch.simulate(recipe, run_dir=tmp_path / "whole")["model_sha256"]
+    assert (
+        resumed["model_sha256"]
+        == launch.simulate(recipe, run_dir=tmp_path / "whole")["model_sha256"]
+    )
 
 
 @pytest.mark.parametrize("changed", ["recipe", "ledger", "result"])
 def test_a_finished_run_is_checked_before_its_summary_is_given_again(tiny, tmp_path, changed):
-    """More rounds written into the recipe of a finished run would otherwise seem to have been run."""
+    """More rounds written into the recipe of a finished run would otherwise seem to have been
+    run."""
     run, other = tmp_path / "run", tmp_path / "other"
     launch.simulate(five_rounds(tiny, {"federation": {"rounds": 2}}), run_dir=run)
     if changed == "recipe":
@@ -322,7 +369,9 @@ def test_a_finished_run_is_checked_before_its_summary_is_given_again(tiny, tmp_p
             db.execute("DELETE FROM charges WHERE number = 2")
             db.commit()
     else:
-        launch.simulate(five_rounds(tiny, {"federation": {"rounds": 2}, "run": {"seed": 9}}), run_dir=other)
+        launch.simulate(
+            five_rounds(tiny, {"federation": {"rounds": 2}, "run": {"seed": 9}}), run_dir=other
+        )
         shutil.copy(other / "result.json", run / "result.json")
     told = {
         "recipe": "the recipe was changed",
@@ -355,7 +404,10 @@ def test_rounds_that_metrics_show_are_on_the_ledger(tiny, tmp_path, lost):
 
 
 def _without(*names):
-    return lambda meta, tensors: (meta, {n: t for n, t in tensors.items() if not n.startswith(names)})
+    return lambda meta, tensors: (
+        meta,
+        {n: t for n, t in tensors.items() if not n.startswith(names)},
+    )
 
 
 EDITS = {
@@ -365,7 +417,10 @@ EDITS = {
     "not a release plan": lambda meta, tensors: (meta | {"plan": "{"}, tensors),
     "it has no model": _without("models."),
     r"\d rounds leave 3 models, not 2": _without("models.2"),
-    "its models differ in size": lambda meta, tensors: (meta, tensors | {"models.0": tensors["models.0"][:5]}),
+    "its models differ in size": lambda meta, tensors: (
+        meta,
+        tensors | {"models.0": tensors["models.0"][:5]},
+    ),
     "no plan or no released mean.*": _without("mean"),
 }
 

@@ -1,4 +1,5 @@
-"""Early stopping: a public rule ends the run, the ledger holds what was made, and epsilon is that of all rounds."""
+"""Early stopping: a public rule ends the run, the ledger holds what was made, and epsilon is that
+of all rounds."""
 
 from __future__ import annotations
 
@@ -20,16 +21,27 @@ from simulations.summaries.ledgers import ledger_report
 X = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
 DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X, (X[:, 0] > 0).astype(int))}
 SHORT = {
-    "federation.clients": 6, "federation.rounds": 6, "privacy.delta": 0.01, "privacy.accountant": "rdp",
-    "federation.server_lr": 1e-9, "run.patience": 2, "run.evaluate_every": 1, "run.seed": 3,
-}  # fmt: skip
+    "federation.clients": 6,
+    "federation.rounds": 6,
+    "privacy.delta": 0.01,
+    "privacy.accountant": "rdp",
+    "federation.server_lr": 1e-9,
+    "run.patience": 2,
+    "run.evaluate_every": 1,
+    "run.seed": 3,
+}
 
 
 def run(folder, engine="local", progress=None, **changes):
     torch.manual_seed(0)
     overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
     return simulations.simulate(
-        model=torch.nn.Linear(4, 2), data=DATA, overrides=overrides, run_dir=folder, engine=engine, progress=progress
+        model=torch.nn.Linear(4, 2),
+        data=DATA,
+        overrides=overrides,
+        run_dir=folder,
+        engine=engine,
+        progress=progress,
     )
 
 
@@ -50,9 +62,14 @@ def test_the_rule(values, better, holds):
 
 
 def test_a_run_that_ends_with_a_round_without_clients_is_read_like_any_other(tmp_path):
-    """Under local trust such a round is charged to nobody, so the ledger ends before the run does."""
-    clients = {"federation__sampling": "poisson", "federation__rate": 1e-6, "privacy__trust": "local",
-               "privacy__max_participations": 6}  # fmt: skip
+    """Under local trust such a round is charged to nobody, so the ledger ends before the run
+    does."""
+    clients = {
+        "federation__sampling": "poisson",
+        "federation__rate": 1e-6,
+        "privacy__trust": "local",
+        "privacy__max_participations": 6,
+    }
     result = run(tmp_path / "run", **clients)
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert ledger.rounds() == 0
@@ -65,11 +82,15 @@ def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert ledger.rounds() == 3
         assert ledger.epsilon(0.01, "rdp") < 7
-    assert result.epsilon == 8  # when it ended depends on the releases: the bound is that of all rounds
+    assert (
+        result.epsilon == 8
+    )  # when it ended depends on the releases: the bound is that of all rounds
     assert len(result.history) == 3
     assert result.model()(torch.zeros(1, 4)).shape == (1, 2)
     RunFolder.open(tmp_path / "run").verify()
-    assert ledger_report(tmp_path / "run")["notes"][-1].endswith("its epsilon is that of all 6 rounds, 8")
+    assert ledger_report(tmp_path / "run")["notes"][-1].endswith(
+        "its epsilon is that of all 6 rounds, 8"
+    )
     whole = run(tmp_path / "whole", run__patience=6)
     assert whole["rounds"] == 6
     assert whole.epsilon == 8
@@ -105,7 +126,10 @@ class Loud(Mechanism):
         return 0.4 * super().calibrate(facts)
 
     def plan(self, layers, facts, transcript):
-        clip, sigma = np.full(len(layers), len(layers) ** -0.5), np.full(len(layers), facts.noise_multiplier)
+        clip, sigma = (
+            np.full(len(layers), len(layers) ** -0.5),
+            np.full(len(layers), facts.noise_multiplier),
+        )
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
 
 
@@ -113,9 +137,13 @@ def test_a_run_that_would_state_less_than_all_its_rounds_cost_is_refused(tmp_pat
     """It ended with "epsilon 8, proven", and all of its planned rounds cost more."""
     model, loud = torch.nn.Linear(4, 2), Loud("loud")
     with pytest.raises(ConfigError, match=r"run\.patience: .* all its rounds, which is 62\.\d+"):
-        simulations.simulate(model=model, data=DATA, mechanism=loud, overrides=SHORT, run_dir=tmp_path / "run")
+        simulations.simulate(
+            model=model, data=DATA, mechanism=loud, overrides=SHORT, run_dir=tmp_path / "run"
+        )
     changes = SHORT | {"run.patience": None}
-    whole = simulations.simulate(model=model, data=DATA, mechanism=loud, overrides=changes, run_dir=tmp_path / "all")
+    whole = simulations.simulate(
+        model=model, data=DATA, mechanism=loud, overrides=changes, run_dir=tmp_path / "all"
+    )
     assert whole.epsilon > 60
 
 

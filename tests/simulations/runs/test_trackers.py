@@ -29,7 +29,8 @@ from strategies import LayerwiseFedAvg
 
 
 class Notes:
-    """A tracker that notes what it is told; `fails` names the method that raises, from round `at` on."""
+    """A tracker that notes what it is told; `fails` names the method that raises, from round `at`
+    on."""
 
     def __init__(self, fails: str = "", at: int = 1) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -72,10 +73,14 @@ def test_a_tracker_is_told_what_is_public(tiny: Callable[..., Recipe], tmp_path:
     assert run.facts.noise_multiplier == result["noise_multiplier"]
     assert run.recipe["privacy"]["epsilon"] == 8.0
     assert summary == RunFolder.open(tmp_path / "run").result()
-    assert not (tmp_path / "run" / "tensorboard").exists()  # given trackers take the place of the recipe's
+    assert not (
+        tmp_path / "run" / "tensorboard"
+    ).exists()  # given trackers take the place of the recipe's
 
 
-def test_a_failing_tracker_does_not_harm_the_run(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_failing_tracker_does_not_harm_the_run(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     alone = launch.simulate(tiny(), run_dir=tmp_path / "alone", trackers=[])
     bad, good = Notes("round", at=2), Notes("end")
     with pytest.warns(Notice) as warned:
@@ -83,7 +88,11 @@ def test_a_failing_tracker_does_not_harm_the_run(tiny: Callable[..., Recipe], tm
     place = f"(test_trackers.py, line {Notes._note.__code__.co_firstlineno + 3})"
     assert sorted(str(w.message) for w in warned) == [
         f"tracker Notes failed at the end of the run: ConnectionError: no server in end {place}",
-        f"tracker Notes failed in round 2 and gets no more rounds: ConnectionError: no server in round {place}",
+        (
+            "tracker Notes failed in round 2 and gets no more rounds: ConnectionError: no server "
+            "in "
+            f"round {place}"
+        ),
     ]
     assert [method for method, _ in bad.told] == ["start", "round", "round"]
     assert [method for method, _ in good.told] == ["start", "round", "round", "round", "end"]
@@ -105,18 +114,26 @@ class Clearing:
             summary.clear()
 
 
-def test_what_a_tracker_does_to_its_rows_reaches_nobody(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_what_a_tracker_does_to_its_rows_reaches_nobody(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     seen, notes = [], Notes()
-    result = launch.simulate(tiny(), run_dir=tmp_path / "run", trackers=[Clearing(), notes], progress=seen.append)
+    result = launch.simulate(
+        tiny(), run_dir=tmp_path / "run", trackers=[Clearing(), notes], progress=seen.append
+    )
     rows = RunFolder.open(tmp_path / "run").rows()
     assert [row for method, row in notes.told if method == "round"] == rows
     assert [row["epsilon"] for row in seen] == [row["epsilon"] for row in rows]
     assert result["run"] == str(tmp_path / "run")
 
 
-def test_a_tracker_that_cannot_start_stops_the_run(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_stops_the_run(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     before = Notes()
-    with pytest.raises(RunError, match="tracker Notes cannot start: ConnectionError: no server in start"):
+    with pytest.raises(
+        RunError, match="tracker Notes cannot start: ConnectionError: no server in start"
+    ):
         launch.simulate(tiny(), run_dir=tmp_path / "run", trackers=[before, Notes("start")])
     assert [method for method, _ in before.told] == ["start", "end"]
     assert before.told[-1][1] is None
@@ -150,9 +167,13 @@ def test_an_interrupted_run_goes_on(
     assert [event.step for event in board.Scalars("noise_norm")] == [1, 2, 3, 4]
 
 
-def test_tensorboard_shows_layers_and_no_real_times(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_tensorboard_shows_layers_and_no_real_times(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     recipe = tiny(mechanism={"clip": "med", "norms": "quantile"}, run={"evaluate_every": 2})
-    result = launch.simulate(recipe, run_dir=tmp_path / "run")  # TensorBoard is the default where it is installed
+    result = launch.simulate(
+        recipe, run_dir=tmp_path / "run"
+    )  # TensorBoard is the default where it is installed
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     rows = RunFolder.open(tmp_path / "run").rows()
@@ -164,7 +185,9 @@ def test_tensorboard_shows_layers_and_no_real_times(tiny: Callable[..., Recipe],
                 [row[key][j] for row in rows], rel=1e-5
             )
     clipped = [event.value for event in board.Scalars("clipped/fc1")]
-    assert clipped == pytest.approx([1 - row["queries"]["below-bound"][0] for row in rows], rel=1e-5, abs=1e-6)
+    assert clipped == pytest.approx(
+        [1 - row["queries"]["below-bound"][0] for row in rows], rel=1e-5, abs=1e-6
+    )
     assert [event.step for event in board.Scalars("accuracy")] == [2, 3]
     times = [event.wall_time for event in board.Scalars("noise_norm")]
     assert [after - before for before, after in itertools.pairwise(times)] == [1.0, 1.0]
@@ -172,7 +195,9 @@ def test_tensorboard_shows_layers_and_no_real_times(tiny: Callable[..., Recipe],
     assert text == result["guarantee"]
 
 
-def test_released_norms_are_those_of_the_released_mean(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_released_norms_are_those_of_the_released_mean(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     """With an SGD server of rate 1 the model moves by the released mean."""
     launch.simulate(tiny(run={"checkpoint_every": 1}), run_dir=tmp_path / "run", trackers=[])
     from simulations.config.assembly import Assembly
@@ -182,7 +207,9 @@ def test_released_norms_are_those_of_the_released_mean(tiny: Callable[..., Recip
     checkpoint = folder.checkpoints.latest(layers)
     assert checkpoint is not None
     before, after = checkpoint.transcript.models[-2:]
-    assert folder.rows()[-1]["released_norm"] == pytest.approx(layers.norms(after - before).tolist(), rel=1e-3)
+    assert folder.rows()[-1]["released_norm"] == pytest.approx(
+        layers.norms(after - before).tolist(), rel=1e-3
+    )
 
 
 def test_what_is_not_finite_or_not_released_is_left_out() -> None:
@@ -202,7 +229,11 @@ def test_what_is_not_finite_or_not_released_is_left_out() -> None:
     ],
 )
 def test_what_is_no_tracker_is_refused_before_a_folder_exists(
-    given: Any, message: str, tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Any,
+    message: str,
+    tiny: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "test_trackers", sys.modules[__name__])
     with pytest.raises(ConfigError, match=f"^run.trackers:? .*{re.escape(message)}"):
@@ -215,9 +246,13 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setattr(trackers, "installed", lambda name: False)
     for name in trackers.names():
-        with pytest.raises(ConfigError, match=rf"needs the package '{name}'.*: pip install 'fedlgm\[{name}\]'"):
+        with pytest.raises(
+            ConfigError, match=rf"needs the package '{name}'.*: pip install 'fedlgm\[{name}\]'"
+        ):
             launch.simulate(tiny(run={"trackers": [name]}), run_dir=tmp_path / "refused")
-    launch.simulate(tiny(), run_dir=tmp_path / "run")  # the default asks for nothing that is missing
+    launch.simulate(
+        tiny(), run_dir=tmp_path / "run"
+    )  # the default asks for nothing that is missing
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
@@ -227,7 +262,9 @@ def test_a_tracker_named_in_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(trackers.make(f"test_trackers:{name}"), Notes)
 
 
-def test_objects_do_not_reach_the_server_of_the_flower_engine(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_objects_do_not_reach_the_server_of_the_flower_engine(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="another process"):
         launch.simulate(tiny(), engine="flower", run_dir=tmp_path / "run", trackers=[Notes()])
     assert not (tmp_path / "run").exists()
@@ -278,24 +315,38 @@ def _run_twice(tracker: str, folder: Path, **environment: str) -> None:
     """A run that is interrupted after two rounds and continued, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", _TWICE, tracker, str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(["tests/support", *sys.path])} | environment,
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(["tests/support", *sys.path])}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="needs fedlgm[mlflow]")
 def test_mlflow_has_the_run(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path / 'mlflow.db'}" if find_spec("sqlalchemy") and find_spec("alembic") else ""
+    store = (
+        f"sqlite:///{tmp_path / 'mlflow.db'}"
+        if find_spec("sqlalchemy") and find_spec("alembic")
+        else ""
+    )
     store = store or (tmp_path / "mlruns").as_uri()
-    _run_twice("mlflow", tmp_path / "run", MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true")
+    _run_twice(
+        "mlflow", tmp_path / "run", MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true"
+    )
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=store)
     experiment = client.get_experiment_by_name("fedlgm")
     (run,) = client.search_runs([experiment.experiment_id])  # one, though the run was interrupted
-    result, rows = RunFolder.open(tmp_path / "run").result(), RunFolder.open(tmp_path / "run").rows()
+    result, rows = (
+        RunFolder.open(tmp_path / "run").result(),
+        RunFolder.open(tmp_path / "run").rows(),
+    )
     assert result is not None
     assert run.info.status == "FINISHED"
     assert run.data.tags["fedlgm.guarantee"] == result["guarantee"]
@@ -303,7 +354,9 @@ def test_mlflow_has_the_run(tmp_path: Path) -> None:
     assert run.data.params["mechanism.name"] == "snr-consistent"
     for name, key in (("share/fc1", "share"), ("bound/fc1", "clip")):
         history = client.get_metric_history(run.info.run_id, name)
-        assert [(m.step, m.value) for m in history] == [(row["round"], pytest.approx(row[key][0])) for row in rows]
+        assert [(m.step, m.value) for m in history] == [
+            (row["round"], pytest.approx(row[key][0])) for row in rows
+        ]
         assert history[1].timestamp - history[0].timestamp == 1000
 
 
@@ -320,26 +373,39 @@ def test_wandb_has_the_run(tmp_path: Path) -> None:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             kind = record.WhichOneof("record_type")
-            assert kind not in ("stats", "output_raw", "files"), record  # system metrics and the console stay here
+            assert kind not in ("stats", "output_raw", "files"), (
+                record
+            )  # system metrics and the console stay here
             if kind == "history":
                 history.append({item.key or item.nested_key[0]: json.loads(item.value_json)
                                 for item in record.history.item})  # fmt: skip
             elif kind == "run":
                 ids.add(record.run.run_id)
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                config |= {
+                    item.key: json.loads(item.value_json) for item in record.run.config.update
+                }
             elif kind == "summary":
-                summary |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.summary.update}
-    result, rows = RunFolder.open(tmp_path / "run").result(), RunFolder.open(tmp_path / "run").rows()
+                summary |= {
+                    i.key or i.nested_key[0]: json.loads(i.value_json)
+                    for i in record.summary.update
+                }
+    result, rows = (
+        RunFolder.open(tmp_path / "run").result(),
+        RunFolder.open(tmp_path / "run").rows(),
+    )
     assert result is not None
     assert len(ids) == 1
-    assert [(row["_step"], row["share/fc1"]) for row in history] == [(r["round"], r["share"][0]) for r in rows]
+    assert [(row["_step"], row["share/fc1"]) for row in history] == [
+        (r["round"], r["share"][0]) for r in rows
+    ]
     assert history[1]["_timestamp"] - history[0]["_timestamp"] == pytest.approx(1.0)
     assert summary["guarantee"] == result["guarantee"]
     assert config["mechanism.name"] == "snr-consistent"
 
 
 def _logged(log: bytes) -> Iterator[bytes]:
-    """Records of a W&B log, which is one of LevelDB: blocks of 32 KiB, records in pieces with headers of 7 bytes."""
+    """Records of a W&B log, which is one of LevelDB: blocks of 32 KiB, records in pieces with
+    headers of 7 bytes."""
     position, record = 7, b""  # after the name of the format
     while position + 7 <= len(log):
         room = 32768 - position % 32768

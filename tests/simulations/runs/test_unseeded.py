@@ -1,4 +1,5 @@
-"""Runs without a seed: an interruption costs nothing, a lost key costs what it costs and is told."""
+"""Runs without a seed: an interruption costs nothing, a lost key costs what it costs and is
+told."""
 
 from __future__ import annotations
 
@@ -78,7 +79,10 @@ def test_a_lost_key_costs_more_and_says_so(recipe, tmp_path):
     folder = interrupted(recipe, tmp_path / "run", 5)
     before = charges(folder)
     (folder.path / "private" / "keys").unlink()
-    with pytest.warns(UserWarning, match=f"{max(before)} rounds that had been released are released again with fresh"):
+    with pytest.warns(
+        UserWarning,
+        match=f"{max(before)} rounds that had been released are released again with fresh",
+    ):
         result = launch.resume(folder.path)
     assert len(charges(folder)) == len(before) + ROUNDS
     assert result["epsilon"] > 8.5
@@ -87,7 +91,8 @@ def test_a_lost_key_costs_more_and_says_so(recipe, tmp_path):
 
 
 def test_a_lost_key_is_counted_in_every_row_and_after_every_later_interruption(recipe, tmp_path):
-    """What the first attempt spent counts from the first new round on, also when that attempt is interrupted again."""
+    """What the first attempt spent counts from the first new round on, also when that attempt is
+    interrupted again."""
     folder = interrupted(recipe, tmp_path / "run", 5)
     (folder.path / "private" / "keys").unlink()
     with pytest.warns(UserWarning, match="released again"), pytest.raises(Interrupted):
@@ -98,7 +103,10 @@ def test_a_lost_key_is_counted_in_every_row_and_after_every_later_interruption(r
     twice = {row["round"]: row["epsilon"] for row in folder.rows()}
     assert {round_: twice[round_] for round_ in once} == once
     single = launch.simulate(recipe, run_dir=tmp_path / "single")
-    alone = {row["round"]: row["epsilon"] for row in RunFolder(single["run"] and Path(single["run"])).rows()}
+    alone = {
+        row["round"]: row["epsilon"]
+        for row in RunFolder(single["run"] and Path(single["run"])).rows()
+    }
     assert all(twice[round_] > alone[round_] * 1.2 for round_ in range(1, ROUNDS))
 
 
@@ -116,7 +124,9 @@ def test_a_damaged_key_file_is_refused(recipe, tmp_path, content):
     folder = interrupted(recipe, tmp_path / "run", 3)
     before = charges(folder)
     (folder.path / "private" / "keys").write_text(content)
-    with pytest.raises(RunError, match=r"private/keys is damaged: restore it from a backup, or delete it"):
+    with pytest.raises(
+        RunError, match=r"private/keys is damaged: restore it from a backup, or delete it"
+    ):
         launch.resume(folder.path)
     assert charges(folder) == before
 
@@ -155,9 +165,12 @@ else:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(recipe, tmp_path):
-    """kill -9, again and again: no second charge, and every row that was ever written stays what it was."""
+    """kill -9, again and again: no second charge, and every row that was ever written stays what it
+    was."""
     file, path, draw = tmp_path / "recipe.toml", tmp_path / "run", random.Random(5)
-    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 80})})
+    long = recipe.model_copy(
+        update={"federation": recipe.federation.model_copy(update={"rounds": 80})}
+    )
     file.write_text(long.to_toml(), encoding="utf-8")
     seen: dict[int, dict] = {}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -196,7 +209,8 @@ def test_killed_at_random_moments(recipe, tmp_path):
 
 
 def test_processes_that_start_a_run_together_have_one_key(recipe, tmp_path):
-    """Clients that noised by one key and a ledger that names another would count a repeated release as the same."""
+    """Clients that noised by one key and a ledger that names another would count a repeated release
+    as the same."""
     for attempt in range(20):
         folder = new_folder.create(tmp_path / str(attempt), recipe)
         start = threading.Barrier(4)
@@ -213,7 +227,8 @@ def test_processes_that_start_a_run_together_have_one_key(recipe, tmp_path):
 
 
 def test_keys_that_outlived_the_result_go_when_the_run_is_looked_at(recipe, tmp_path):
-    """Killed between writing its summary and removing its keys, a run would leave its noise to whoever finds them."""
+    """Killed between writing its summary and removing its keys, a run would leave its noise to
+    whoever finds them."""
     folder = interrupted(recipe, tmp_path / "run", 2)
     keys = (folder.path / "private" / "keys").read_bytes()
     result = launch.resume(folder.path)

@@ -50,7 +50,9 @@ class TestCost:
             ("zero-out", "one example whose contributions become zero"),
         ],
     )
-    def test_the_multiplier_is_said_to_be_relative_to_what_the_relation_moves(self, relation, words):
+    def test_the_multiplier_is_said_to_be_relative_to_what_the_relation_moves(
+        self, relation, words
+    ):
         assert words in multiplier_explained("example", relation)
 
 
@@ -77,7 +79,11 @@ class TestGroups:
     def test_what_is_not_private_is_called_so(self):
         recipe = recipes.load("ladp-fashion-mnist-published")
         row = group(recipe, gaussian_event(0.0), (1, 5))
-        assert (row["noise"], row["sampling"], row["noise_multiplier"]) == ("none that protects", "-", None)
+        assert (row["noise"], row["sampling"], row["noise_multiplier"]) == (
+            "none that protects",
+            "-",
+            None,
+        )
         assert how_to_read(recipe, [row]) == []
 
 

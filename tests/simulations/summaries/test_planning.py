@@ -25,11 +25,18 @@ def plain(shown: object) -> str:
 
 @pytest.mark.slow
 def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(tmp_path):
-    small = ["model.name=cnn-small", "data.image_size=16", "federation.rounds=20", "privacy.accountant=rdp"]
+    small = [
+        "model.name=cnn-small",
+        "data.image_size=16",
+        "federation.rounds=20",
+        "privacy.accountant=rdp",
+    ]
     recipe = recipes.load("lm-dp-sgd-celeba", small)
     report = plan_report(recipe)
     assert "of 162770 examples (expected batch 1628" in report["sampling"]
-    assert report["stated"].startswith("162,770 training examples, as the recipe states (data.train_images = 162770)")
+    assert report["stated"].startswith(
+        "162,770 training examples, as the recipe states (data.train_images = 162770)"
+    )
     assert report["stated"] in plain(plan_table(report))
     for i in range(10):
         (tmp_path / "faces").mkdir(exist_ok=True)
@@ -37,21 +44,28 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
     rows = "\n".join(f"{i}.png,{i % 2}" for i in range(10))
     (tmp_path / "faces" / "labels.csv").write_text(f"file,Smiling\n{rows}")
     here = [*small, f"data.dir={tmp_path / 'faces'}", "training.batch_size=2"]
-    with pytest.raises(DataError, match=r"data\.train_images = 162770, but .*faces has 8 training images"):
+    with pytest.raises(
+        DataError, match=r"data\.train_images = 162770, but .*faces has 8 training images"
+    ):
         Assembly(recipes.load("lm-dp-sgd-celeba", here)).check()
     fitting = recipes.load("lm-dp-sgd-celeba", [*here, "data.train_images=8"])
     assembly = Assembly(fitting)
     assembly.check()
     report = plan_report(fitting)
-    assert (report["noise_multiplier"], f"of {assembly.facts.sampling.population} examples" in report["sampling"]) == (
-        assembly.facts.noise_multiplier, True,
-    )  # fmt: skip
+    assert (
+        report["noise_multiplier"],
+        f"of {assembly.facts.sampling.population} examples" in report["sampling"],
+    ) == (
+        assembly.facts.noise_multiplier,
+        True,
+    )
     unstated = plan_report(recipes.load("lm-dp-sgd-celeba", [*here, "data.train_images=none"]))
     assert "stated" not in unstated
     assert unstated["noise_multiplier"] == report["noise_multiplier"]
     without = recipes.load("lm-dp-sgd-celeba", [*small, "data.train_images=none"])
     with pytest.raises(
-        DataError, match=r"needs data\.dir, a folder of images: it is not set; for a plan, .*train_images"
+        DataError,
+        match=r"needs data\.dir, a folder of images: it is not set; for a plan, .*train_images",
     ):
         plan_report(without)
 
@@ -59,7 +73,10 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
 def test_an_accountant_without_a_bound_says_so_in_words():
     """An infinite figure is kept for releases that are not private."""
     shown = plain(plan_table(plan_report(recipes.load("distributed-digits"))))
-    assert "epsilon (PLD) this accountant has no bound for these releases epsilon (RDP) 8 at delta 1e-05" in shown
+    assert (
+        "epsilon (PLD) this accountant has no bound for these releases epsilon (RDP) 8 at delta "
+        "1e-05" in shown
+    )
     published = plain(plan_table(plan_report(recipes.load("ladp-fashion-mnist-published"))))
     assert "epsilon (PLD) inf at delta 0.02 epsilon (RDP) inf at delta 0.02" in published
 

@@ -25,7 +25,8 @@ def test_a_layer_that_is_not_released_has_no_noise_over_the_rounds() -> None:
 
 
 def test_noise_of_the_model_where_scales_change_over_the_rounds() -> None:
-    """Correlated noise cancels between equal scales only: by the last plan alone a learnt split showed too little."""
+    """Correlated noise cancels between equal scales only: by the last plan alone a learnt split
+    showed too little."""
     rounds, chance = 40, np.random.default_rng(0)
     facts = RunFacts(
         1.0, Sampling("cyclic", 40, 0.25, 4), rounds=rounds, epsilon=8.0, delta=1e-5,
@@ -34,7 +35,9 @@ def test_noise_of_the_model_where_scales_change_over_the_rounds() -> None:
     sizes, workload = np.array([9, 4]), Workload(momentum=0.5)
     sigma = np.exp(0.3 * chance.standard_normal((rounds, 2)))
     sigma[7, 1] = math.inf
-    changing, constant = (noise_over_rounds(facts, each, sizes, workload) for each in (sigma, sigma[-1]))
+    changing, constant = (
+        noise_over_rounds(facts, each, sizes, workload) for each in (sigma, sigma[-1])
+    )
     assert changing is not None
     assert constant is not None
     alike = noise_over_rounds(facts, np.tile(sigma[-1], (rounds, 1)), sizes, workload)
@@ -54,4 +57,6 @@ def test_one_band_is_called_independent() -> None:
     assert described(recipes.load("correlated-digits", ["federation.rate=1.0"])).startswith(
         "independent in every round"
     )
-    assert described(recipes.load("correlated-digits")).startswith("correlated over rounds (banded, 10 bands)")
+    assert described(recipes.load("correlated-digits")).startswith(
+        "correlated over rounds (banded, 10 bands)"
+    )

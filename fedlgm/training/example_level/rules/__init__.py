@@ -9,7 +9,14 @@ from fedlgm.training.example_level.rules.convolution import ConvolutionRule
 from fedlgm.training.example_level.rules.embedding import EmbeddingRule
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.normalisation import GroupNormRule, LayerNormRule
-from fedlgm.training.example_level.rules.rule import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
+from fedlgm.training.example_level.rules.rule import (
+    Kept,
+    KeptGradients,
+    Rule,
+    Scale,
+    Use,
+    add_scaled_,
+)
 from fedlgm.training.example_level.rules.transposed import TransposedLinearRule
 from fedlgm.training.models.built import hooked
 
@@ -26,7 +33,9 @@ _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule for exactly this type and configuration; a subclass may have another forward pass."""
+    """The rule for exactly this type and configuration; a subclass may have another forward
+    pass.
+    """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
     return rule if rule is not None and not hooked(module) and rule.suits(module) else None
@@ -46,9 +55,20 @@ def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Tensor) -> N
     """
     if x.dim() < rule.dimensions(module):
         raise ConfigError(
-            f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} dimensions, the example "
+            f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} "
+            "dimensions, the example "
             f"first, but got {tuple(x.shape)}, of which it would take the rows for one example"
         )
 
 
-__all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "require_rows", "rule_for"]
+__all__ = [
+    "RULES",
+    "Kept",
+    "KeptGradients",
+    "Rule",
+    "Scale",
+    "Use",
+    "add_scaled_",
+    "require_rows",
+    "rule_for",
+]

@@ -1,7 +1,8 @@
 """Convolutions of one and two dimensions, in channels-last layout.
 
-A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in]. In channels-last
-layout a patch is `kernel height` runs of `kernel width * in` adjacent numbers, so patches are strided copies.
+A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in].
+In channels-last layout a patch is `kernel height` runs of `kernel width * in` adjacent numbers, so
+patches are strided copies.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ aten = torch.ops.aten
 FEW_CHANNELS = 4
 FEW_POSITIONS, MANY_CHANNELS = 16, 256
 PIXELS_PAY = 0.7
-"""Largest T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients, measured on CPUs."""
+"""Largest T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients,
+measured on CPUs."""
 WIDE_PRODUCT = 4096
-"""Least p d / T at which a product of patches takes less time than oneDNN's gradient of such a weight."""
+"""Least p d / T at which a product of patches takes less time than oneDNN's gradient of such a
+weight."""
 
 
 def pair(value: Any) -> tuple[int, int]:
@@ -88,7 +91,9 @@ class ConvolutionRule(ProductRule):
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`."""
         dy = self._images(use.dy)
-        return aten.convolution_backward(dy, use.x, self._weight(), None, *self._options, [True, False, False])[0]
+        return aten.convolution_backward(
+            dy, use.x, self._weight(), None, *self._options, [True, False, False]
+        )[0]
 
     def positions(self, use: Use) -> int:
         """See `ProductRule`."""
@@ -108,7 +113,9 @@ class ConvolutionRule(ProductRule):
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """See `ProductRule`; vertical steps of 1 use strips, with a third of the copying for a kernel of 3."""
+        """See `ProductRule`; vertical steps of 1 use strips, with a third of the copying for a
+        kernel of 3.
+        """
         y = self.columns(use.dy[rows]).transpose(1, 2)
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
@@ -135,10 +142,14 @@ class ConvolutionRule(ProductRule):
         return super().ghost_pays(positions)
 
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """See `ProductRule`; for stride 1 they are formed by shifts of the Gram matrix of the pixels."""
+        """See `ProductRule`; for stride 1 they are formed by shifts of the Gram matrix of the
+        pixels.
+        """
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
-            gram = self.memory.take("gram of inputs", len(patches), patches.shape[1], patches.shape[1])
+            gram = self.memory.take(
+                "gram of inputs", len(patches), patches.shape[1], patches.shape[1]
+            )
             return torch.bmm(patches, patches.transpose(1, 2), out=gram)
         pixels = self._padded(use.x[rows])
         n, height, width, _ = pixels.shape
@@ -146,10 +157,14 @@ class ConvolutionRule(ProductRule):
         high, wide = height - down + 1, width - right + 1
         gram = self.memory.take("gram of pixels", n, height * width, height * width)
         gram = torch.bmm(flat, flat.transpose(1, 2), out=gram).view(n, height, width, height, width)
-        across = self.memory.take("gram of strips", n, height, wide, height, wide).copy_(gram[:, :, :wide, :, :wide])
+        across = self.memory.take("gram of strips", n, height, wide, height, wide).copy_(
+            gram[:, :, :wide, :, :wide]
+        )
         for q in range(1, right):
             across.add_(gram[:, :, q : q + wide, :, q : q + wide])
-        patches = self.memory.take("gram of inputs", n, high, wide, high, wide).copy_(across[:, :high, :, :high])
+        patches = self.memory.take("gram of inputs", n, high, wide, high, wide).copy_(
+            across[:, :high, :, :high]
+        )
         for q in range(1, down):
             patches.add_(across[:, q : q + high, :, q : q + high])
         return patches.view(n, high * wide, high * wide)
@@ -162,15 +177,21 @@ class ConvolutionRule(ProductRule):
         if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
             scaled, total = self._scaled(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
-                add_product_(total, scaled[rows].flatten(0, 1), self.operand(use[rows]).flatten(0, 1))
+                add_product_(
+                    total, scaled[rows].flatten(0, 1), self.operand(use[rows]).flatten(0, 1)
+                )
             return
         x, dy = use.x, self._images(use.dy)
         if dy.is_contiguous(memory_format=torch.channels_last):
-            scaled = self.memory.take("scaled", len(dy), *dy.shape[2:], dy.shape[1]).permute(0, 3, 1, 2)
+            scaled = self.memory.take("scaled", len(dy), *dy.shape[2:], dy.shape[1]).permute(
+                0, 3, 1, 2
+            )
         else:
             scaled = self.memory.take("scaled", *dy.shape)
         torch.mul(dy, factors[:, None, None, None], out=scaled)
-        found = aten.convolution_backward(scaled, x, self._weight(), None, *self._options, [False, True, False])[1]
+        found = aten.convolution_backward(
+            scaled, x, self._weight(), None, *self._options, [False, True, False]
+        )[1]
         total.view(len(found), *found.shape[2:], found.shape[1]).add_(found.permute(0, 2, 3, 1))
 
     def in_order(self, gradients: Tensor) -> Tensor:
@@ -199,12 +220,20 @@ class ConvolutionRule(ProductRule):
         return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
 
     def _layout(self, images: Tensor) -> torch.memory_format:
-        """Channels last, except for few positions and many channels, where oneDNN is faster without (1.8 times)."""
+        """Channels last, except for few positions and many channels, where oneDNN is faster without
+        (1.8 times).
+        """
         few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
-        return torch.contiguous_format if few and self.extent()[0] >= MANY_CHANNELS else torch.channels_last
+        return (
+            torch.contiguous_format
+            if few and self.extent()[0] >= MANY_CHANNELS
+            else torch.channels_last
+        )
 
     def _padded(self, x: Tensor) -> Tensor:
-        """Images [c, H, W, C] with their border of zeros, which is written once for all layers of that shape."""
+        """Images [c, H, W, C] with their border of zeros, which is written once for all layers of
+        that shape.
+        """
         x = x.permute(0, 2, 3, 1)
         (high, wide), (n, height, width, channels) = self._padding, x.shape
         if (high, wide) == (0, 0):
@@ -215,22 +244,26 @@ class ConvolutionRule(ProductRule):
         return padded
 
     def _by_product(self, x: Tensor) -> bool:
-        """Whether a matrix product over patches is faster than oneDNN: few channels, or patches that overlap little."""
+        """Whether a matrix product over patches is faster than oneDNN: few channels, or patches
+        that overlap little.
+        """
         if self._dilation != (1, 1) or x.device.type != "cpu":
             return False
         kernels = zip(self._kernel, self._stride, strict=True)
         return x.shape[1] <= FEW_CHANNELS or (
-            self._kernel != (1, 1) and all(kernel in (stride, 2 * stride) for kernel, stride in kernels)
+            self._kernel != (1, 1)
+            and all(kernel in (stride, 2 * stride) for kernel, stride in kernels)
         )
 
     def _by_strips(self) -> bool:
         return self._stride[0] == 1 and self._kernel[0] > 1
 
     def _strips(self, x: Tensor) -> tuple[Tensor, int]:
-        """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in scratch; and W'.
+        """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in
+        scratch; and W'.
 
-        A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows under the i-th line of
-        the kernel are adjacent.
+        A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows
+        under the i-th line of the kernel are adjacent.
         """
         pixels, wide = self._padded(x), self._kernel[1]
         right, broad = self._stride[1], self._dilation[1]
@@ -245,8 +278,12 @@ class ConvolutionRule(ProductRule):
         strips.view(shape).copy_(pixels.as_strided(shape, strides, pixels.storage_offset()))
         return strips, columns
 
-    def _patches(self, x: Tensor, take: Callable[..., Tensor] | None = None) -> tuple[Tensor, tuple[int, int]]:
-        """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)` says, and (H', W')."""
+    def _patches(
+        self, x: Tensor, take: Callable[..., Tensor] | None = None
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)`
+        says, and (H', W').
+        """
         pixels = self._padded(x)
         (high, wide), (down, right), (tall, broad) = self._kernel, self._stride, self._dilation
         n, height, width, channels = pixels.shape
@@ -256,7 +293,14 @@ class ConvolutionRule(ProductRule):
         size = n, rows * columns, high * wide * channels
         patches = take(*size) if take else self.memory.take("patches", *size)
         shape: tuple[int, ...] = (n, rows, columns, high, wide, channels)
-        strides: tuple[int, ...] = (example, down * row, right * column, tall * row, broad * column, 1)
+        strides: tuple[int, ...] = (
+            example,
+            down * row,
+            right * column,
+            tall * row,
+            broad * column,
+            1,
+        )
         if broad == 1 and column == channels:
             shape, strides = (*shape[:4], wide * channels), (*strides[:4], 1)
         patches.view(shape).copy_(pixels.as_strided(shape, strides, pixels.storage_offset()))

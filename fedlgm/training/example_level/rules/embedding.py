@@ -21,7 +21,10 @@ class EmbeddingRule(Rule):
         super().__init__(module, *args)  # type: ignore[arg-type]
         for option in ("max_norm", "scale_grad_by_freq"):
             if getattr(module, option):
-                raise ConfigError(f"{self.name}: Embedding({option}=...) depends on the other examples: switch it off")
+                raise ConfigError(
+                    f"{self.name}: Embedding({option}=...) depends on the other examples: switch "
+                    "it off"
+                )
 
     def shares(self, x: Tensor) -> bool:
         """See `Rule`: the positions 0, 1, ... of a sequence, [1, length]."""
@@ -40,7 +43,9 @@ class EmbeddingRule(Rule):
         """See `Rule`."""
         x, dy = use.x, use.dy
         rows, width = self.module.weight.shape
-        dy = _without_padding(x.reshape(len(x), -1), dy.reshape(len(x), -1, width), self.module.padding_idx)
+        dy = _without_padding(
+            x.reshape(len(x), -1), dy.reshape(len(x), -1, width), self.module.padding_idx
+        )
         every = dy.new_zeros(len(x), rows, width)
         index = x.reshape(len(x), -1, 1).expand(-1, -1, width)
         return [every.scatter_add_(1, index, dy).flatten(1)]
@@ -49,8 +54,8 @@ class EmbeddingRule(Rule):
 class _KeptRows:
     """Gradients of the rows that each example uses, every row once.
 
-    Rows that an example uses several times are summed before the norm is taken: the sum of the positions' squares would
-    be wrong.
+    Rows that an example uses several times are summed before the norm is taken: the sum of the
+    positions' squares would be wrong.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:
@@ -58,7 +63,9 @@ class _KeptRows:
         dy = _without_padding(tokens, dy, module.padding_idx)
         keys = tokens + rows * torch.arange(n, device=tokens.device)[:, None]
         used, place = keys.flatten().unique(return_inverse=True)
-        self._gradients = dy.new_zeros(len(used), dy.shape[-1]).index_add_(0, place, dy.flatten(0, 1))
+        self._gradients = dy.new_zeros(len(used), dy.shape[-1]).index_add_(
+            0, place, dy.flatten(0, 1)
+        )
         self._token, self._example = used % rows, used // rows
         squares = torch.zeros(n, dtype=torch.float64, device=dy.device)
         self.squares = [squares.index_add_(0, self._example, row_squares(self._gradients))]
@@ -70,7 +77,9 @@ class _KeptRows:
         if not all_finite(self.squares[0]):
             keep = factor != 0
             gradients, token, factor = gradients[keep], token[keep], factor[keep]
-        sums[0].view(self._shape).index_add_(0, token, (gradients * factor[:, None]).to(sums[0].dtype))
+        sums[0].view(self._shape).index_add_(
+            0, token, (gradients * factor[:, None]).to(sums[0].dtype)
+        )
 
 
 def _without_padding(tokens: Tensor, dy: Tensor, padding: int | None) -> Tensor:

@@ -45,12 +45,18 @@ class LinearRule(ProductRule):
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
         """See `ProductRule`."""
-        return torch.bmm(self.columns(use.dy[rows]).transpose(1, 2), self.columns(use.x[rows]), out=out)
+        return torch.bmm(
+            self.columns(use.dy[rows]).transpose(1, 2), self.columns(use.x[rows]), out=out
+        )
 
     def grams(self, use: Use, rows: slice) -> Tensor:
         """See `ProductRule`."""
         x = self.columns(use.x[rows])
-        return torch.bmm(x, x.transpose(1, 2), out=self.memory.take("gram of inputs", len(x), x.shape[1], x.shape[1]))
+        return torch.bmm(
+            x,
+            x.transpose(1, 2),
+            out=self.memory.take("gram of inputs", len(x), x.shape[1], x.shape[1]),
+        )
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""

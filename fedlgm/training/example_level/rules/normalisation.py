@@ -1,4 +1,6 @@
-"""Normalisation inside an example: LayerNorm and GroupNorm. The gradient of weight and bias is a sum over positions."""
+"""Normalisation inside an example: LayerNorm and GroupNorm. The gradient of weight and bias is a
+sum over positions.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,13 @@ class LayerNormRule(_AffineRule):
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`."""
         shape, weight = list(self.module.normalized_shape), self.module.weight.detach()
-        statistics = (value.view(*use.x.shape[: -len(shape)], *(1,) * len(shape)) for value in use.saved)
+        statistics = (
+            value.view(*use.x.shape[: -len(shape)], *(1,) * len(shape)) for value in use.saved
+        )
         wanted = [True, False, False]
-        return aten.native_layer_norm_backward(use.dy, use.x, shape, *statistics, weight, self.bias_of(), wanted)[0]
+        return aten.native_layer_norm_backward(
+            use.dy, use.x, shape, *statistics, weight, self.bias_of(), wanted
+        )[0]
 
     def instantiate(self, use: Use) -> list[Tensor]:
         """See `Rule`."""
@@ -52,7 +58,10 @@ class LayerNormRule(_AffineRule):
         dy = use.dy.reshape(len(x), -1, size)
         if "weight" in self.parameters:
             gradient = dy.new_empty(len(x), size)
-            wide, (mean, scale) = x.reshape(len(x), -1, size), (value[..., None] for value in use.saved)
+            wide, (mean, scale) = (
+                x.reshape(len(x), -1, size),
+                (value[..., None] for value in use.saved),
+            )
             for rows in chunks(len(x), 2 * dy[0].numel() * dy.element_size()):
                 scratch = self.memory.take("normalised", *dy[rows].shape)
                 torch.sub(wide[rows], mean[rows], out=scratch).mul_(scale[rows]).mul_(dy[rows])
@@ -80,19 +89,25 @@ class GroupNormRule(_AffineRule):
         return 2
 
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow (channels last).
+        """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow
+        (channels last).
 
-        With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) - xhat mean(a xhat)).
+        With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) -
+        xhat mean(a xhat)).
         """
         (n, channels), positions = use.x.shape[:2], use.x[0, 0].numel()
         weight, groups = self.module.weight.detach(), self.module.num_groups
         if not use.shared or not use.x.is_contiguous(memory_format=torch.channels_last):
             options = weight, n, channels, positions, groups
-            return aten.native_group_norm_backward(use.dy, use.x, *use.saved, *options, [True, False, False])[0]
+            return aten.native_group_norm_backward(
+                use.dy, use.x, *use.saved, *options, [True, False, False]
+            )[0]
         (mean, scale), size = use.saved, positions * channels // groups
         along, plain = ((weight * value).view(n, groups, -1).sum(2) / size for value in use.shared)
         slope = -(scale.square() * along)  # of x, once the group's mean is taken off
-        scale, slope, mean = (value.repeat_interleave(channels // groups, 1) for value in (scale, slope, mean))
+        scale, slope, mean = (
+            value.repeat_interleave(channels // groups, 1) for value in (scale, slope, mean)
+        )
         shift = -(plain * use.saved[1]).repeat_interleave(channels // groups, 1) - slope * mean
         wide, dy = self._by_position(use.x), self._by_position(use.dy)
         out = torch.empty_like(use.x)
@@ -103,7 +118,9 @@ class GroupNormRule(_AffineRule):
         return out
 
     def instantiate(self, use: Use) -> list[Tensor]:
-        """See `Rule`; the input is centred before the product, which a large mean would otherwise cancel."""
+        """See `Rule`; the input is centred before the product, which a large mean would otherwise
+        cancel.
+        """
         n, channels = use.x.shape[:2]
         repeat = channels // self.module.num_groups
         mean, scale = (value.repeat_interleave(repeat, 1) for value in use.saved)
@@ -126,4 +143,6 @@ class GroupNormRule(_AffineRule):
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         module, (n, channels) = self.module, x.shape[:2]
         weight, positions = module.weight.detach(), x[0, 0].numel()
-        return aten.native_group_norm(x, weight, self.bias_of(), n, channels, positions, module.num_groups, module.eps)
+        return aten.native_group_norm(
+            x, weight, self.bias_of(), n, channels, positions, module.num_groups, module.eps
+        )

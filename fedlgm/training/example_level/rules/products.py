@@ -1,10 +1,12 @@
 """Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
 
-There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and no per-example
-gradient is kept:
+There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and
+no per-example gradient is kept:
 
-* one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled rows;
-* instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and dropped;
+* one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled
+  rows;
+* instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and
+  dropped;
 * ghost: the norms from Gram matrices, the sum as one product of scaled rows (Li et al., ICLR 2022).
 """
 
@@ -29,17 +31,24 @@ from fedlgm.training.example_level.rules.rule import (
 )
 
 GHOST_TRUST = 2.0**-4
-"""Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves the norm by 4e-6."""
-_VANISHED = 2.0**-104  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
-_LEAST_GRAM = 2.0**-80  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
+"""Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves
+the norm by 4e-6."""
+_VANISHED = (
+    2.0**-104
+)  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+_LEAST_GRAM = (
+    2.0**-80
+)  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
+    """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32
+    rows of any length.
 
-    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64: its norm is a factor
-    of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts as zero.
+    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64:
+    its norm is a factor of a product, so even a tiny norm matters. A square that overflows gives
+    `inf`, and such an example counts as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:
@@ -48,7 +57,12 @@ def row_squares(rows: Tensor) -> Tensor:
         total = torch.linalg.vector_norm(rows, dim=1).double().square()
     else:
         whole = size - size % _RUN
-        total = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+        total = (
+            torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2)
+            .double()
+            .square()
+            .sum(1)
+        )
         if whole < size:
             total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
     tiny = (total < size * _VANISHED).nonzero()[:, 0]
@@ -71,11 +85,13 @@ def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for norms too inexact to be used.
+    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for norms too
+    inexact to be used.
 
-    If an example's positions cancel, sum(A B) is a small difference of large numbers, and its rounding error is
-    relative to ||A||_F ||B||_F. A bound of this error is added. The norm is not used if the bound is not small
-    relative to the sum, or if products inside a Gram matrix, or of two of their entries, may have underflowed.
+    If an example's positions cancel, sum(A B) is a small difference of large numbers, and its
+    rounding error is relative to ||A||_F ||B||_F. A bound of this error is added. The norm is not
+    used if the bound is not small relative to the sum, or if products inside a Gram matrix, or of
+    two of their entries, may have underflowed.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
@@ -88,11 +104,12 @@ def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
 class ProductRule(Rule):
     """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
 
-    A subclass defines how the operands follow from a layer's input and output gradient. Sums and gradients of the
-    weight lie in the order [p, d] of the product.
+    A subclass defines how the operands follow from a layer's input and output gradient. Sums and
+    gradients of the weight lie in the order [p, d] of the product.
 
     Attributes:
-        arranged: whether sums and gradients have the order of the parameter: before the first addition, and for
+        arranged: whether sums and gradients have the order of the parameter: before the first
+            addition, and for
         gradients from `instantiate`.
     """
 
@@ -123,7 +140,9 @@ class ProductRule(Rule):
         return 0
 
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]; overwritten by the next call."""
+        """Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]; overwritten by the next
+        call.
+        """
         raise NotImplementedError
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
@@ -141,7 +160,9 @@ class ProductRule(Rule):
         p, d = self.extent()
         for rows in chunks(len(use), self._bytes(use)):
             count = rows.stop - rows.start
-            block = self.products(use, rows, self.memory.take("gradients", count, p, d)).view(count, -1)
+            block = self.products(use, rows, self.memory.take("gradients", count, p, d)).view(
+                count, -1
+            )
             squares = row_squares(block)
             factors = scale(rows, [squares, *(square[rows] for square in of_bias)])
             if not all_finite(squares):
@@ -173,7 +194,9 @@ class ProductRule(Rule):
         if "weight" not in self.parameters:
             return KeptGradients(biases, of_bias)
         if self._instantiates(use):
-            gradients = self._instantiated(use, self.memory.take(f"{self.name} kept", len(use), *self.extent()))
+            gradients = self._instantiated(
+                use, self.memory.take(f"{self.name} kept", len(use), *self.extent())
+            )
             flat = gradients.view(len(use), -1)
             return KeptGradients([flat, *biases], [row_squares(flat), *of_bias])
         return _KeptRows(self, use, biases, of_bias)
@@ -196,7 +219,9 @@ class ProductRule(Rule):
         Also returns the indices of examples with unreliable norms, which must be instantiated.
         """
         if self.positions(use) == 1:
-            product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))
+            product = row_squares(self.operand(use).flatten(1)) * row_squares(
+                use.dy.reshape(len(use), -1)
+            )
             return product, torch.empty(0, dtype=torch.long, device=use.x.device)
         squares, doubtful = [], []
         positions = self.positions(use)
@@ -216,7 +241,9 @@ class ProductRule(Rule):
         return positions > 1 and not self.ghost_pays(positions)
 
     def ghost_pays(self, positions: int) -> bool:
-        """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on CPUs."""
+        """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on
+        CPUs.
+        """
         outputs, inputs = self.extent()
         return 2 * positions * (outputs + inputs) <= outputs * inputs
 
@@ -235,7 +262,9 @@ class ProductRule(Rule):
         return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
 
     def _biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
-        """Every example's gradient of the bias and its squared norm; empty without a trained bias."""
+        """Every example's gradient of the bias and its squared norm; empty without a trained
+        bias.
+        """
         if "bias" not in self.parameters:
             return [], []
         one = self.positions(use) == 1
@@ -246,16 +275,20 @@ class ProductRule(Rule):
 class _KeptRows:
     """Inputs and output gradients, for one product of scaled rows.
 
-    Examples with unreliable ghost norms are instantiated, measured and added separately, so that the measured
-    gradient is the one that is added.
+    Examples with unreliable ghost norms are instantiated, measured and added separately, so that
+    the measured gradient is the one that is added.
     """
 
-    def __init__(self, rule: ProductRule, use: Use, biases: list[Tensor], of_bias: list[Tensor]) -> None:
+    def __init__(
+        self, rule: ProductRule, use: Use, biases: list[Tensor], of_bias: list[Tensor]
+    ) -> None:
         self._rule, self._use, self._biases, self._of_bias = rule, use, biases, of_bias
         squares, self._apart = rule.squares(use)
         self._gradients = None
         if len(self._apart):
-            own = rule._instantiated(use[self._apart], use.dy.new_empty(len(self._apart), *rule.extent()))
+            own = rule._instantiated(
+                use[self._apart], use.dy.new_empty(len(self._apart), *rule.extent())
+            )
             self._gradients = own.flatten(1)
             squares[self._apart] = row_squares(self._gradients)
         self.squares = [squares, *of_bias]
@@ -264,12 +297,18 @@ class _KeptRows:
         """See `Kept`."""
         use, weight = self._use, factors[0]
         if self._gradients is not None:
-            KeptGradients([self._gradients], [self.squares[0][self._apart]]).add([sums[0]], [weight[self._apart]])
+            KeptGradients([self._gradients], [self.squares[0][self._apart]]).add(
+                [sums[0]], [weight[self._apart]]
+            )
             weight = weight.index_fill(0, self._apart, 0.0)
         if not all_finite(self.squares[0]):
-            counted = weight.nonzero()[:, 0]  # 0 times an infinite number would spread over the whole product
+            counted = weight.nonzero()[
+                :, 0
+            ]  # 0 times an infinite number would spread over the whole product
             use, weight = use[counted], weight[counted]
         if len(use):
             self._rule.add_product(sums[0], use, weight)
-        for total, bias, square, factor in zip(sums[1:], self._biases, self._of_bias, factors[1:], strict=True):
+        for total, bias, square, factor in zip(
+            sums[1:], self._biases, self._of_bias, factors[1:], strict=True
+        ):
             KeptGradients([bias], [square]).add([total], [factor])

@@ -1,4 +1,6 @@
-"""Interface of a layer type whose per-example gradients are clipped and summed during the backward pass."""
+"""Interface of a layer type whose per-example gradients are clipped and summed during the backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from fedlgm.training.stack.tape import Memory
 Scale = Callable[[slice, Sequence[Tensor]], list[Tensor]]
 """Factors of some examples for the squared norms of their gradients, parameter by parameter.
 
-It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It returns one vector [c] per parameter,
-with 0 for an example whose gradient is not finite.
+It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It returns one vector
+[c] per parameter, with 0 for an example whose gradient is not finite.
 """
 
 
@@ -71,7 +73,9 @@ class Rule:
     def __init__(self, module: nn.Module, memory: Memory, name: str) -> None:
         self.module: Any = module
         self.memory, self.name = memory, name
-        self.parameters = [key for key, value in module.named_parameters(recurse=False) if value.requires_grad]
+        self.parameters = [
+            key for key, value in module.named_parameters(recurse=False) if value.requires_grad
+        ]
 
     @classmethod
     def suits(cls, module: nn.Module) -> bool:
@@ -87,7 +91,9 @@ class Rule:
         return 1
 
     def shares(self, x: Tensor) -> bool:
-        """Whether an input is one row for the whole batch. The layer is then called with a row for each example."""
+        """Whether an input is one row for the whole batch. The layer is then called with a row for
+        each example.
+        """
         return False
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -99,7 +105,9 @@ class Rule:
         raise NotImplementedError
 
     def kept(self, x: Tensor, out: Tensor) -> int:
-        """Numbers per example that the forward pass keeps besides input and output, for tensors like these."""
+        """Numbers per example that the forward pass keeps besides input and output, for tensors
+        like these.
+        """
         return 0
 
     def input_gradient(self, use: Use) -> Tensor:
@@ -141,7 +149,9 @@ class KeptGradients:
 
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
         """See `Kept`."""
-        for total, gradient, factor, square in zip(sums, self._gradients, factors, self.squares, strict=True):
+        for total, gradient, factor, square in zip(
+            sums, self._gradients, factors, self.squares, strict=True
+        ):
             add_scaled_(total, gradient, factor, all_finite(square))
 
 
@@ -151,7 +161,8 @@ def all_finite(squares: Tensor) -> bool:
 
 
 CHUNK_BYTES = 3 << 20
-"""Bytes of gradients and their operands that are formed at a time, about the size of a core's cache."""
+"""Bytes of gradients and their operands that are formed at a time, about the size of a core's
+cache."""
 
 
 def chunks(examples: int, bytes_each: int) -> Iterator[slice]:
@@ -162,7 +173,8 @@ def chunks(examples: int, bytes_each: int) -> Iterator[slice]:
 
 
 def add_scaled_(total: Tensor, gradients: Tensor, factors: Tensor, finite: bool = True) -> None:
-    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN unless `finite`.
+    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN
+    unless `finite`.
 
     Products and sums have the precision of `total`.
     """
@@ -177,7 +189,9 @@ def add_scaled_(total: Tensor, gradients: Tensor, factors: Tensor, finite: bool 
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left^T right for left [m, p] and right [m, d] to `total` [p, d], in the precision of `total`."""
+    """Add left^T right for left [m, p] and right [m, d] to `total` [p, d], in the precision of
+    `total`.
+    """
     if total.dtype == left.dtype:
         total.addmm_(left.t(), right)
         return

@@ -1,4 +1,6 @@
-"""`transformers.pytorch_utils.Conv1D`, a fully connected layer whose weight has the shape [in, out] (GPT-2)."""
+"""`transformers.pytorch_utils.Conv1D`, a fully connected layer whose weight has the shape [in, out]
+(GPT-2).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class TransposedLinearRule(LinearRule):
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
         """See `ProductRule`."""
-        return torch.bmm(self.columns(use.x[rows]).transpose(1, 2), self.columns(use.dy[rows]), out=out)
+        return torch.bmm(
+            self.columns(use.x[rows]).transpose(1, 2), self.columns(use.dy[rows]), out=out
+        )
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""

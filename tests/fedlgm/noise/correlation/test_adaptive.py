@@ -1,8 +1,9 @@
-"""Measured privacy loss of clients, cohorts and directions that react to everything released so far.
+"""Measured privacy loss of clients, cohorts and directions that react to everything released so
+far.
 
-Six rounds, at least three between two participations, vectors of two numbers. The adversary knows everything but the
-noise (and the coins): its log-likelihood ratio for "the client is there" is computed round by round.
-"""
+Six rounds, at least three between two participations, vectors of two numbers. The adversary knows
+everything but the noise (and the coins): its log-likelihood ratio for "the client is there" is
+computed round by round."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Runs:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.w = np.einsum("tr,nrd->ntd", NOISE.inverse(), self.rng.standard_normal((RUNS, ROUNDS, 2)))
+        self.w = np.einsum(
+            "tr,nrd->ntd", NOISE.inverse(), self.rng.standard_normal((RUNS, ROUNDS, 2))
+        )
         self.y = np.zeros((RUNS, ROUNDS, 2))
         self.others = np.zeros((RUNS, ROUNDS, 2))
         self.client = np.zeros((RUNS, ROUNDS, 2))
@@ -54,7 +57,8 @@ def delta(loss: np.ndarray, epsilon: float) -> tuple[float, float]:
 
 
 def play(seed: int, reacts: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and summed squared shifts of a client that comes whenever it likes and may, [n] each."""
+    """Losses and summed squared shifts of a client that comes whenever it likes and may, [n]
+    each."""
     runs, c = Runs(seed), NOISE.matrix()
     last = np.full(RUNS, -SEPARATION)
     loss, spent = np.zeros(RUNS), np.zeros(RUNS)
@@ -77,7 +81,11 @@ def test_whoever_reacts_learns_no_more():
     assert spent.mean() < 0.9 * mu**2  # some came less often
     # filled up by a row that depends on nothing private, the loss is that of one Gaussian mechanism
     rest = mu**2 - spent
-    padded = loss + rest / 2 + np.sqrt(np.maximum(rest, 0)) * np.random.default_rng(2).standard_normal(RUNS)
+    padded = (
+        loss
+        + rest / 2
+        + np.sqrt(np.maximum(rest, 0)) * np.random.default_rng(2).standard_normal(RUNS)
+    )
     assert padded.mean() == pytest.approx(mu**2 / 2, abs=5 * mu / math.sqrt(RUNS))
     assert padded.var() == pytest.approx(mu**2, rel=5 * math.sqrt(2 / RUNS))
     for epsilon in (0.25, 1.0, 2.0):
@@ -86,7 +94,8 @@ def test_whoever_reacts_learns_no_more():
 
 
 def test_the_bound_is_attained():
-    """Power: whoever always comes costs all of it, so a sensitivity five per cent smaller is noticed."""
+    """Power: whoever always comes costs all of it, so a sensitivity five per cent smaller is
+    noticed."""
     mu = CLIP * NOISE.sensitivity(SEPARATION)
     loss, spent = play(3, reacts=False)
     np.testing.assert_allclose(spent, mu**2, rtol=1e-9)
@@ -96,7 +105,8 @@ def test_the_bound_is_attained():
 
 
 def test_amplification():
-    """A group's rounds are 0 and 3, the coin's probability 0.4: two sampled Gaussian mechanisms, whoever reacts."""
+    """A group's rounds are 0 and 3, the coin's probability 0.4: two sampled Gaussian mechanisms,
+    whoever reacts."""
     rate, runs, c = 0.4, Runs(4), NOISE.matrix()
     loss = np.zeros(RUNS)
     for start in range(0, ROUNDS, SEPARATION):
@@ -105,9 +115,13 @@ def test_amplification():
         ratio = np.zeros(RUNS)  # of one block, had the coin fallen so
         before = runs.client.copy()
         for t in range(start, start + SEPARATION):
-            runs.release(t, np.where(coin[:, None], direction, 0.0) if t == start else np.zeros((RUNS, 2)))
+            runs.release(
+                t, np.where(coin[:, None], direction, 0.0) if t == start else np.zeros((RUNS, 2))
+            )
             shift = c[t, start] * direction
-            seen = runs.seen(t) - np.einsum("r,nrd->nd", c[t], before)  # earlier blocks do not reach this one
+            seen = runs.seen(t) - np.einsum(
+                "r,nrd->nd", c[t], before
+            )  # earlier blocks do not reach this one
             ratio += (seen * shift).sum(axis=1) - (shift**2).sum(axis=1) / 2
         assert np.abs(np.einsum("tr,nrd->ntd", c[start:], before)).max() == 0 or start == 0
         loss += np.log1p(rate * np.expm1(ratio))

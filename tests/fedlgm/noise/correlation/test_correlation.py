@@ -96,7 +96,8 @@ def test_optimal_coefficients_cannot_be_improved(rounds, data, reduce, workload)
 
 
 def test_more_buffers_than_are_of_use():
-    """Those left over ended as decays and scales of 0, which was refused as if somebody had given them."""
+    """Those left over ended as decays and scales of 0, which was refused as if somebody had given
+    them."""
     many, two = (correlation.get("blt", 3, buffers=buffers, min_separation=2) for buffers in (6, 2))
     assert len(many.decays) == 6
     costs = [c.sensitivity(2) * c.error() for c in (many, two)]
@@ -107,7 +108,9 @@ def test_more_buffers_than_are_of_use():
 def test_blt_is_its_filter():
     c = correlation.get("blt", 40, buffers=3)
     decays, scales = np.array(c.decays), np.array(c.scales)
-    np.testing.assert_allclose(c.coefficients[1:], [scales @ decays**j for j in range(39)], rtol=1e-12)
+    np.testing.assert_allclose(
+        c.coefficients[1:], [scales @ decays**j for j in range(39)], rtol=1e-12
+    )
     assert scales.sum() < 1
 
 
@@ -123,36 +126,73 @@ def test_short_runs(name, rounds):
     ("call", "message"),
     [
         (lambda: correlation.get("bands", 4), "unknown correlation 'bands'; did you mean 'banded'"),
-        (lambda: correlation.get("identity", 4, bands=2), "'identity' has no option bands; its options: none"),
-        (lambda: correlation.get("square-root", 40_000), "40,000 coefficients over 40,000 rounds take too long"),
         (
-            lambda: Correlation.from_dict({"name": "blt", "rounds": 10**6, "decays": [0.5], "scales": [0.5]}),
+            lambda: correlation.get("identity", 4, bands=2),
+            "'identity' has no option bands; its options: none",
+        ),
+        (
+            lambda: correlation.get("square-root", 40_000),
+            "40,000 coefficients over 40,000 rounds take too long",
+        ),
+        (
+            lambda: Correlation.from_dict(
+                {"name": "blt", "rounds": 10**6, "decays": [0.5], "scales": [0.5]}
+            ),
             "take too long",
         ),
-        (lambda: correlation.get("banded", 0, bands=1), "rounds must be a whole number, 1 to 1000000, got 0"),
-        (lambda: correlation.get("banded", 4, bands=5), "bands must be a whole number, 1 to 4, got 5"),
+        (
+            lambda: correlation.get("banded", 0, bands=1),
+            "rounds must be a whole number, 1 to 1000000, got 0",
+        ),
+        (
+            lambda: correlation.get("banded", 4, bands=5),
+            "bands must be a whole number, 1 to 4, got 5",
+        ),
         (lambda: correlation.get("banded", 4, bands=True), "bands must be a whole number"),
-        (lambda: correlation.get("blt", 4, buffers=0), "buffers must be a whole number, 1 to 8, got 0"),
-        (lambda: correlation.get("banded", 4, reduce="sum"), "unknown reduce 'sum'; known: mean, max"),
+        (
+            lambda: correlation.get("blt", 4, buffers=0),
+            "buffers must be a whole number, 1 to 8, got 0",
+        ),
+        (
+            lambda: correlation.get("banded", 4, reduce="sum"),
+            "unknown reduce 'sum'; known: mean, max",
+        ),
         (lambda: correlation.get("banded", 4, workload="adam"), "unknown workload 'adam'"),
         (lambda: Workload(momentum=1.0), r"momentum must lie in \[0, 1\), got 1.0"),
         (lambda: Workload(decay=0), r"decay must lie in \(0, 1\], got 0"),
         (lambda: Correlation("own", 2, [1, 0.5, 0.2]), "a list of 1 to 2 numbers"),
         (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one positive"),
         (lambda: Correlation("own", 2, [1.0, math.nan]), "must be finite"),
-        (lambda: Correlation("own", 2, [1e-320, 0.5]), r"first one be at least 1e-06, got 0.5 and .*e-32\d: .* scale"),
+        (
+            lambda: Correlation("own", 2, [1e-320, 0.5]),
+            r"first one be at least 1e-06, got 0.5 and .*e-32\d: .* scale",
+        ),
         (lambda: Correlation("own", 2, [1e60]), r"within 1e\+06 .* got 1e\+60"),
         (lambda: Correlation("own", 2, [1.0, -1e200]), r"got -1e\+200 and 1:"),
         (lambda: Correlation.from_buffers(4, (1.5,), (0.5,)), r"decays in \(0, 1\)"),
         (lambda: Correlation.from_dict({"name": "own"}), "not a correlation"),
-        (lambda: Correlation.from_dict({"name": "own", "rounds": 2, "coefficients": ["x"]}), "not a correlation"),
-        (lambda: Correlation.from_dict({"name": "own", "rounds": 2.5, "coefficients": [1]}), "1 to 1000000, got 2.5"),
         (
-            lambda: Correlation.from_dict({"name": "blt", "rounds": 10**12, "decays": [0.5], "scales": [0.5]}),
+            lambda: Correlation.from_dict({"name": "own", "rounds": 2, "coefficients": ["x"]}),
+            "not a correlation",
+        ),
+        (
+            lambda: Correlation.from_dict({"name": "own", "rounds": 2.5, "coefficients": [1]}),
+            "1 to 1000000, got 2.5",
+        ),
+        (
+            lambda: Correlation.from_dict(
+                {"name": "blt", "rounds": 10**12, "decays": [0.5], "scales": [0.5]}
+            ),
             "1 to 1000000, got 1000000000000",
         ),
-        (lambda: ALL[0].sensitivity(0), "between participations must be a whole number >= 1, got 0"),
-        (lambda: ALL[0].sensitivity(2, 0), "max_participations must be a whole number of at least 1, got 0"),
+        (
+            lambda: ALL[0].sensitivity(0),
+            "between participations must be a whole number >= 1, got 0",
+        ),
+        (
+            lambda: ALL[0].sensitivity(2, 0),
+            "max_participations must be a whole number of at least 1, got 0",
+        ),
         (lambda: ALL[0].prefix_sensitivity(13, 1), "rounds must lie in 0 to 12, got 13"),
         (lambda: ALL[0].leading(0), "rounds must lie in 1 to 12, got 0"),
         (lambda: ALL[0].row_bound(12, 1), "t must lie in 0 to 11, got 12"),
@@ -165,7 +205,8 @@ def test_refused(call, message):
 
 
 def test_no_class_states_another_cost_of_its_coefficients():
-    """It was equal to the correlation of its coefficients, whose runs were then charged at its cost, too."""
+    """It was equal to the correlation of its coefficients, whose runs were then charged at its
+    cost, too."""
     with pytest.raises(ConfigError, match="Free cannot be derived from Correlation"):
 
         class Free(Correlation):
@@ -176,7 +217,9 @@ def test_no_class_states_another_cost_of_its_coefficients():
 def test_noise_that_grows_beyond_what_can_be_represented_is_refused_where_a_run_is_described():
     """It grows a thousandfold a round and would be infinite in round 13."""
     steep = Correlation("own", 20, [1e-3, 1.0])
-    with pytest.raises(ConfigError, match=r"correlation 'own' makes more than 1e\+12 .* in round 4: "):
+    with pytest.raises(
+        ConfigError, match=r"correlation 'own' makes more than 1e\+12 .* in round 4: "
+    ):
         RunFacts(1.0, Sampling("cyclic", 20, 0.25, 4), rounds=20, noise=steep)
     for name in correlation.names():
         correlation.get(name, 200).check_noise()

@@ -10,7 +10,8 @@ import pytest
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation, Workload
 
-# T, bands b, and mean and largest error of: the square root, the optimum for the mean, the optimum for the maximum.
+# T, bands b, and mean and largest error of: the square root, the optimum for the mean, the optimum
+# for the maximum.
 ERRORS = [
     (16, 1, (2.91548, 4.00000), (2.91548, 4.00000), (2.91548, 4.00000)),
     (16, 2, (2.29818, 3.07318), (2.28291, 3.03211), (2.28884, 3.02511)),
@@ -34,7 +35,9 @@ ERRORS = [
 FIVE_DIGITS = {"abs": 6e-6, "rel": 0}
 
 
-@pytest.mark.parametrize(("rounds", "bands", "root", "mean", "largest"), ERRORS, ids=lambda x: str(x))
+@pytest.mark.parametrize(
+    ("rounds", "bands", "root", "mean", "largest"), ERRORS, ids=lambda x: str(x)
+)
 def test_errors_and_sensitivities(rounds, bands, root, mean, largest):
     for expected, c in (
         (root, correlation.get("square-root", rounds, bands=bands)),
@@ -52,9 +55,12 @@ def test_errors_and_sensitivities(rounds, bands, root, mean, largest):
 
 
 def test_long_runs():
-    """Where truncating the square root costs most; an optimiser's first step must not leave where C^-1 is stable."""
+    """Where truncating the square root costs most; an optimiser's first step must not leave where
+    C^-1 is stable."""
     for bands, root, best in ((10, 12.095, 10.468), (50, 6.343, 5.544)):
-        assert correlation.get("square-root", 2000, bands=bands).error() == pytest.approx(root, abs=6e-4)
+        assert correlation.get("square-root", 2000, bands=bands).error() == pytest.approx(
+            root, abs=6e-4
+        )
         assert correlation.get("banded", 2000, bands=bands).error() == pytest.approx(best, abs=6e-4)
 
 
@@ -74,7 +80,9 @@ def test_optimal_coefficients(rounds, coefficients):
 
 def test_square_root_is_the_root():
     c = correlation.get("square-root", 32)
-    np.testing.assert_allclose(c.coefficients[:5] / c.coefficients[0], [1, 0.5, 0.375, 0.3125, 0.2734375])
+    np.testing.assert_allclose(
+        c.coefficients[:5] / c.coefficients[0], [1, 0.5, 0.375, 0.3125, 0.2734375]
+    )
     workload = Workload(momentum=0.9, decay=0.97)
     root = correlation.get("square-root", 32, workload=workload)
     scaled = root.matrix() / root.coefficients[0]
@@ -99,13 +107,16 @@ def test_buffered_toeplitz(rounds, separation, decays, scales, sensitivity, mean
     np.testing.assert_allclose(c.decays, decays, rtol=0, atol=6e-6)
     np.testing.assert_allclose(c.scales, scales, rtol=0, atol=6e-6)
     once = c.sensitivity(1, 1)
-    assert (c.sensitivity(separation) if separation else once) == pytest.approx(sensitivity, **FIVE_DIGITS)
+    assert (c.sensitivity(separation) if separation else once) == pytest.approx(
+        sensitivity, **FIVE_DIGITS
+    )
     assert c.error() == pytest.approx(mean, **FIVE_DIGITS)
     assert c.error(reduce="max") == pytest.approx(largest, **FIVE_DIGITS)
 
 
 def test_more_buffers():
-    """Sensitivity times error: three buffers are within 0.03 % of all Toeplitz matrices; min-sep gains nothing."""
+    """Sensitivity times error: three buffers are within 0.03 % of all Toeplitz matrices; min-sep
+    gains nothing."""
     three = correlation.get("blt", 300, buffers=3)
     assert three.sensitivity(1, 1) * three.error() == pytest.approx(2.6676, abs=6e-5)
     one = correlation.get("blt", 300, buffers=1)
@@ -117,7 +128,10 @@ def test_more_buffers():
 
 def test_largest_error_of_buffered_toeplitz():
     mean, largest = (correlation.get("blt", 300, reduce=reduce) for reduce in ("mean", "max"))
-    products = [[c.sensitivity(1, 1) * c.error(reduce=reduce) for reduce in ("mean", "max")] for c in (mean, largest)]
+    products = [
+        [c.sensitivity(1, 1) * c.error(reduce=reduce) for reduce in ("mean", "max")]
+        for c in (mean, largest)
+    ]
     assert products[0][0] < products[1][0]
     assert products[1][1] < products[0][1]
 
@@ -148,11 +162,14 @@ def test_momentum():
         correlation.get("banded", rounds, bands=10),
         correlation.get("identity", rounds),
     ]
-    assert [c.error(workload) for c in found] == pytest.approx([37.97, 38.08, 39.61, 117.15], abs=6e-3)
+    assert [c.error(workload) for c in found] == pytest.approx(
+        [37.97, 38.08, 39.61, 117.15], abs=6e-3
+    )
 
 
 @pytest.mark.parametrize(
-    ("bands", "first", "late"), [(2, 1.30, 2.32), (5, 1.66, 2.39), (10, 1.78, 2.26), (50, 1.69, 1.94)]
+    ("bands", "first", "late"),
+    [(2, 1.30, 2.32), (5, 1.66, 2.39), (10, 1.78, 2.26), (50, 1.69, 1.94)],
 )
 def test_a_rounds_noise_is_not_that_of_z(bands, first, late):
     std = correlation.get("banded", 300, bands=bands).noise_std()
@@ -160,7 +177,8 @@ def test_a_rounds_noise_is_not_that_of_z(bands, first, late):
 
 
 @pytest.mark.parametrize(
-    ("bands", "mean", "largest"), [(5, 0.477, 0.466), (10, 0.366, 0.348), (20, 0.295, 0.271), (50, 0.243, 0.210)]
+    ("bands", "mean", "largest"),
+    [(5, 0.477, 0.466), (10, 0.366, 0.348), (20, 0.295, 0.271), (50, 0.243, 0.210)],
 )
 def test_gain_without_amplification(bands, mean, largest):
     """Same schema on both sides, so the sensitivities are equal."""

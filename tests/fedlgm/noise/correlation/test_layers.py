@@ -24,9 +24,12 @@ def test_a_layer_of_its_own_workload_gains():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 7), st.integers(1, 4), st.lists(st.integers(0, 2**31), min_size=2, max_size=3))
+@given(
+    st.integers(2, 7), st.integers(1, 4), st.lists(st.integers(0, 2**31), min_size=2, max_size=3)
+)
 def test_the_whole_is_worst_where_every_layer_is(rounds, separation, seeds):
-    """Decreasing coefficients of different layers: the sum of squares is attained, by brute force over patterns."""
+    """Decreasing coefficients of different layers: the sum of squares is attained, by brute force
+    over patterns."""
     layers, ratios = [], []
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -38,23 +41,34 @@ def test_the_whole_is_worst_where_every_layer_is(rounds, separation, seeds):
         for pattern in itertools.combinations(range(rounds), size):
             if all(b - a >= separation for a, b in itertools.pairwise(pattern)):
                 true = max(true, float(np.linalg.norm(stacked[:, list(pattern)].sum(axis=1))))
-    claimed = math.hypot(*(r * c.sensitivity(separation) for r, c in zip(ratios, layers, strict=True)))
+    claimed = math.hypot(
+        *(r * c.sensitivity(separation) for r, c in zip(ratios, layers, strict=True))
+    )
     assert claimed == pytest.approx(true, rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 3), st.lists(st.integers(0, 2**31), min_size=2, max_size=3))
+@given(
+    st.integers(2, 6), st.integers(1, 3), st.lists(st.integers(0, 2**31), min_size=2, max_size=3)
+)
 def test_the_whole_is_never_worse_than_its_layers_together(rounds, separation, seeds):
-    """Any coefficients and any contributions, by brute force over patterns and an adversary's vectors."""
+    """Any coefficients and any contributions, by brute force over patterns and an adversary's
+    vectors."""
     rng = np.random.default_rng(seeds)
-    layers = [Correlation("own", rounds, [1.0, *rng.uniform(-1, 1, rng.integers(0, rounds))]) for _ in seeds]
+    layers = [
+        Correlation("own", rounds, [1.0, *rng.uniform(-1, 1, rng.integers(0, rounds))])
+        for _ in seeds
+    ]
     ratios = rng.uniform(0.1, 3, len(seeds))
-    claimed = math.hypot(*(r * c.sensitivity(separation) for r, c in zip(ratios, layers, strict=True)))
+    claimed = math.hypot(
+        *(r * c.sensitivity(separation) for r, c in zip(ratios, layers, strict=True))
+    )
     for size in range(1, rounds + 1):
         for chosen in itertools.combinations(range(rounds), size):
             if any(b - a < separation for a, b in itertools.pairwise(chosen)):
                 continue
-            moved = 0.0  # ||C_l x_l / s_l||^2 of all layers; a layer's contributions are independent of the others'
+            # ||C_l x_l / s_l||^2 of all layers; a layer's contributions are independent of the others'
+            moved = 0.0
             for ratio, c in zip(ratios, layers, strict=True):
                 columns = c.matrix()[:, list(chosen)]
                 vectors = rng.standard_normal((size, size + 1))

@@ -29,7 +29,8 @@ def largest(matrix: np.ndarray, allowed) -> float:
 
 
 def adversary(matrix: np.ndarray, pattern: list[int], rng: np.random.Generator) -> float:
-    """Unit vectors for the rounds of a pattern, improved one by one: || sum_t C[:, t] (x) u_t ||."""
+    """Unit vectors for the rounds of a pattern, improved one by one: || sum_t C[:, t] (x) u_t
+    ||."""
     products = (matrix.T @ matrix)[np.ix_(pattern, pattern)]
     u = rng.standard_normal((len(pattern), len(pattern) + 1))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
@@ -67,7 +68,11 @@ def test_no_participation_pattern_and_no_vectors_exceed_it(case, seed):
     allowed = list(patterns(c.rounds, separation, most))
     true = largest(c.matrix(), allowed)
     assert claimed >= true * (1 - 1e-15)
-    if sensitivities.is_decreasing(c.coefficients) or c.coefficients.size <= separation or most == 1:
+    if (
+        sensitivities.is_decreasing(c.coefficients)
+        or c.coefficients.size <= separation
+        or most == 1
+    ):
         assert claimed == pytest.approx(true, rel=1e-12)
     else:
         assert claimed <= 1.2 * true
@@ -75,14 +80,18 @@ def test_no_participation_pattern_and_no_vectors_exceed_it(case, seed):
     worst = max(adversary(c.matrix(), p, rng) for p in allowed)
     assert worst <= claimed * (1 + 1e-12)
     if (c.coefficients >= 0).all():
-        assert worst == pytest.approx(true, rel=1e-3)  # all contributions alike; the search may stop early
+        assert worst == pytest.approx(
+            true, rel=1e-3
+        )  # all contributions alike; the search may stop early
 
 
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.integers(1, 9))
 def test_cycles(case, period):
     c, _, _ = case
-    true = largest(c.matrix(), [list(range(r, c.rounds, period)) for r in range(min(period, c.rounds))])
+    true = largest(
+        c.matrix(), [list(range(r, c.rounds, period)) for r in range(min(period, c.rounds))]
+    )
     assert c.sensitivity(period) >= true * (1 - 1e-12)
 
 
@@ -121,7 +130,8 @@ def test_rows(case):
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.sampled_from([Workload(), Workload(momentum=0.5)]))
 def test_no_strategy_beats_the_lower_bound(case, workload):
-    """sens(C) ||B_t|| is at least the sum of one pattern's entries in row t of A: a better one would be wrong."""
+    """sens(C) ||B_t|| is at least the sum of one pattern's entries in row t of A: a better one
+    would be wrong."""
     c, separation, limit = case
     most = sensitivities.participations(c.rounds, separation, limit)
     a = workload.matrix(c.rounds)
@@ -131,9 +141,14 @@ def test_no_strategy_beats_the_lower_bound(case, workload):
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases(signed=False), st.lists(st.floats(0.1, 3), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+@given(
+    cases(signed=False),
+    st.lists(st.floats(0.1, 3), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
 def test_layers_share_one_matrix(case, ratios, seed):
-    """Layers bounded by c_l with noise s_l C^-1 z: the whole moves by (sum c_l^2 / s_l^2)^(1/2) sens(C)."""
+    """Layers bounded by c_l with noise s_l C^-1 z: the whole moves by (sum c_l^2 / s_l^2)^(1/2)
+    sens(C)."""
     c, separation, limit = case
     kappa = math.sqrt(sum(r**2 for r in ratios))
     most = sensitivities.participations(c.rounds, separation, limit)
@@ -141,7 +156,9 @@ def test_layers_share_one_matrix(case, ratios, seed):
     allowed = list(patterns(c.rounds, separation, most))
     bound = kappa * c.sensitivity(separation, limit)
     assert largest(stacked, allowed) <= bound * (1 + 1e-12)
-    assert largest(stacked, allowed) == pytest.approx(kappa * largest(c.matrix(), allowed), rel=1e-12)
+    assert largest(stacked, allowed) == pytest.approx(
+        kappa * largest(c.matrix(), allowed), rel=1e-12
+    )
     rng = np.random.default_rng(seed)
     pattern = allowed[rng.integers(len(allowed))]
     moved = 0.0
@@ -154,17 +171,21 @@ def test_layers_share_one_matrix(case, ratios, seed):
 
 
 def test_wrong_formulas_are_noticed():
-    """Power of the brute force above, on coefficients that rise: each of these shortcuts would be below the truth."""
+    """Power of the brute force above, on coefficients that rise: each of these shortcuts would be
+    below the truth."""
     c = Correlation("own", 8, [1.0, 0.1, 0.9])
     earliest = np.linalg.norm(sensitivities.earliest_pattern(c.coefficients, 8, 1, 2))
     true = largest(c.matrix(), patterns(8, 1, 2))
     assert earliest < 0.95 * true  # rounds 0 and 2 are worse than 0 and 1
     assert c.sensitivity(1, 2) >= true
     true = largest(c.matrix(), patterns(8, 2, 4))
-    assert math.sqrt(sensitivities.best(c.column_norms() ** 2, 2, 4)) < 0.9 * true  # columns 2 apart overlap
+    assert (
+        math.sqrt(sensitivities.best(c.column_norms() ** 2, 2, 4)) < 0.9 * true
+    )  # columns 2 apart overlap
     assert math.sqrt(4) * c.sensitivity(1, 1) < true
     assert c.sensitivity(2) >= true
-    # scalar contributions of either sign are not the worst: an adversary with vectors exceeds all of them
+    # scalar contributions of either sign are not the worst: an adversary with vectors exceeds all
+    # of them
     signed = np.array([[1, 0.45, -0.45], [0.45, 1, 0.45], [-0.45, 0.45, 1]])
     root = np.linalg.cholesky(signed).T
     scalars = max(np.linalg.norm(root @ s) for s in itertools.product([-1, 1], repeat=3))
@@ -179,7 +200,9 @@ def test_best():
     assert sensitivities.best(values, 2, 3) == 16
     assert sensitivities.best(values, 3, 2) == 14
     assert sensitivities.best(values, 2, 1) == 9
-    np.testing.assert_array_equal(sensitivities.best(np.stack([values, values[::-1]]), 3, 2), [14, 14])
+    np.testing.assert_array_equal(
+        sensitivities.best(np.stack([values, values[::-1]]), 3, 2), [14, 14]
+    )
 
 
 def test_independent_noise_is_exact():

@@ -25,7 +25,9 @@ each_strategy = pytest.mark.parametrize(
 
 
 def draws(rounds: int, size: int) -> torch.Tensor:
-    return torch.randn(rounds, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        rounds, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 def run(stream: CorrelatedStream, z: torch.Tensor) -> torch.Tensor:
@@ -45,7 +47,8 @@ def test_noise_is_the_inverse_times_z(c):
 
 @pytest.mark.parametrize("bands", [10, 50])
 def test_long_runs_stay_exact(bands):
-    """What one round rounds does not grow: after 2,000 rounds the noise is off by what a float is."""
+    """What one round rounds does not grow: after 2,000 rounds the noise is off by what a float
+    is."""
     c = correlation.get("square-root", 2000, bands=bands)
     z = draws(2000, 50)
     w = run(CorrelatedStream(c, 50), z)
@@ -54,7 +57,8 @@ def test_long_runs_stay_exact(bands):
 
 @each_strategy
 def test_law(c):
-    """Multiplied by C, the noise of all rounds is independent and standard normal; without C it is not (power)."""
+    """Multiplied by C, the noise of all rounds is independent and standard normal; without C it is
+    not (power)."""
     w = run(CorrelatedStream(c, 4000), draws(40, 4000)).numpy()
     white = c.matrix() @ w
     assert stats.kstest(white.ravel(), "norm").pvalue > 1e-3
@@ -104,12 +108,16 @@ def test_nothing_to_release():
 
 def test_refused():
     stream = CorrelatedStream(correlation.get("banded", 2, bands=2), 3)
-    with pytest.raises(ConfigError, match=r"float64 or float32 vector \[3\], got torch.float64 \[4\]"):
+    with pytest.raises(
+        ConfigError, match=r"float64 or float32 vector \[3\], got torch.float64 \[4\]"
+    ):
         stream.next(torch.zeros(4, dtype=torch.float64))
     with pytest.raises(ConfigError, match=r"got torch.int64 \[3\]"):
         stream.next(torch.zeros(3, dtype=torch.int64))
     stream.replay(lambda t: torch.zeros(3), 2)
-    with pytest.raises(ConfigError, match="z is on meta, but the noise of earlier rounds is on cpu"):
+    with pytest.raises(
+        ConfigError, match="z is on meta, but the noise of earlier rounds is on cpu"
+    ):
         stream.next(torch.zeros(3, device="meta"))
     with pytest.raises(PrivacyError, match="planned for 2 rounds"):
         stream.next(torch.zeros(3))

@@ -30,7 +30,9 @@ def gradients(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     """Every example's gradient by plain autograd, [n, D]."""
     rows = []
     for one, target in zip(x.split(1), y.split(1), strict=True):
-        found = torch.autograd.grad(nn.functional.cross_entropy(module(one), target), list(module.parameters()))
+        found = torch.autograd.grad(
+            nn.functional.cross_entropy(module(one), target), list(module.parameters())
+        )
         rows.append(torch.cat([part.flatten() for part in found]))
     return torch.stack(rows)
 
@@ -42,7 +44,9 @@ def test_every_layer_of_every_example_is_clipped_in_l1_norm() -> None:
     norms = torch.stack([part.abs().sum(dim=1) for part in layers.split(own)], dim=1)
     assert (norms > torch.tensor([0.5, 2.0])).any(dim=0).all()
     factors = (torch.tensor([0.5, 2.0]) / norms).clamp(max=1)
-    wanted = torch.cat([(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(layers.split(own))])
+    wanted = torch.cat(
+        [(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(layers.split(own))]
+    )
     found = ExampleGradients(module, layers).sum(x, y, scaling)
     torch.testing.assert_close(found.norms, norms, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.total.double(), wanted, rtol=1e-4, atol=1e-5)
@@ -75,7 +79,10 @@ def test_an_example_without_finite_gradient_counts_as_zero() -> None:
     module, x, y = network(), torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
     x[1] = torch.nan
     engine = ExampleGradients(module, LayerTable.from_module(module))
-    found, without = engine.sum(x, y, L1Clip((1.0, 1.0))), engine.sum(x[[0, 2]], y[[0, 2]], L1Clip((1.0, 1.0)))
+    found, without = (
+        engine.sum(x, y, L1Clip((1.0, 1.0))),
+        engine.sum(x[[0, 2]], y[[0, 2]], L1Clip((1.0, 1.0))),
+    )
     assert found.discarded == 1
     torch.testing.assert_close(found.total, without.total)
 
@@ -84,18 +91,28 @@ def test_an_example_without_finite_gradient_counts_as_zero() -> None:
 def test_a_step_has_the_noise_and_the_cost_of_a_clients_release(rule: str) -> None:
     layers = LayerTable.from_sizes({"a": 20, "b": 3})
     facts = RunFacts(0.0, Sampling("poisson", 1000, 0.05), rounds=20, epsilon=3.0, delta=1e-5)
-    mechanism, of_clients = LaplaceSGD("mine", bound=0.5, rule=rule), GroupNoise(f"laplace-{rule}", bound=0.5)
+    mechanism, of_clients = (
+        LaplaceSGD("mine", bound=0.5, rule=rule),
+        GroupNoise(f"laplace-{rule}", bound=0.5),
+    )
     assert mechanism.calibrate(facts) == of_clients.calibrate(facts)
     facts = RunFacts(2.0, Sampling("poisson", 1000, 0.05), rounds=20, epsilon=3.0, delta=1e-5)
     own, other = (one.plan(layers, facts, Transcript(0, ())) for one in (mechanism, of_clients))
     assert (own.clip.tolist(), own.sigma.tolist()) == (other.clip.tolist(), other.sigma.tolist())
     assert own.event == other.event
-    assert (own.bounded_by, own.guarantee.status, own.guarantee.unit) == ("trainer", "proven", "example")
+    assert (own.bounded_by, own.guarantee.status, own.guarantee.unit) == (
+        "trainer",
+        "proven",
+        "example",
+    )
 
 
 def test_the_whole_gradient_may_have_one_bound() -> None:
     layers = LayerTable.from_sizes({"a": 20, "b": 3})
-    facts, mechanism = RunFacts(2.0, Sampling("poisson", 1000, 0.05)), LaplaceSGD("mine", rule="global")
+    facts, mechanism = (
+        RunFacts(2.0, Sampling("poisson", 1000, 0.05)),
+        LaplaceSGD("mine", rule="global"),
+    )
     plan = mechanism.plan(mechanism.table(layers), facts, Transcript(0, ()))
     assert (plan.clip.tolist(), plan.sigma.tolist()) == ([1.0], [2.0])
 
@@ -112,7 +129,12 @@ def test_options_out_of_range_are_refused(options: dict) -> None:
 
 
 def test_a_run_spends_its_budget(tmp_path: Path) -> None:
-    changes = {"mechanism.name": NAME, "mechanism.rule": "inid", "mechanism.bound": 1.0, "federation.rounds": 3}
+    changes = {
+        "mechanism.name": NAME,
+        "mechanism.rule": "inid",
+        "mechanism.bound": 1.0,
+        "federation.rounds": 3,
+    }
     result = simulations.simulate("dp-sgd-digits", overrides=changes, run_dir=tmp_path / "run")
     assert 3.9 < result.epsilon <= 4.0
     assert result.guarantee.startswith("proven")

@@ -1,4 +1,5 @@
-"""The mechanisms that LaDP-FL is compared with: schedules, budgets, claims and what is proven about them."""
+"""The mechanisms that LaDP-FL is compared with: schedules, budgets, claims and what is proven about
+them."""
 
 from __future__ import annotations
 
@@ -80,10 +81,15 @@ def test_all_spend_one_total_under_sampling(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_spend_one_total_under_local_trust(name: str) -> None:
-    """Whichever 10 of 40 rounds a client is drawn in, it stays within its budget; in the last 10 it reaches it."""
+    """Whichever 10 of 40 rounds a client is drawn in, it stays within its budget; in the last 10 it
+    reaches it."""
     rounds, cap = 40, 10
     mechanism = mechanisms.get(name)
-    made = plans(mechanism, calibrated(mechanism, replace(LOCAL, rounds=rounds, max_participations=cap)), rounds)
+    made = plans(
+        mechanism,
+        calibrated(mechanism, replace(LOCAL, rounds=rounds, max_participations=cap)),
+        rounds,
+    )
     last = composed_epsilon([(plan.event, 1) for plan in made[-cap:]], 1e-5)
     early = composed_epsilon([(plan.event, 1) for plan in made[:cap]], 1e-5)
     assert 8.0 * (1 - 1e-5) <= last <= 8.0
@@ -91,7 +97,8 @@ def test_all_spend_one_total_under_local_trust(name: str) -> None:
 
 
 def test_no_more_than_the_least_noise_is_assumed() -> None:
-    """Ten releases, all of the least noise, cost at least as much as any ten rounds of a schedule."""
+    """Ten releases, all of the least noise, cost at least as much as any ten rounds of a
+    schedule."""
     mechanism, flat = mechanisms.get("time-varying"), mechanisms.get("full-dp")
     few = [replace(LOCAL, rounds=rounds, max_participations=10) for rounds in (10, 40, 400)]
     noise = [mechanism.calibrate(facts) for facts in few]
@@ -104,7 +111,9 @@ def test_no_more_than_the_least_noise_is_assumed() -> None:
     st.floats(0.5, 10.0),
     st.sampled_from(["add-remove", "replace-one"]),
 )
-def test_unsampled_schedules_are_one_gaussian(shape: list[float], target: float, relation: str) -> None:
+def test_unsampled_schedules_are_one_gaussian(
+    shape: list[float], target: float, relation: str
+) -> None:
     scale = calibrate_levels(Counter(shape), target, 1e-5, relation=relation)
     factor = 2.0 if relation == "replace-one" else 1.0
     mu = math.sqrt(sum((factor / (scale * level)) ** 2 for level in shape))
@@ -120,13 +129,18 @@ def test_levels_are_relative_and_must_make_sense() -> None:
     events = [(gaussian_event(scale * level, 0.2), 5) for level in (1.0, 3.0)]
     assert 2.0 * (1 - 1e-5) <= composed_epsilon(events, 1e-5, "rdp") <= 2.0
     for wrong in ({}, {0.0: 1}, {-1.0: 1}, {math.nan: 1}, {math.inf: 1}, {1.0: 0}):
-        with pytest.raises(ConfigError, match=r"levels must be positive|must be a whole number of at least 1, got 0"):
+        with pytest.raises(
+            ConfigError,
+            match=r"levels must be positive|must be a whole number of at least 1, got 0",
+        ):
             calibrate_levels(wrong, **budget)
 
 
 def test_a_constant_schedule_is_the_plain_calibration() -> None:
     facts = RunFacts(0.0, SAMPLING, rounds=20, epsilon=4.0, delta=1e-5)
-    plain = calibrate(4.0, 1e-5, steps=20, sampling_rate=0.1, relation="add-remove", accountant="pld")
+    plain = calibrate(
+        4.0, 1e-5, steps=20, sampling_rate=0.1, relation="add-remove", accountant="pld"
+    )
     assert mechanisms.get("full-dp").calibrate(facts) == plain
 
 
@@ -168,8 +182,11 @@ def test_a_staircase_spends_what_its_schedule_does(rounds: int, levels: int, rat
 
 
 @pytest.mark.slow
-def test_matched_schedules_give_the_papers_excess_of_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """+57.3 % for Time-Varying and +26.04 % for DPA over Full DP, by the naive sum of q epsilon_t."""
+def test_matched_schedules_give_the_papers_excess_of_epsilon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """+57.3 % for Time-Varying and +26.04 % for DPA over Full DP, by the naive sum of q
+    epsilon_t."""
     monkeypatch.setattr(schedules, "_LEVELS", 400)  # the schedule of the paper, not its staircase
     totals = {}
     for name in ("full-dp", "time-varying", "dpa", "adapldp", "sensitive"):
@@ -207,7 +224,9 @@ def test_the_matched_frame_is_checked() -> None:
         with pytest.raises(PrivacyError, match="theorem3"):
             mechanism.calibrate(replace(MATCHED, delta=1e-5))
         with pytest.raises(ConfigError, match="no epsilon and delta"):
-            mechanism.plan(mechanism.table(LAYERS), replace(MATCHED, noise_multiplier=1.0, epsilon=None), start)
+            mechanism.plan(
+                mechanism.table(LAYERS), replace(MATCHED, noise_multiplier=1.0, epsilon=None), start
+            )
 
 
 # -- Sensitive DP, AdapLDP and options ---------------------------------------------------------------------------------

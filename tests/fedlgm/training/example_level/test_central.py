@@ -29,7 +29,12 @@ def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, name="dp-sgd", accountant="rd
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
     facts = RunFacts(
-        0.0, Sampling("poisson", len(y), rate), rounds=steps, epsilon=epsilon, delta=1e-5, accountant=accountant
+        0.0,
+        Sampling("poisson", len(y), rate),
+        rounds=steps,
+        epsilon=epsilon,
+        delta=1e-5,
+        accountant=accountant,
     )
     method = Method.of(model, mechanisms.get(name, **options), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
@@ -62,7 +67,9 @@ def test_empty_batches_are_steps_like_any_other(tmp_path):
 
 def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
     model = torch.nn.Linear(4, 2)
-    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5), rounds=2, epsilon=8.0, delta=1e-3, accountant="rdp")
+    facts = RunFacts(
+        0.0, Sampling("poisson", 10, 0.5), rounds=2, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )
     x, y = torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         method = Method.of(model, mechanisms.get("snr-consistent"), facts)
@@ -74,10 +81,13 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
 
 
 def test_steps_on_examples_are_not_called_user_level(tmp_path):
-    """A user's examples each keep the bound, so together they move the sum by more than is charged."""
+    """A user's examples each keep the bound, so together they move the sum by more than is
+    charged."""
     x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
     model = torch.nn.Linear(1, 2)
-    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5, of="user"), rounds=2, epsilon=4.0, delta=1e-2)
+    facts = RunFacts(
+        0.0, Sampling("poisson", 10, 0.5, of="user"), rounds=2, epsilon=4.0, delta=1e-2
+    )
     method = Method.of(model, mechanisms.get("dp-sgd"), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         with pytest.raises(PrivacyError, match="a trainer bounds single examples"):
@@ -86,14 +96,19 @@ def test_steps_on_examples_are_not_called_user_level(tmp_path):
 
 
 def test_only_what_is_drawn_is_charged(tmp_path):
-    """Local steps are charged at their own rate, and a step of `train` draws at that of the facts: 42 instead of 4."""
+    """Local steps are charged at their own rate, and a step of `train` draws at that of the facts:
+    42 instead of 4."""
     x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
     budget = {"rounds": 8, "epsilon": 4.0, "delta": 1e-2}
-    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5), trust="local", steps=LocalSteps(1, 0.01, 32.0), **budget)
+    facts = RunFacts(
+        0.0, Sampling("poisson", 10, 0.5), trust="local", steps=LocalSteps(1, 0.01, 32.0), **budget
+    )
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         model = torch.nn.Linear(1, 2)
         method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-        with pytest.raises(ConfigError, match="needs facts with sampling 'poisson' and trust = 'central'"):
+        with pytest.raises(
+            ConfigError, match="needs facts with sampling 'poisson' and trust = 'central'"
+        ):
             train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
         assert ledger.position() == 0
 
@@ -123,14 +138,26 @@ class _Parity:
 def test_a_step_at_other_weights_draws_its_own_batch(tmp_path, batches):
     """Two releases of one draw are not amplified twice, as the ledger counts them."""
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
-    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3, accountant="rdp")
+    facts = RunFacts(
+        0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )
     keys, seen = KeyRing.from_seed(None), []
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         for lr in (1.0, 1.0, 0.5):
             torch.manual_seed(0)
             model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=lr, task=task, continue_ledger=True)
+            train(
+                model,
+                x,
+                y,
+                method,
+                keys=keys,
+                ledger=ledger,
+                lr=lr,
+                task=task,
+                continue_ledger=True,
+            )
             seen.append(tuple(batches))
             batches.clear()
         assert seen[0] == seen[1] != seen[2]
@@ -139,16 +166,29 @@ def test_a_step_at_other_weights_draws_its_own_batch(tmp_path, batches):
 
 
 def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path, batches):
-    """Each ledger counts sampling once for its training, so both together must not have one draw."""
+    """Each ledger counts sampling once for its training, so both together must not have one
+    draw."""
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
-    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=1, epsilon=8.0, delta=1e-3, accountant="rdp")
+    facts = RunFacts(
+        0.0, Sampling("poisson", 200, 0.2), rounds=1, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )
     keys, seen = KeyRing.from_seed(None), []
     for name in ("one", "other", "one"):
         with Ledger(tmp_path / f"{name}.sqlite", "run") as ledger:
             torch.manual_seed(0)
             model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=1.0, task=task, continue_ledger=True)
+            train(
+                model,
+                x,
+                y,
+                method,
+                keys=keys,
+                ledger=ledger,
+                lr=1.0,
+                task=task,
+                continue_ledger=True,
+            )
             assert ledger.position() == 1
             seen.append(tuple(batches))
             batches.clear()
@@ -156,16 +196,28 @@ def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path, batches):
 
 
 def test_two_trainings_on_one_ledger_are_both_charged(tmp_path):
-    """Also by one public seed, which gives both the same noise; made again, a training is the same releases."""
+    """Also by one public seed, which gives both the same noise; made again, a training is the same
+    releases."""
     x, y, _, _ = digits()
-    facts = RunFacts(0.0, Sampling("poisson", len(y), 0.1), rounds=3, epsilon=2.0, delta=1e-5, accountant="rdp")
+    facts = RunFacts(
+        0.0, Sampling("poisson", len(y), 0.1), rounds=3, epsilon=2.0, delta=1e-5, accountant="rdp"
+    )
     spent = []
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         for lr, targets in ((1.0, y), (1.0, y), (1.0, y.flip(0)), (2.0, y)):
             torch.manual_seed(0)
             model = torch.nn.Linear(64, 10)
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, targets, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=lr, continue_ledger=True)
+            train(
+                model,
+                x,
+                targets,
+                method,
+                keys=KeyRing.from_seed(3),
+                ledger=ledger,
+                lr=lr,
+                continue_ledger=True,
+            )
             spent.append(ledger.position())
     assert spent == [3, 3, 6, 8]  # another learning rate changes what the second step releases
 
@@ -188,7 +240,8 @@ class Doubled:
 
 
 def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
-    """Twenty losses tried with one ring were charged epsilon 0.45; their first steps together cost 18."""
+    """Twenty losses tried with one ring were charged epsilon 0.45; their first steps together cost
+    18."""
     x, y, *_ = digits()
     facts = RunFacts(1.0, Sampling("poisson", len(y), 0.05), rounds=2, epsilon=8.0, delta=1e-5)
     keys, charged = KeyRing.from_seed(None), []
@@ -197,9 +250,23 @@ def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
             model = torch.nn.Linear(64, 10)
             torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
             method = Method(mechanisms.get("dp-sgd"), LayerTable.from_module(model), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=0.1, task=Doubled(factor), continue_ledger=True)
-            charged.append([type(charge.event).__name__ for charge in ledger.charges() if charge.round == 1])
-        assert {type(charge.event).__name__ for charge in ledger.charges() if charge.round == 2} == {charged[0][0]}
+            train(
+                model,
+                x,
+                y,
+                method,
+                keys=keys,
+                ledger=ledger,
+                lr=0.1,
+                task=Doubled(factor),
+                continue_ledger=True,
+            )
+            charged.append(
+                [type(charge.event).__name__ for charge in ledger.charges() if charge.round == 1]
+            )
+        assert {
+            type(charge.event).__name__ for charge in ledger.charges() if charge.round == 2
+        } == {charged[0][0]}
     assert charged[0] == ["PoissonSampledDpEvent"]
     assert sorted(charged[1]) == ["GaussianDpEvent", "PoissonSampledDpEvent"]
     assert charged[3] == charged[2] == charged[1]  # both trainings again
@@ -212,9 +279,13 @@ def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
 
         def again(**options):
             model = torch.nn.Linear(64, 10)
-            facts = RunFacts(0.0, Sampling("poisson", len(y), 0.1), rounds=2, epsilon=2.0, delta=1e-5)
+            facts = RunFacts(
+                0.0, Sampling("poisson", len(y), 0.1), rounds=2, epsilon=2.0, delta=1e-5
+            )
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            return train(model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=1.0, **options)
+            return train(
+                model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=1.0, **options
+            )
 
         again()
         with (
@@ -223,7 +294,9 @@ def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
             pytest.raises(LedgerError, match="another run is charging the ledger"),
         ):
             again(continue_ledger=True)
-        with pytest.raises(LedgerError, match=r"holds 2 rounds \(epsilon 2\); .* bring it to 2\.\d+, above 2: name"):
+        with pytest.raises(
+            LedgerError, match=r"holds 2 rounds \(epsilon 2\); .* bring it to 2\.\d+, above 2: name"
+        ):
             again()
         assert ledger.position() == 2
         assert again(continue_ledger=True).epsilon > 2.2

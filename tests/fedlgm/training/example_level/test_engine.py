@@ -22,7 +22,11 @@ def looped(model, x, y, table, task=None):
     for i in range(len(y)):
         one = x[i : i + 1]
         outputs = model(one.double() if one.is_floating_point() else one)
-        losses = task.losses(outputs, y[i : i + 1]) if task else nn.functional.cross_entropy(outputs, y[i : i + 1])
+        losses = (
+            task.losses(outputs, y[i : i + 1])
+            if task
+            else nn.functional.cross_entropy(outputs, y[i : i + 1])
+        )
         wanted = [parameters[slot.name] for slot in table.slots()]
         found = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
         rows.append(torch.cat([gradient.flatten() for gradient in found]))
@@ -43,20 +47,30 @@ def compare(model, x, y, group_by="module", task=None, micro_batch=None, dtype=t
         whole = norms.norm(dim=1)
         for scaling, factors in (
             (PerLayerClip(tuple(bounds.tolist())), (bounds / norms).clamp(max=1).nan_to_num(1.0)),
-            (FlatClip(float(whole.median())), (whole.median() / whole).clamp(max=1)[:, None].expand_as(norms)),
+            (
+                FlatClip(float(whole.median())),
+                (whole.median() / whole).clamp(max=1)[:, None].expand_as(norms),
+            ),
         ):
             result = gradients.sum(x, y, scaling)
             torch.testing.assert_close(result.norms, norms, rtol=1e-5, atol=1e-9)
-            for j, (part, total) in enumerate(zip(table.split(rows), table.split(result.total.double()), strict=True)):
+            for j, (part, total) in enumerate(
+                zip(table.split(rows), table.split(result.total.double()), strict=True)
+            ):
                 expected = (part * factors[:, j : j + 1]).sum(0)
-                assert float((total - expected).norm()) <= 1e-5 * float(expected.norm()), (table.names[j], scaling)
+                assert float((total - expected).norm()) <= 1e-5 * float(expected.norm()), (
+                    table.names[j],
+                    scaling,
+                )
 
 
 class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(11, 16, padding_idx=0)
-        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0, activation="gelu")
+        self.layer = nn.TransformerEncoderLayer(
+            16, 2, 32, batch_first=True, dropout=0.0, activation="gelu"
+        )
         self.out = nn.Linear(16, 3)
 
     def forward(self, tokens):
@@ -66,7 +80,11 @@ class Transformer(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.gru, self.out = nn.Embedding(11, 16), nn.GRU(16, 8, batch_first=True), nn.Linear(8, 3)
+        self.embed, self.gru, self.out = (
+            nn.Embedding(11, 16),
+            nn.GRU(16, 8, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, tokens):
         return self.out(self.gru(self.embed(tokens))[1][0])
@@ -117,34 +135,58 @@ def tokens(n):
 LAYERS = {
     "conv1d": lambda: (
         nn.Sequential(
-            nn.Conv1d(3, 8, 3, padding=1, padding_mode="circular"), nn.Tanh(),
-            nn.Conv1d(8, 8, 4, stride=2, dilation=2, padding="valid"), nn.Tanh(),
-            nn.Conv1d(8, 8, 3, padding="same"), nn.Flatten(), nn.Tanh(), nn.Linear(56, 3),
+            nn.Conv1d(3, 8, 3, padding=1, padding_mode="circular"),
+            nn.Tanh(),
+            nn.Conv1d(8, 8, 4, stride=2, dilation=2, padding="valid"),
+            nn.Tanh(),
+            nn.Conv1d(8, 8, 3, padding="same"),
+            nn.Flatten(),
+            nn.Tanh(),
+            nn.Linear(56, 3),
         ),
         *images(5, 3, 20),
     ),
     "conv2d": lambda: (
         nn.Sequential(
-            nn.Conv2d(6, 8, 3, padding=2, dilation=(2, 1)), nn.Tanh(), nn.GroupNorm(2, 8),
-            nn.Conv2d(8, 8, (2, 3), stride=(1, 2), padding="valid", bias=False), nn.Tanh(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 8, 1, stride=2), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 3),
+            nn.Conv2d(6, 8, 3, padding=2, dilation=(2, 1)),
+            nn.Tanh(),
+            nn.GroupNorm(2, 8),
+            nn.Conv2d(8, 8, (2, 3), stride=(1, 2), padding="valid", bias=False),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 1, stride=2),
+            nn.Flatten(),
+            nn.LayerNorm(32),
+            nn.Linear(32, 3),
         ),
         *images(5, 6, 10, 12),
     ),
     "ghost": lambda: (
         nn.Sequential(
-            nn.Conv2d(32, 64, 3, padding=1), nn.Tanh(), nn.Conv2d(64, 256, 3, stride=2), nn.Tanh(),
-            nn.Conv2d(256, 256, 1), nn.Flatten(), nn.Linear(256, 3),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(64, 256, 3, stride=2),
+            nn.Tanh(),
+            nn.Conv2d(256, 256, 1),
+            nn.Flatten(),
+            nn.Linear(256, 3),
         ),
         *images(4, 32, 4, 4),
     ),
     "grouped convolution": lambda: (
-        nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3)), *images(4, 4, 6, 6)
+        nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3)),
+        *images(4, 4, 6, 6),
     ),
     "pooling": lambda: (
         nn.Sequential(
-            nn.Conv2d(1, 8, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.Conv2d(8, 6, 2), nn.Tanh(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 3),
+            nn.Conv2d(1, 8, 4, stride=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(8, 6, 2),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(24, 3),
         ),
         *images(4, 1, 14, 14),
     ),
@@ -154,21 +196,29 @@ LAYERS = {
     "convolution used twice": lambda: (TwiceConvolved(), *images(5, 4, 6, 6)),
     "few positions": lambda: (
         nn.Sequential(
-            nn.Conv2d(16, 256, 3, padding=1), nn.Tanh(), nn.Conv2d(256, 256, 3, padding=1), nn.Tanh(), nn.Flatten(),
+            nn.Conv2d(16, 256, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
             nn.Linear(2304, 3),
         ),
         *images(3, 16, 3, 3),
     ),
     "strips": lambda: (
         nn.Sequential(
-            nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)), nn.Tanh(),
-            nn.Conv2d(8, 8, 5, padding=1), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=(0, 2), dilation=(1, 2)),
-            nn.Flatten(), nn.Linear(160, 3),
+            nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)),
+            nn.Tanh(),
+            nn.Conv2d(8, 8, 5, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(8, 8, 3, padding=(0, 2), dilation=(1, 2)),
+            nn.Flatten(),
+            nn.Linear(160, 3),
         ),
         *images(5, 6, 8, 12),
     ),
     "bare parameter": lambda: (Scaled(), *images(4, 6)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -179,7 +229,9 @@ def test_layers_equal_a_loop_over_examples(name):
 
 def test_sequence_layers_equal_a_loop_by_any_of_the_three_ways():
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
+    model = nn.Sequential(
+        nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
+    )
     compare(model, torch.randn(6, 5, 64), torch.randint(3, (6,)))
 
 
@@ -191,17 +243,31 @@ def test_layers_of_any_grouping(group_by):
 
 
 SHAPES = {
-    "logistic": (1, 8, 8), "mlp": (1, 8, 8), "cnn": (1, 28, 28), "s-cnn": (1, 28, 28), "cnn-small": (3, 32, 32),
-    "cifar-cnn": (3, 32, 32), "d-cnn": (3, 32, 32), "resnet20": (3, 16, 16), "resnet18": (3, 16, 16),
-    "resnet152": (3, 8, 8), "vgg16": (3, 32, 32), "gru": (7,), "transformer": (7,),
-}  # fmt: skip
+    "logistic": (1, 8, 8),
+    "mlp": (1, 8, 8),
+    "cnn": (1, 28, 28),
+    "s-cnn": (1, 28, 28),
+    "cnn-small": (3, 32, 32),
+    "cifar-cnn": (3, 32, 32),
+    "d-cnn": (3, 32, 32),
+    "resnet20": (3, 16, 16),
+    "resnet18": (3, 16, 16),
+    "resnet152": (3, 8, 8),
+    "vgg16": (3, 32, 32),
+    "gru": (7,),
+    "transformer": (7,),
+}
 
 
 SLOW = {"cifar-cnn", "d-cnn", "resnet20", "resnet18", "resnet152", "vgg16"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in models.names()]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in models.names()
+    ],
 )
 def test_bundled_models_equal_a_loop(name):
     torch.manual_seed(4)
@@ -237,7 +303,11 @@ def test_every_example_has_one_target(task, targets):
     """Else a target too many is left out, and the only one of a regression stands for all."""
     model = nn.Linear(3, 2 if task is None else 1)
     y = torch.zeros(targets, dtype=torch.long) if task is None else torch.zeros(targets, 1)
-    options = {"clip": 1.0, "layers": LayerTable.from_module(model), "task": task and tasks.get(task)}
+    options = {
+        "clip": 1.0,
+        "layers": LayerTable.from_module(model),
+        "task": task and tasks.get(task),
+    }
     with pytest.raises(ConfigError, match=f"as many inputs as targets, got 2 and {targets}"):
         clipped_sum(model, torch.ones(2, 3), y, **options)
 
@@ -246,13 +316,21 @@ def test_several_inputs_have_as_many_examples():
     model = nn.Bilinear(3, 3, 2)
     layers = LayerTable.from_module(model)
     with pytest.raises(ConfigError, match="as many inputs as targets, got 2, 4 and 2"):
-        clipped_sum(model, (torch.ones(2, 3), torch.ones(4, 3)), torch.zeros(2).long(), clip=1.0, layers=layers)
+        clipped_sum(
+            model,
+            (torch.ones(2, 3), torch.ones(4, 3)),
+            torch.zeros(2).long(),
+            clip=1.0,
+            layers=layers,
+        )
 
 
 def test_an_empty_batch_gives_zero_without_a_forward_pass():
     model = nn.Sequential(nn.Linear(3, 2))
     table = LayerTable.from_module(model)
-    total, norms = clipped_sum(model, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), clip=1.0, layers=table)
+    total, norms = clipped_sum(
+        model, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), clip=1.0, layers=table
+    )
     assert torch.equal(total, torch.zeros(8))
     assert norms.shape == (0, 1)
 
@@ -261,7 +339,9 @@ def test_an_empty_batch_gives_zero_without_a_forward_pass():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_an_example_that_is_not_finite_counts_as_zero(style, bad):
     torch.manual_seed(8)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 40, 3), nn.Flatten(), nn.Linear(160, 3))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 40, 3), nn.Flatten(), nn.Linear(160, 3)
+    )
     x, y = images(4, 2, 6, 6)
     table = LayerTable.from_module(model)
     scaling = example_level.scaling.of_style(style, 0.5, len(table))
@@ -278,16 +358,24 @@ def test_the_module_is_left_as_it_was():
     model = nn.Sequential(nn.Linear(3, 2))
     before = copy.deepcopy(model.state_dict())
     clipped_sum(
-        model, *images(4, 3)[:1], torch.zeros(4, dtype=torch.int64), clip=1.0, layers=LayerTable.from_module(model)
+        model,
+        *images(4, 3)[:1],
+        torch.zeros(4, dtype=torch.int64),
+        clip=1.0,
+        layers=LayerTable.from_module(model),
     )
     assert "forward" not in vars(model[0])
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in model.parameters()
+    )
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_generic_layers_are_announced_once():
     model = Scaled()
-    with pytest.warns(Notice, match=r"slower, generic per-example gradients are used for the module \(Scaled\)"):
+    with pytest.warns(
+        Notice, match=r"slower, generic per-example gradients are used for the module \(Scaled\)"
+    ):
         gradients = ExampleGradients(model, LayerTable.from_module(model))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -307,5 +395,7 @@ def test_opacus_finds_the_same_norms(name):
     _, norms = clipped_sum(model, x, y, clip=1.0, layers=table)
     wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     nn.functional.cross_entropy(wrapped(x), y, reduction="sum").backward()
-    theirs = torch.stack([p.grad_sample.flatten(1).double().norm(dim=1) for p in wrapped.parameters()], dim=1)
+    theirs = torch.stack(
+        [p.grad_sample.flatten(1).double().norm(dim=1) for p in wrapped.parameters()], dim=1
+    )
     torch.testing.assert_close(norms, theirs, rtol=1e-5, atol=0)

@@ -73,6 +73,7 @@ def test_what_has_no_gradient_per_example_is_refused():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_does_not_keep_the_bounds(dtype):
-    """A gradient cut to a bound of 0.1 in bfloat16 was up to 0.9 % longer, and the sums round to its few digits."""
+    """A gradient cut to a bound of 0.1 in bfloat16 was up to 0.9 % longer, and the sums round to
+    its few digits."""
     x, y = images(5, 30)
     assert "must be float32 or float64" in refused(nn.Linear(30, 3).to(dtype), x.to(dtype), y)

@@ -1,4 +1,5 @@
-"""Per-example gradients by the compiled kernel: those of the engine, and bounded for every finite example."""
+"""Per-example gradients by the compiled kernel: those of the engine, and bounded for every finite
+example."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def dense() -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def by_kernel(module: nn.Module, layers: LayerTable | None = None, task: Task | None = None) -> NativeExampleGradients:
+def by_kernel(
+    module: nn.Module, layers: LayerTable | None = None, task: Task | None = None
+) -> NativeExampleGradients:
     table = layers or LayerTable.from_module(module)
     return NativeExampleGradients(module, table, task or tasks.get(), table.flatten(module))
 
@@ -67,7 +70,9 @@ def test_sums_are_those_of_the_engine(scaling: Scaling) -> None:
     agree(reference.sum(x, y, scaling), by_kernel(module).sum(x, y, scaling))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("cnn", (1, 28, 28)), ("cnn-small", (3, 20, 20)), ("logistic", (5,))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (1, 28, 28)), ("cnn-small", (3, 20, 20)), ("logistic", (5,))]
+)
 def test_bundled_models_have_the_sums_of_the_engine(name: str, shape: tuple[int, ...]) -> None:
     module, (x, y) = models.build(name, in_shape=shape, classes=3, seed=1), batch(7, *shape)
     reference = ExampleGradients(module, LayerTable.from_module(module), exact_sums=True)
@@ -77,29 +82,49 @@ def test_bundled_models_have_the_sums_of_the_engine(name: str, shape: tuple[int,
 def test_layers_of_any_grouping_and_l1_norms_are_measured() -> None:
     module, (x, y) = dense(), batch()
     mechanism = LaplaceSGD("global", bound=0.5)  # an l1 norm
-    for group_by in ("tensor", "all", lambda name: str(name.startswith("2") or name.endswith("bias"))):
+    for group_by in (
+        "tensor",
+        "all",
+        lambda name: str(name.startswith("2") or name.endswith("bias")),
+    ):
         layers = LayerTable.from_module(module, group_by=group_by)
         plan = mechanism.plan(mechanism.table(layers), FACTS, START)
-        reference, scaling = ExampleGradients(module, plan.layers, exact_sums=True), mechanism.scaling(plan)
+        reference, scaling = (
+            ExampleGradients(module, plan.layers, exact_sums=True),
+            mechanism.scaling(plan),
+        )
         agree(reference.sum(x, y, scaling), by_kernel(module, plan.layers).sum(x, y, scaling))
 
 
 def test_regression_counts_the_mean_over_outputs() -> None:
-    module, (x, _), y = dense(), batch(), torch.randn(23, 3, generator=torch.Generator().manual_seed(2))
+    module, (x, _), y = (
+        dense(),
+        batch(),
+        torch.randn(23, 3, generator=torch.Generator().manual_seed(2)),
+    )
     layers, task = LayerTable.from_module(module), Regression("squared")
     reference = ExampleGradients(module, layers, task, exact_sums=True)
-    agree(reference.sum(x, y, FlatClip(0.5)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.5)))
+    agree(
+        reference.sum(x, y, FlatClip(0.5)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.5))
+    )
 
 
 def test_binary_labels_have_the_sums_of_the_engine() -> None:
     module, (x, _), y = dense(), batch(), (torch.arange(69).view(23, 3) % 4 == 0).float()
     layers, task = LayerTable.from_module(module), Binary()
     reference = ExampleGradients(module, layers, task, exact_sums=True)
-    agree(reference.sum(x, y, FlatClip(0.1)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.1)))
+    agree(
+        reference.sum(x, y, FlatClip(0.1)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.1))
+    )
 
 
-def test_bits_depend_neither_on_blocks_nor_on_the_other_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, (x, y) = models.build("cnn", in_shape=(1, 28, 28), classes=3, seed=1), batch(23, 1, 28, 28)
+def test_bits_depend_neither_on_blocks_nor_on_the_other_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, (x, y) = (
+        models.build("cnn", in_shape=(1, 28, 28), classes=3, seed=1),
+        batch(23, 1, 28, 28),
+    )
     found = []
     for size in (1, 500_000, 4 << 20):
         monkeypatch.setattr(native, "BLOCK_BYTES", size)
@@ -111,21 +136,30 @@ def test_bits_depend_neither_on_blocks_nor_on_the_other_examples(monkeypatch: py
 
 
 def test_an_empty_batch_sums_to_zero() -> None:
-    found = by_kernel(dense()).sum(torch.empty(0, 20), torch.empty(0, dtype=torch.int64), FlatClip(1.0))
+    found = by_kernel(dense()).sum(
+        torch.empty(0, 20), torch.empty(0, dtype=torch.int64), FlatClip(1.0)
+    )
     assert (float(found.total.norm()), found.norms.shape, found.discarded) == (0.0, (0, 3), 0)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from(
-        [FlatClip(1.0), FlatClip(1e-8), FlatClip(2.0**-36), PerLayerClip((0.5, 0.5, 0.5)), AutoS(1.0), PSAC(1.0),
-         Reweighted(1.0, (0.6, 0.8, 0.0))]
+        [
+            FlatClip(1.0),
+            FlatClip(1e-8),
+            FlatClip(2.0**-36),
+            PerLayerClip((0.5, 0.5, 0.5)),
+            AutoS(1.0),
+            PSAC(1.0),
+            Reweighted(1.0, (0.6, 0.8, 0.0)),
+        ]
     ),
     of_x=st.floats(-38, 38) | st.floats(-26, -19),
     of_weights=st.floats(-30, 18),
     of_target=st.floats(-38, 38),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_no_finite_example_moves_a_step_by_more_than_its_bound(
     kind: Scaling, of_x: float, of_weights: float, of_target: float, seed: int
 ) -> None:
@@ -138,8 +172,12 @@ def test_no_finite_example_moves_a_step_by_more_than_its_bound(
 
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(stretched(torch.randn(parameter.shape, generator=generator), of_weights / 3))
-    x = torch.cat([stretched(torch.randn(1, 6, generator=generator), of_x), torch.full((1, 6), math.nan)])
+            parameter.copy_(
+                stretched(torch.randn(parameter.shape, generator=generator), of_weights / 3)
+            )
+    x = torch.cat(
+        [stretched(torch.randn(1, 6, generator=generator), of_x), torch.full((1, 6), math.nan)]
+    )
     y = torch.cat([stretched(torch.randn(1, 2, generator=generator), of_target), torch.zeros(1, 2)])
     found = by_kernel(module, task=Regression("squared")).sum(x, y, kind)
     assert float(found.total.norm()) <= kind.bound * ROUNDING
@@ -169,7 +207,9 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="GELU"):
         by_kernel(nn.Sequential(nn.Linear(20, 3), nn.GELU())).sum(x, y, FlatClip(1.0))
     with pytest.raises(ConfigError, match="on the CPU, not on meta"):
-        NativeExampleGradients(module, LayerTable.from_module(module), tasks.get(), torch.empty(1, device="meta"))
+        NativeExampleGradients(
+            module, LayerTable.from_module(module), tasks.get(), torch.empty(1, device="meta")
+        )
 
 
 def test_a_trainer_by_the_kernel_follows_its_weights() -> None:

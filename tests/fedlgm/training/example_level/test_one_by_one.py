@@ -1,4 +1,5 @@
-"""A user's scaling and a user's query see one example at a time, so that no example moves another one's share."""
+"""A user's scaling and a user's query see one example at a time, so that no example moves another
+one's share."""
 
 from dataclasses import dataclass
 
@@ -25,7 +26,9 @@ class Median(PerLayerClip):
     """Cuts to the batch's median norm, though no further than to the bound."""
 
     def factors(self, norms):
-        return (norms.median(dim=0).values.clamp(max=self.clip[0]) / norms.clamp(min=1e-9)).clamp(max=1.0)
+        return (norms.median(dim=0).values.clamp(max=self.clip[0]) / norms.clamp(min=1e-9)).clamp(
+            max=1.0
+        )
 
     def factors_of(self, layer, norms):
         return (norms.median().clamp(max=self.clip[layer]) / norms.clamp(min=1e-9)).clamp(max=1.0)
@@ -57,7 +60,10 @@ def test_the_kit_refuses_a_scaling_that_remembers():
             vars(self)["seen"] = vars(self).get("seen", 0) + len(norms)
             return (0.05 / norms.clamp(min=1e-9)).clamp(max=1.0) * (1 + vars(self)["seen"] % 2) / 2
 
-    mechanism, facts = mechanisms.get("dp-sgd", bound=0.1), RunFacts(1.0, Sampling("poisson", 12, 0.5))
+    mechanism, facts = (
+        mechanisms.get("dp-sgd", bound=0.1),
+        RunFacts(1.0, Sampling("poisson", 12, 0.5)),
+    )
     model = nn.Linear(3, 2)
     table = mechanism.table(LayerTable.from_module(model))
     plan = mechanism.plan(table, facts, Transcript.start(table.flatten(model)))
@@ -102,7 +108,9 @@ def test_the_bounds_that_cut_are_those_that_the_plan_checks():
     guarantee = Guarantee("proven", "", unit="example")
     plan = ReleasePlan(layers, [1.0], [1.0], facts, guarantee, bounded_by="trainer")
     with pytest.raises(PrivacyError, match="kept the bounds"):
-        BoundedSum.empty(plan).add(bound_gradients(torch.ones(1, layers.size), Shrinking((1.0,)), plan))
+        BoundedSum.empty(plan).add(
+            bound_gradients(torch.ones(1, layers.size), Shrinking((1.0,)), plan)
+        )
 
     class Own(DPSGD):
         def scaling(self, plan):
@@ -110,7 +118,9 @@ def test_the_bounds_that_cut_are_those_that_the_plan_checks():
 
     trainer = ExampleTrainer(model, layers, Own("mine"))
     with pytest.raises(PrivacyError, match="kept the bounds"):
-        BoundedSum.empty(plan).add(trainer.sum(torch.ones(4, 4), torch.tensor([0, 1, 1, 0]), torch.tensor([0]), plan))
+        BoundedSum.empty(plan).add(
+            trainer.sum(torch.ones(4, 4), torch.tensor([0, 1, 1, 0]), torch.tensor([0]), plan)
+        )
 
 
 class RunningMean(PerLayerClip):
@@ -144,9 +154,14 @@ def test_what_remembers_examples_is_refused_in_a_run():
 def test_examples_are_bounded_in_the_norm_of_the_noise():
     facts = RunFacts(1.0, Sampling("poisson", 12, 0.5))
     plan = ReleasePlan(
-        LayerTable.from_sizes({"a": 9}), [1.0], [1.0], facts, Guarantee("proven", "", unit="example"), "laplace",
+        LayerTable.from_sizes({"a": 9}),
+        [1.0],
+        [1.0],
+        facts,
+        Guarantee("proven", "", unit="example"),
+        "laplace",
         bounded_by="trainer",
-    )  # fmt: skip
+    )
     with pytest.raises(PrivacyError, match="l2 norm, which laplace noise does not protect"):
         bound_gradients(torch.ones(1, 9), PerLayerClip((1.0,)), plan)
 
@@ -206,4 +221,6 @@ def test_a_query_of_this_package_keeps_its_answers():
         pass
 
     norms, clip = torch.rand(16, 3), torch.full((3,), 0.5)
-    assert torch.equal(Same((4, 4, 4)).contribution(norms, clip), BelowBound((4, 4, 4)).contribution(norms, clip))
+    assert torch.equal(
+        Same((4, 4, 4)).contribution(norms, clip), BelowBound((4, 4, 4)).contribution(norms, clip)
+    )

@@ -1,4 +1,5 @@
-"""Inputs and targets of any finite size: norms and products neither vanish nor overflow unnoticed."""
+"""Inputs and targets of any finite size: norms and products neither vanish nor overflow
+unnoticed."""
 
 from __future__ import annotations
 
@@ -100,7 +101,9 @@ def test_no_finite_example_moves_a_step_by_more_than_its_bound(
     torch.default_generator.manual_seed(seed)  # `torch.manual_seed` took a fourth of the time
     module = make()
     for key, parameter in module.named_parameters():
-        parameter.requires_grad_(biased or not key.endswith("bias"))  # a bias outweighs a weight of tiny inputs
+        parameter.requires_grad_(
+            biased or not key.endswith("bias")
+        )  # a bias outweighs a weight of tiny inputs
     scaling = SCALINGS[kind](len(LayerTable.from_module(module)))
     x = torch.randn(1, *shape, generator=generator)
     y = torch.randn(module(x).shape, generator=generator)
@@ -109,10 +112,15 @@ def test_no_finite_example_moves_a_step_by_more_than_its_bound(
         powers = exponent - spread * torch.rand(values.shape, generator=generator).double()
         return (values.double() * 10**powers).clamp(-3e38, 3e38).float()
 
-    assert moved(module, scaling, stretched(x, of_x), stretched(y, of_product - of_x), exact) <= ROUNDING
+    assert (
+        moved(module, scaling, stretched(x, of_x), stretched(y, of_product - of_x), exact)
+        <= ROUNDING
+    )
 
 
-@pytest.mark.parametrize("scaling", [PerLayerClip((1e-6,)), FlatClip(1e-6), AutoS(1e-6), PSAC(1e-6)])
+@pytest.mark.parametrize(
+    "scaling", [PerLayerClip((1e-6,)), FlatClip(1e-6), AutoS(1e-6), PSAC(1e-6)]
+)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_tiny_input_with_a_large_target_counts_as_its_product(name, scaling):
     """The input's squares vanish in float32, the gradient does not."""
@@ -123,14 +131,18 @@ def test_a_tiny_input_with_a_large_target_counts_as_its_product(name, scaling):
     x = torch.full((1, *shape), 1e-22)
     y = torch.zeros(module(x).shape)
     y[0].view(-1)[0] = 1e18
-    least = 0.9 if isinstance(scaling, (PerLayerClip, FlatClip)) else 1e-4  # the others count short gradients less
+    least = (
+        0.9 if isinstance(scaling, (PerLayerClip, FlatClip)) else 1e-4
+    )  # the others count short gradients less
     assert least < moved(module, scaling, x, y, False) <= ROUNDING
 
 
 @pytest.mark.parametrize("exponent", range(-37, 19, 4))
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 5000])
 def test_squares_of_rows_are_exact_at_every_scale(size, exponent):
-    rows = torch.randn(3, size, generator=torch.Generator().manual_seed(1)).double() * 10.0**exponent
+    rows = (
+        torch.randn(3, size, generator=torch.Generator().manual_seed(1)).double() * 10.0**exponent
+    )
     rows = rows.float()
     rows[1] = 0
     exact = rows.double().square().sum(1)

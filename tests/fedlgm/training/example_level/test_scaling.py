@@ -10,7 +10,15 @@ from torch import nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training.example_level import PSAC, AutoS, ExampleGradients, FlatClip, PerLayerClip, Reweighted, clipped_sum
+from fedlgm.training.example_level import (
+    PSAC,
+    AutoS,
+    ExampleGradients,
+    FlatClip,
+    PerLayerClip,
+    Reweighted,
+    clipped_sum,
+)
 from fedlgm.training.example_level.scaling import SAFETY, clip_factors
 
 finite = st.floats(0.0, 1e30)
@@ -40,7 +48,9 @@ def test_factors_keep_the_stated_bounds(norms, clip, small):
 def test_the_only_layers_norm_is_that_of_the_whole_to_the_bit(norms, clip):
     g = torch.tensor(norms, dtype=torch.float64)[:, None]
     for scaling in (FlatClip(clip), AutoS(clip), PSAC(clip)):
-        assert torch.equal(scaling.factors(g)[:, 0], scaling.of_whole(torch.linalg.vector_norm(g, dim=1)))
+        assert torch.equal(
+            scaling.factors(g)[:, 0], scaling.of_whole(torch.linalg.vector_norm(g, dim=1))
+        )
 
 
 @given(norm=st.floats(0.0, 1e300), clip=bounds)
@@ -48,13 +58,17 @@ def test_clip_factors_are_one_formula_for_any_shape(norm, clip):
     one = torch.tensor(norm, dtype=torch.float64)
     limit = torch.tensor(SAFETY * clip, dtype=torch.float64)
     assert torch.equal(clip_factors(one, clip), limit / one.clamp(min=limit))
-    assert torch.equal(clip_factors(one.expand(2, 3), clip), (limit / one.clamp(min=limit)).expand(2, 3))
+    assert torch.equal(
+        clip_factors(one.expand(2, 3), clip), (limit / one.clamp(min=limit)).expand(2, 3)
+    )
 
 
 def test_small_gradients_are_counted_whole_or_as_the_rule_says():
     g = torch.tensor([[3e-3, 4e-3]], dtype=torch.float64)
     assert torch.equal(FlatClip(1.0).factors(g), torch.ones(1, 2, dtype=torch.float64))
-    assert torch.equal(PerLayerClip((1.0, math.inf)).factors(g), torch.ones(1, 2, dtype=torch.float64))
+    assert torch.equal(
+        PerLayerClip((1.0, math.inf)).factors(g), torch.ones(1, 2, dtype=torch.float64)
+    )
     assert AutoS(1.0, 0.01).factors(g)[0, 0] == pytest.approx(1 / 0.015, rel=1e-5)
     assert PSAC(1.0, 0.1).factors(g)[0, 0] == pytest.approx(1 / (0.005 + 0.1 / 0.105), rel=1e-5)
     reweighted = Reweighted(1.0, (0.6, 0.8)).factors(g)[0] * g[0]
@@ -99,7 +113,9 @@ def cancelling(seed, spread, size, balanced):
     clip=st.sampled_from([1e-6, 1e-3, 1.0]),
     kind=st.sampled_from(["linear", "convolution"]),
 )
-def test_no_contribution_exceeds_its_bound_under_cancellation(seed, spread, size, balanced, clip, kind):
+def test_no_contribution_exceeds_its_bound_under_cancellation(
+    seed, spread, size, balanced, clip, kind
+):
     x, g = cancelling(seed, spread, size, balanced)
     if kind == "linear":
         model = nn.Sequential(nn.Linear(32, 32))
@@ -108,7 +124,13 @@ def test_no_contribution_exceeds_its_bound_under_cancellation(seed, spread, size
         x, g = (value.transpose(1, 2).reshape(1, 32, 2, 2) for value in (x, g))
     table = LayerTable.from_module(model)
     gradients = ExampleGradients(model, table, Product())
-    for scaling in (PerLayerClip((clip,)), FlatClip(clip), Reweighted(clip, (1.0,)), AutoS(clip), PSAC(clip)):
+    for scaling in (
+        PerLayerClip((clip,)),
+        FlatClip(clip),
+        Reweighted(clip, (1.0,)),
+        AutoS(clip),
+        PSAC(clip),
+    ):
         counted = float(gradients.sum(x, g, scaling).total.double().norm())
         assert counted <= clip, scaling
 
@@ -120,5 +142,7 @@ def test_without_the_guard_a_norm_would_be_too_small():
     ghost = float((x[0] @ x[0].t() * (g[0] @ g[0].t())).sum().clamp(min=0).sqrt())
     assert abs(ghost / exact - 1) > 1e-3
     model = nn.Sequential(nn.Linear(32, 32, bias=False))
-    _, norms = clipped_sum(model, x, g, clip=1.0, layers=LayerTable.from_module(model), task=Product())
+    _, norms = clipped_sum(
+        model, x, g, clip=1.0, layers=LayerTable.from_module(model), task=Product()
+    )
     assert float(norms[0, 0]) == pytest.approx(exact, rel=1e-4)

@@ -18,7 +18,13 @@ from fedlgm.training import tasks
 from fedlgm.training.example_level.central import train
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
-from fedlgm.training.example_level.separation import TRIED_ROWS, KnownLayers, MappedRows, TriedRows, has_known_layers
+from fedlgm.training.example_level.separation import (
+    TRIED_ROWS,
+    KnownLayers,
+    MappedRows,
+    TriedRows,
+    has_known_layers,
+)
 from fedlgm.training.example_level.trainer import ExampleTrainer
 from fedlgm.training.example_level.trial import try_examples
 
@@ -43,7 +49,9 @@ class Net(nn.Module):
 
 class Winsorised(Net):
     def before(self, x):
-        return torch.clamp(x, x.mean() - 6 * x.std(correction=0), x.mean() + 6 * x.std(correction=0))
+        return torch.clamp(
+            x, x.mean() - 6 * x.std(correction=0), x.mean() + 6 * x.std(correction=0)
+        )
 
 
 class ScaledLogits(Net):
@@ -129,7 +137,14 @@ class Remembers(Losses):
 
 
 MODELS = [Winsorised, ScaledLogits, Quantised, Divided, ZeroedIfNotFinite, FirstBatch, Counting]
-LOSSES = [SkipsOutlyingBatches, DropsOutliers, DividesByMean, ZeroesIfSumNotFinite, Trimmed, Remembers]
+LOSSES = [
+    SkipsOutlyingBatches,
+    DropsOutliers,
+    DividesByMean,
+    ZeroesIfSumNotFinite,
+    Trimmed,
+    Remembers,
+]
 PARTS = [(model, tasks.get) for model in MODELS] + [(Net, task) for task in LOSSES]
 
 
@@ -147,14 +162,18 @@ def of_autograd(model, x, y, bound=BOUND, task=None):
         loss = task.losses(model(x[i : i + 1]), y[i : i + 1]).sum()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         pairs = zip(gradients, parameters, strict=True)
-        gradient = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+        gradient = torch.cat(
+            [(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]
+        )
         total += gradient * min(1.0, bound / float(gradient.norm()))
     return total
 
 
 @pytest.mark.parametrize("hostile", [1e4, 40.0, torch.inf, torch.nan])
 @pytest.mark.parametrize("place", [0, 20, 40])
-@pytest.mark.parametrize(("model", "task"), PARTS, ids=[(m if m is not Net else t).__name__ for m, t in PARTS])
+@pytest.mark.parametrize(
+    ("model", "task"), PARTS, ids=[(m if m is not Net else t).__name__ for m, t in PARTS]
+)
 def test_one_row_moves_a_sum_by_at_most_its_bound(model, task, place, hostile):
     torch.manual_seed(0)
     x, y = torch.randn(40, FEATURES), torch.randint(3, (40,))
@@ -179,7 +198,10 @@ def test_the_bound_of_rows_that_influence_each_other_would_break():
         gradients._probed = True
         for hostile in (1e4, torch.nan):
             one_more = torch.cat([x, hostile * torch.ones(1, FEATURES)]), torch.cat([y, y[:1]])
-            moved = gradients.sum(*one_more, FlatClip(BOUND)).total - gradients.sum(x, y, FlatClip(BOUND)).total
+            moved = (
+                gradients.sum(*one_more, FlatClip(BOUND)).total
+                - gradients.sum(x, y, FlatClip(BOUND)).total
+            )
             broken += float(moved.norm()) > 2 * BOUND
     assert broken >= 3
 
@@ -220,11 +242,19 @@ class Attention(nn.Module):
 class Pooled(nn.Module):
     def __init__(self):
         super().__init__()
-        self.convolution, self.norm, self.pool = nn.Conv2d(1, 4, 2, padding=1), nn.GroupNorm(2, 4), nn.MaxPool2d(2)
+        self.convolution, self.norm, self.pool = (
+            nn.Conv2d(1, 4, 2, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.MaxPool2d(2),
+        )
         self.last = nn.Linear(4 * 2, 3)
 
     def forward(self, x):
-        return self.last(self.pool(torch.relu(self.norm(self.convolution(x.view(-1, 1, 2, 3))))).flatten(1)[:, :8])
+        return self.last(
+            self.pool(torch.relu(self.norm(self.convolution(x.view(-1, 1, 2, 3))))).flatten(1)[
+                :, :8
+            ]
+        )
 
 
 OWN = {
@@ -235,7 +265,9 @@ OWN = {
     "own parameter": OwnParameter,
     "attention": Attention,
     "pooled": Pooled,
-    "torch": lambda: nn.Sequential(nn.TransformerEncoderLayer(FEATURES, 2, 8, dropout=0.0), nn.Linear(FEATURES, 3)),
+    "torch": lambda: nn.Sequential(
+        nn.TransformerEncoderLayer(FEATURES, 2, 8, dropout=0.0), nn.Linear(FEATURES, 3)
+    ),
 }
 
 
@@ -267,11 +299,17 @@ def less_the_largest(module, arguments, output):
     return output - output.max() / 2
 
 
-@pytest.mark.parametrize("part", [lambda m: m, lambda m: m[0], lambda m: m[1], lambda m: m[2]], ids=["root", *"012"])
-@pytest.mark.parametrize("hooks", [doubled, less_the_largest, None], ids=["after", "of the batch", "before"])
+@pytest.mark.parametrize(
+    "part", [lambda m: m, lambda m: m[0], lambda m: m[1], lambda m: m[2]], ids=["root", *"012"]
+)
+@pytest.mark.parametrize(
+    "hooks", [doubled, less_the_largest, None], ids=["after", "of the batch", "before"]
+)
 def test_hooks_run_once_and_for_one_row(part, hooks):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(FEATURES), nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(
+        nn.LayerNorm(FEATURES), nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3)
+    )
     x, y = torch.randn(7, FEATURES), torch.randint(3, (7,))
     if hooks is None:
         part(model).register_forward_pre_hook(halved, with_kwargs=True)
@@ -312,7 +350,9 @@ def test_nothing_of_a_batch_stays_in_a_models_attributes():
     x, y = torch.randn(7, FEATURES), torch.randint(3, (7,))
     for model in (FirstBatch(), Counting()):
         gradients = engine(model)
-        totals = [gradients.sum(rows, y, FlatClip(BOUND)).total for rows in (x, 100 * x, x, x, x, x)]
+        totals = [
+            gradients.sum(rows, y, FlatClip(BOUND)).total for rows in (x, 100 * x, x, x, x, x)
+        ]
         assert all(torch.equal(totals[0], totals[i]) for i in (2, 3, 4, 5))
         assert getattr(model, "mean", None) is None
         assert getattr(model, "seen", []) == []
@@ -383,7 +423,19 @@ def test_models_of_known_layers_are_one_call_for_the_batch():
 
 
 @pytest.mark.parametrize(
-    "name", ["logistic", "mlp", "cnn", "s-cnn", "d-cnn", "resnet18", "resnet20", "vgg16", "gru", "transformer"]
+    "name",
+    [
+        "logistic",
+        "mlp",
+        "cnn",
+        "s-cnn",
+        "d-cnn",
+        "resnet18",
+        "resnet20",
+        "vgg16",
+        "gru",
+        "transformer",
+    ],
 )
 def test_bundled_models_are_of_known_layers(name):
     from fedlgm.training import models
@@ -430,7 +482,9 @@ class LossInAGlobal(Losses):
 @pytest.mark.parametrize(("model", "task"), [(InAGlobal, tasks.get), (Net, LossInAGlobal)])
 def test_state_outside_of_a_model_and_its_task_is_a_condition(model, task):
     condition = engine(model(), task()).condition(torch.randn(3, FEATURES))
-    assert condition.startswith("conditional on no part of the model or task keeping what it has seen")
+    assert condition.startswith(
+        "conditional on no part of the model or task keeping what it has seen"
+    )
     assert "share 'SEEN' of" in condition
     SEEN.clear()
 
@@ -439,7 +493,8 @@ WIDTH = 6
 
 
 def unbatched(kind: str, rows: int, frozen: bool) -> nn.Sequential:
-    """A model that takes all rows for the channels of one example if there are as many as channels."""
+    """A model that takes all rows for the channels of one example if there are as many as
+    channels."""
     first: nn.Module = {
         "linear": lambda: nn.Linear(rows, rows),
         "norm": lambda: nn.LayerNorm((rows, WIDTH)),
@@ -467,16 +522,22 @@ def test_inputs_without_a_dimension_of_the_example_are_refused(kind, rows, froze
     for values in (x, torch.ones_like(x)):
         for size in (None, rows):
             gradients = ExampleGradients(model, layers, micro_batch=size)
-            with pytest.raises(ConfigError, match=r"needs \d dimensions, the example first, but got \("):
+            with pytest.raises(
+                ConfigError, match=r"needs \d dimensions, the example first, but got \("
+            ):
                 gradients.sum(values, y, FlatClip(1.0))
-            with pytest.raises(ConfigError, match=r"needs \d dimensions, the example first, but got \("):
+            with pytest.raises(
+                ConfigError, match=r"needs \d dimensions, the example first, but got \("
+            ):
                 gradients.condition(values)
         with pytest.raises(ConfigError, match=r"model: .*needs \d dimensions, the example first"):
             try_examples(model, layers, tasks.get(), values, y, type(model))
 
 
 def test_inputs_are_checked_again_when_their_dimensions_change():
-    model = nn.Sequential(nn.Conv1d(2, 2, 1).requires_grad_(False), nn.Flatten(), nn.Linear(2 * WIDTH, 3))
+    model = nn.Sequential(
+        nn.Conv1d(2, 2, 1).requires_grad_(False), nn.Flatten(), nn.Linear(2 * WIDTH, 3)
+    )
     gradients = ExampleGradients(model, LayerTable.from_module(model), micro_batch=2)
     gradients.sum(torch.randn(2, 2, WIDTH), torch.zeros(2, dtype=torch.long), FlatClip(1.0))
     with pytest.raises(ConfigError, match=r"needs 3 dimensions"):
@@ -488,7 +549,10 @@ def test_a_layer_without_gradients_does_not_join_rows_either(frozen):
     class Channels(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.last = nn.Conv1d(2, 2, 1).requires_grad_(not frozen), nn.Linear(WIDTH, 3)
+            self.first, self.last = (
+                nn.Conv1d(2, 2, 1).requires_grad_(not frozen),
+                nn.Linear(WIDTH, 3),
+            )
 
         def forward(self, x):
             with torch.no_grad():
@@ -498,7 +562,9 @@ def test_a_layer_without_gradients_does_not_join_rows_either(frozen):
     model, x = Channels(), torch.randn(2, WIDTH)
     layers = LayerTable.from_module(model)
     gradients = ExampleGradients(model, layers, micro_batch=2)
-    with pytest.raises((ConfigError, RuntimeError), match=r"needs 3 dimensions|influence each other"):
+    with pytest.raises(
+        (ConfigError, RuntimeError), match=r"needs 3 dimensions|influence each other"
+    ):
         gradients.sum(x, torch.zeros(2, dtype=torch.long), FlatClip(1.0))
 
 

@@ -54,7 +54,12 @@ def both(module, grouped, scaling, x, y, **options):
 def test_a_stack_has_the_bits_of_the_general_pass(model, grouped, scaling):
     torch.manual_seed(0)
     module = MODELS[model]()
-    for examples, options in ((1, {}), (13, {}), (13, {"exact_sums": True}), (13, {"micro_batch": 5})):
+    for examples, options in (
+        (1, {}),
+        (13, {}),
+        (13, {"exact_sums": True}),
+        (13, {"micro_batch": 5}),
+    ):
         x, y = inputs(module, examples)
         y = y.float().fmod(2) if model == "one output" else y
         x[0] *= 1e-25  # its square vanishes in float32
@@ -101,6 +106,8 @@ def test_what_is_not_a_plain_stack_takes_the_general_pass(module, task):
 
 
 def test_rows_of_a_sequence_take_the_general_pass():
-    gradients = ExampleGradients(module := nn.Sequential(nn.Linear(4, 2)), LayerTable.from_module(module))
+    gradients = ExampleGradients(
+        module := nn.Sequential(nn.Linear(4, 2)), LayerTable.from_module(module)
+    )
     assert gradients._stack.takes((torch.zeros(3, 4),), FlatClip(1.0))
     assert not gradients._stack.takes((torch.zeros(3, 5, 4),), FlatClip(1.0))

@@ -22,13 +22,17 @@ class Product:
 
 
 def moved(lengths, exact_sums, micro_batch=None, scaling=None):
-    """Distance of the sums of gradients of these lengths, all alike, with and without a first one that is cut to 1."""
+    """Distance of the sums of gradients of these lengths, all alike, with and without a first one
+    that is cut to 1."""
     model = nn.Sequential(nn.Linear(SIDE**2, 1, bias=False))
     table = LayerTable.from_module(model)
     gradients = ExampleGradients(model, table, Product(), micro_batch, exact_sums)
     x = torch.tensor([1.01, *lengths], dtype=torch.float64)[:, None].expand(-1, SIDE**2) / SIDE
     y = torch.ones(len(x), 1)
-    both = [gradients.sum(x[low:].float(), y[low:], scaling or FlatClip(1.0)).total.double() for low in (0, 1)]
+    both = [
+        gradients.sum(x[low:].float(), y[low:], scaling or FlatClip(1.0)).total.double()
+        for low in (0, 1)
+    ]
     return float(torch.linalg.vector_norm(both[0] - both[1]))
 
 
@@ -46,7 +50,8 @@ def test_exact_sums_move_by_no_more_than_the_bound(micro_batch, scaling):
 
 
 def test_sums_in_single_precision_can_move_by_more():
-    """Power: 233 examples, added up one after another, and one of them counts 1.0001 times its bound."""
+    """Power: 233 examples, added up one after another, and one of them counts 1.0001 times its
+    bound."""
     assert moved(rounding_up(), False, micro_batch=1) > 1 + 1e-4
 
 
@@ -55,7 +60,10 @@ LAYERS = {
     "sequence": lambda: (nn.Linear(20, 4), torch.randn(6, 3, 20)),
     "sequence, by Gram matrices": lambda: (nn.Linear(64, 48), torch.randn(6, 4, 64)),
     "convolution": lambda: (nn.Conv2d(3, 8, 3, padding=1), torch.randn(6, 3, 8, 8)),
-    "convolution, by Gram matrices": lambda: (nn.Conv2d(128, 128, 3, padding=1), torch.randn(4, 128, 4, 4)),
+    "convolution, by Gram matrices": lambda: (
+        nn.Conv2d(128, 128, 3, padding=1),
+        torch.randn(4, 128, 4, 4),
+    ),
     "normalisation": lambda: (nn.GroupNorm(2, 8), torch.randn(6, 8, 5)),
     "normalisation of channels": lambda: (nn.GroupNorm(2, 8), torch.randn(6, 8)),
     "embedding": lambda: (nn.Embedding(11, 5), torch.randint(11, (6, 7))),
@@ -76,14 +84,18 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("style", ["per-layer", "flat"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_exact_sums_are_those_of_the_same_gradients(name, style):
-    """As in float64 throughout but for the gradients' own rounding; float32 sums of 6 examples are as near."""
+    """As in float64 throughout but for the gradients' own rounding; float32 sums of 6 examples are
+    as near."""
     torch.manual_seed(0)
     module, x = LAYERS[name]()
     model = Twice(module)
     table = LayerTable.from_module(model)
     y = torch.randn(model(x).shape)
     found = []
-    for exact_sums, own, dtype in ((True, model, torch.float32), (False, copy.deepcopy(model).double(), torch.float64)):
+    for exact_sums, own, dtype in (
+        (True, model, torch.float32),
+        (False, copy.deepcopy(model).double(), torch.float64),
+    ):
         gradients = ExampleGradients(own, table, Product(), 4, exact_sums)
         inputs = x.to(dtype) if x.is_floating_point() else x
         norms = gradients.sum(inputs, y.to(dtype), FlatClip(1.0)).norms
@@ -91,4 +103,6 @@ def test_exact_sums_are_those_of_the_same_gradients(name, style):
         scaling = FlatClip(bound) if style == "flat" else PerLayerClip((bound,))
         found.append(gradients.sum(inputs, y.to(dtype), scaling).total)
     assert found[0].dtype == torch.float64
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5 * float(found[1].abs().max()))
+    torch.testing.assert_close(
+        found[0], found[1], rtol=1e-4, atol=1e-5 * float(found[1].abs().max())
+    )

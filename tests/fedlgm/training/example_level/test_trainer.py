@@ -1,4 +1,5 @@
-"""Local steps: batches and noise of their own for every release, and nothing that shows how many examples there are."""
+"""Local steps: batches and noise of their own for every release, and nothing that shows how many
+examples there are."""
 
 from __future__ import annotations
 
@@ -25,13 +26,23 @@ from fedlgm.training.example_level.trainer import (
 )
 
 STEPS = LocalSteps(count=4, rate=0.5, batch=10.0)
-FACTS = RunFacts(1.0, Sampling("poisson", 5, 1.0), trust="local", rounds=3, training=LocalTraining(lr=0.5), steps=STEPS)
+FACTS = RunFacts(
+    1.0,
+    Sampling("poisson", 5, 1.0),
+    trust="local",
+    rounds=3,
+    training=LocalTraining(lr=0.5),
+    steps=STEPS,
+)
 KEYS = KeyRing.from_seed(None)
 
 
 def data(count=20, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(count, 6, generator=generator), torch.randint(3, (count,), generator=generator)
+    x, y = (
+        torch.randn(count, 6, generator=generator),
+        torch.randint(3, (count,), generator=generator),
+    )
     return x, y, digest_of(x, y)
 
 
@@ -41,12 +52,18 @@ def made(name="dp-sgd", facts=FACTS, **options) -> tuple[ExampleTrainer, Release
     mechanism = mechanisms.get(name, **options)
     layers = mechanism.table(LayerTable.from_module(module))
     start = layers.flatten(module)
-    return ExampleTrainer(module, layers, mechanism), mechanism.plan(layers, facts, Transcript.start(start)), start
+    return (
+        ExampleTrainer(module, layers, mechanism),
+        mechanism.plan(layers, facts, Transcript.start(start)),
+        start,
+    )
 
 
 def update(examples, keys=KEYS, round_=1, client=0, options=None, settings=FACTS.training):
     trainer, plan, start = made(**(options or {}))
-    return local_steps(trainer, settings, start, [Examples(client, *examples)], plan, keys, round_)[0]
+    return local_steps(trainer, settings, start, [Examples(client, *examples)], plan, keys, round_)[
+        0
+    ]
 
 
 def test_the_same_request_on_the_same_data_is_the_same_release():
@@ -73,7 +90,10 @@ def test_anything_else_has_other_noise_everywhere(change):
 def test_batches_of_a_secret_ring_follow_the_data_and_those_of_a_seed_do_not():
     one, other = (digest_of(*data(seed=seed)[:2]) for seed in (0, 1))
     secret, public = KEYS, KeyRing.from_seed(1)
-    rows = [poisson_rows(batch_keys(secret, digest), 1000, 0.5, 1, 0).tolist() for digest in (one, other)]
+    rows = [
+        poisson_rows(batch_keys(secret, digest), 1000, 0.5, 1, 0).tolist()
+        for digest in (one, other)
+    ]
     assert rows[0] != rows[1]
     assert batch_keys(public, one) == batch_keys(public, other) == public
 
@@ -86,7 +106,10 @@ def test_batches_are_poisson():
 
 def test_a_client_without_examples_sends_noise_of_the_same_size():
     empty = (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
-    sizes = [float(update((*empty, digest_of(*empty)), round_=round_)[0].std()) for round_ in range(1, 30)]
+    sizes = [
+        float(update((*empty, digest_of(*empty)), round_=round_)[0].std())
+        for round_ in range(1, 30)
+    ]
     _, plan, _ = made()
     assert np.mean(sizes) == pytest.approx(float(plan.upload_sigma[0]), rel=0.05)
     assert float(plan.upload_sigma[0]) == pytest.approx(0.5 * 2 / 10)
@@ -95,7 +118,9 @@ def test_a_client_without_examples_sends_noise_of_the_same_size():
 def test_layers_that_are_not_released_stay_where_they_are():
     options = {"style": "per-layer", "allocation": "max-snr-sum"}
     trainer, plan, start = made(**options)
-    ((change, _),) = local_steps(trainer, FACTS.training, start, [Examples(0, *data())], plan, KEYS, 1)
+    ((change, _),) = local_steps(
+        trainer, FACTS.training, start, [Examples(0, *data())], plan, KEYS, 1
+    )
     assert change.numel() == plan.size == int(plan.layers.sizes[plan.indices].sum())
     moved = trainer.weights - start
     for j, part in enumerate(plan.layers.split(moved)):
@@ -103,17 +128,26 @@ def test_layers_that_are_not_released_stay_where_they_are():
 
 
 def test_answers_are_means_over_the_steps():
-    """Without noise to speak of: the share of a batch's examples within their bounds, minus one half, over B."""
+    """Without noise to speak of: the share of a batch's examples within their bounds, minus one
+    half, over B."""
     options = {"style": "per-layer", "clip": "med", "norms": "quantile"}
     trainer, plan, start = made(**options)
-    quiet = replace(plan, sigma=plan.sigma * 1e-6, queries=tuple(replace(noisy, sigma=1e-6) for noisy in plan.queries))
-    ((change, _),) = local_steps(trainer, FACTS.training, start, [Examples(0, *data())], quiet, KEYS, 1)
+    quiet = replace(
+        plan,
+        sigma=plan.sigma * 1e-6,
+        queries=tuple(replace(noisy, sigma=1e-6) for noisy in plan.queries),
+    )
+    ((change, _),) = local_steps(
+        trainer, FACTS.training, start, [Examples(0, *data())], quiet, KEYS, 1
+    )
     answers = change[-2:].numpy() * STEPS.batch * STEPS.count * 2
     assert np.abs(answers - answers.round()).max() < 1e-3  # sums of halves
     assert np.abs(answers).max() <= 20 * STEPS.count
 
 
-@pytest.mark.parametrize("settings", [LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)])
+@pytest.mark.parametrize(
+    "settings", [LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)]
+)
 def test_every_optimizer_steps_on_noisy_sums(settings):
     change, _ = update(data(), settings=settings)
     assert torch.isfinite(change).all()
@@ -122,19 +156,24 @@ def test_every_optimizer_steps_on_noisy_sums(settings):
 
 @pytest.mark.parametrize("keys", [KEYS, KeyRing.from_seed(3)])
 @pytest.mark.parametrize(
-    "settings", [LocalTraining(lr=0.5), LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)]
+    "settings",
+    [LocalTraining(lr=0.5), LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)],
 )
 @pytest.mark.parametrize(
-    "options", [{}, {"style": "per-layer", "allocation": "max-snr-sum"}, {"clip": "med", "norms": "quantile"}]
+    "options",
+    [{}, {"style": "per-layer", "allocation": "max-snr-sum"}, {"clip": "med", "norms": "quantile"}],
 )
 def test_clients_that_step_together_release_what_each_releases_alone(options, settings, keys):
     """To the bit, for any number of clients beside them, one of them without examples."""
     empty = (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     sets = [data(), (*empty, digest_of(*empty)), data(7, seed=1), data(90, seed=2)]
-    clients = [Examples(number, *examples) for number, examples in zip((4, 0, 9, 2), sets, strict=True)]
+    clients = [
+        Examples(number, *examples) for number, examples in zip((4, 0, 9, 2), sets, strict=True)
+    ]
     options = {"style": "per-layer"} | options if options else {}
     alone = [
-        update(examples, keys, 2, one.client, options, settings) for one, examples in zip(clients, sets, strict=True)
+        update(examples, keys, 2, one.client, options, settings)
+        for one, examples in zip(clients, sets, strict=True)
     ]
     trainer, plan, start = made(**options)
     for group in (clients, clients[::-1], clients[1:3]):
@@ -153,4 +192,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="local steps need a plan"):
         local_steps(trainer, FACTS.training, start, [Examples(0, *data())], central, KEYS, 1)
     with pytest.raises(ConfigError, match="draws its examples by Poisson sampling"):
-        made(facts=RunFacts(1.0, Sampling("poisson", 5, 1.0), "replace-one", "local", 3, max_participations=2))
+        made(
+            facts=RunFacts(
+                1.0, Sampling("poisson", 5, 1.0), "replace-one", "local", 3, max_participations=2
+            )
+        )

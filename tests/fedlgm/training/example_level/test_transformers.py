@@ -1,4 +1,5 @@
-"""Per-example gradients of GPT-2 and BERT, plain and with LoRA, against autograd one example at a time."""
+"""Per-example gradients of GPT-2 and BERT, plain and with LoRA, against autograd one example at a
+time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def _one_by_one(model, x, y, task, layers):
     rows = []
     for i in range(len(y)):
         loss = task.losses(model(*(part[i : i + 1] for part in x)), y[i : i + 1]).sum()
-        found = torch.autograd.grad(loss, [parameters[slot.name] for slot in layers.slots()], materialize_grads=True)
+        found = torch.autograd.grad(
+            loss, [parameters[slot.name] for slot in layers.slots()], materialize_grads=True
+        )
         rows.append(torch.cat([gradient.flatten() for gradient in found]))
     return torch.stack(rows)
 
@@ -35,7 +38,9 @@ def test_sum_and_norms_are_those_of_autograd(make, adapted, style):
     layers = LayerTable.from_module(model)
     gradients = _one_by_one(model.train(), (x, mask), y, task, layers)
     norms = torch.stack([part.norm(dim=1) for part in layers.split(gradients)], dim=1)
-    total, measured = clipped_sum(model, (x, mask), y, clip=0.05, layers=layers, task=task, style=style)
+    total, measured = clipped_sum(
+        model, (x, mask), y, clip=0.05, layers=layers, task=task, style=style
+    )
 
     torch.testing.assert_close(measured.float(), norms, rtol=1e-4, atol=1e-6)
     if style == "flat":
@@ -58,14 +63,25 @@ class _Positions(nn.Module):
 
     def __init__(self, spread):
         super().__init__()
-        self.words, self.positions, self.out = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
+        self.words, self.positions, self.out = (
+            nn.Embedding(7, 4),
+            nn.Embedding(5, 4),
+            nn.Linear(4, 3),
+        )
         self.spread = spread
 
     def forward(self, x):
-        return self.out(torch.tanh(self.words(x) + self.spread(self.positions(torch.arange(5)[None]))).mean(1))
+        return self.out(
+            torch.tanh(self.words(x) + self.spread(self.positions(torch.arange(5)[None]))).mean(1)
+        )
 
 
-SPREADS = {"0": lambda p: p[0], ":1": lambda p: p[:1], "mean": lambda p: p.mean(0), "whole": lambda p: p}
+SPREADS = {
+    "0": lambda p: p[0],
+    ":1": lambda p: p[:1],
+    "mean": lambda p: p.mean(0),
+    "whole": lambda p: p,
+}
 
 
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
@@ -74,5 +90,7 @@ def test_shared_positions_reach_every_example_alike(spread):
     layers = LayerTable.from_module(model)
     total, _ = clipped_sum(model, x, y, clip=1e9, layers=layers, style="flat")
     loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
-    plain_sum = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    plain_sum = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+    )
     torch.testing.assert_close(total, plain_sum)

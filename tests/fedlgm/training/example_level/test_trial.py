@@ -1,4 +1,5 @@
-"""Every entry that trains at example level tries model and task before its first release, and again later."""
+"""Every entry that trains at example level tries model and task before its first release, and again
+later."""
 
 import pytest
 import torch
@@ -89,7 +90,9 @@ class ModuleHook(Net):
     def __init__(self):
         super().__init__()
         self.inner = nn.Identity()
-        self.inner.register_full_backward_hook(lambda _, inward, __: (inward[0] / inward[0].norm(),))
+        self.inner.register_full_backward_hook(
+            lambda _, inward, __: (inward[0] / inward[0].norm(),)
+        )
 
     def between(self, h):
         return self.inner(h)
@@ -136,22 +139,36 @@ class Together(Apart):
 
 def data(count=12):
     drawn = torch.Generator().manual_seed(5)
-    return torch.randn(count, FEATURES, generator=drawn), torch.randint(3, (count,), generator=drawn)
+    return torch.randn(count, FEATURES, generator=drawn), torch.randint(
+        3, (count,), generator=drawn
+    )
 
 
-WRONG = [(Drops, None), (Draws, None), (Remembers, None), (Net, Contrastive()), (ZeroResidual, None)]
+WRONG = [
+    (Drops, None),
+    (Draws, None),
+    (Remembers, None),
+    (Net, Contrastive()),
+    (ZeroResidual, None),
+]
 WRONG += [(made, None) for made in (OwnFunction, TensorHook, ModuleHook, LargeBatches, Longest)]
 WRONG += [(Net, Apart()), (Net, Together())]
 
 
-@pytest.mark.parametrize(("made", "task"), WRONG, ids=[type(task or made()).__name__ for made, task in WRONG])
-def test_nothing_is_released_of_a_model_whose_examples_have_no_gradient_of_their_own(tmp_path, made, task):
+@pytest.mark.parametrize(
+    ("made", "task"), WRONG, ids=[type(task or made()).__name__ for made, task in WRONG]
+)
+def test_nothing_is_released_of_a_model_whose_examples_have_no_gradient_of_their_own(
+    tmp_path, made, task
+):
     torch.manual_seed(0)
     model, (x, y) = made(), data()
     if made is Longest:  # of one length
         x = torch.randint(1, 9, x.shape, generator=torch.Generator().manual_seed(5))
     y = {Apart: y.sort().values, Together: torch.arange(len(y))}.get(type(task), y)
-    facts = RunFacts(0.0, Sampling("poisson", len(y), 0.5), rounds=2, epsilon=8.0, delta=1e-3, accountant="rdp")
+    facts = RunFacts(
+        0.0, Sampling("poisson", len(y), 0.5), rounds=2, epsilon=8.0, delta=1e-3, accountant="rdp"
+    )
     method = Method.of(model, mechanisms.get("dp-sgd"), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         with pytest.raises(ConfigError):
@@ -201,9 +218,13 @@ class Strict(Net):
 
 def convolution():
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(),
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.Linear(24, 3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("made", [Net, Strict, Attention, Recurrent, Scaled, convolution])
@@ -222,10 +243,13 @@ def test_correct_models_pass_and_stay_as_they_were(made):
 
 
 class Late(Net):
-    """Looks at the batch once its weights have moved, and at a value, which vmap does not permit."""
+    """Looks at the batch once its weights have moved, and at a value, which vmap does not
+    permit."""
 
     def between(self, h):
-        moved = float(self.last.bias.detach().abs().max()) > 100 and float(h.detach().max()) < torch.inf
+        moved = (
+            float(self.last.bias.detach().abs().max()) > 100 and float(h.detach().max()) < torch.inf
+        )
         return standardised(h) if bool(h.isfinite().all()) and moved else h
 
 
@@ -267,7 +291,8 @@ def test_a_client_with_one_example_is_tried_with_the_next_ones():
 
 
 def test_a_unit_at_its_kink_is_no_fault(monkeypatch):
-    """Rounding may put a unit on either side of its kink; at other weights nearby both sums agree."""
+    """Rounding may put a unit on either side of its kink; at other weights nearby both sums
+    agree."""
     x, y = data(4)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
     layers, task = LayerTable.from_module(model), tasks.get()
@@ -286,11 +311,16 @@ def test_a_unit_at_its_kink_is_no_fault(monkeypatch):
                 model[0].bias[0] -= 1e-6
 
     monkeypatch.setattr(_Gradients, "_differentiate", rounded)
-    gradients = [_Gradients(None, model, layers, task)._differentiate(x[:1], y[:1]), exact_of(model, x[:1], y[:1])]
+    gradients = [
+        _Gradients(None, model, layers, task)._differentiate(x[:1], y[:1]),
+        exact_of(model, x[:1], y[:1]),
+    ]
     assert (gradients[0] - gradients[1]).norm() > 0.02 * gradients[1].norm()
     try_examples(model, layers, task, x, y, nn.Sequential)
 
 
 def exact_of(model, x, y):
     loss = nn.functional.cross_entropy(model(x), y)
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+    return torch.cat(
+        [part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]
+    )

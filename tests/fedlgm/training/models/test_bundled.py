@@ -56,22 +56,28 @@ def test_published_sizes(name: str, in_shape: Shape, classes: int, expected: int
 
 def test_cnn_layers_of_the_papers() -> None:
     model = build("cnn", in_shape=GREY, classes=10)
-    layers = [sum(p.numel() for p in m.parameters()) for m in model.children() if list(m.parameters())]
+    layers = [
+        sum(p.numel() for p in m.parameters()) for m in model.children() if list(m.parameters())
+    ]
     assert layers == [1040, 8224, 16416, 330]
 
 
 def test_cnn_small_has_the_sizes_that_the_noise_norms_of_ladp_imply() -> None:
-    """Full DP adds one standard deviation everywhere: squared norms are proportional to parameter counts."""
+    """Full DP adds one standard deviation everywhere: squared norms are proportional to parameter
+    counts."""
     resnet = {10: [727_901, 505_266, 383_945, 203_968], 100: [787_542, 543_256, 436_562, 267_569]}
     small = {10: [61_523, 48_236, 34_717, 19_852], 100: [77_523, 52_652, 42_236, 25_786]}
     for classes, reference in ((10, 11_173_962), (100, 11_220_132)):
-        implied = [reference * (a / b) ** 2 for a, b in zip(small[classes], resnet[classes], strict=True)]
+        implied = [
+            reference * (a / b) ** 2 for a, b in zip(small[classes], resnet[classes], strict=True)
+        ]
         ours = size(build("cnn-small", in_shape=COLOUR, classes=classes))
         assert ours == pytest.approx(sum(implied) / 4, rel=0.005)
 
 
 def test_resnet20_is_the_residual_part_of_the_published_count() -> None:
-    """He et al. count 0.27 M; the projections and their norms add 2,752, norms replace BatchNorm one for one."""
+    """He et al. count 0.27 M; the projections and their norms add 2,752, norms replace BatchNorm
+    one for one."""
     model = build("resnet20", in_shape=COLOUR, classes=10)
     shortcuts = sum(p.numel() for name, p in model.named_parameters() if "downsample" in name)
     assert shortcuts == 16 * 32 + 32 * 64 + 2 * (32 + 64)
@@ -81,9 +87,13 @@ def test_resnet20_is_the_residual_part_of_the_published_count() -> None:
 @pytest.mark.parametrize("name", names())
 def test_nothing_but_parameters_and_no_inplace_activation(name: str) -> None:
     with torch.device("meta"):
-        model = build(name, in_shape=(16,) if name in ("gru", "transformer") else COLOUR, classes=10)
+        model = build(
+            name, in_shape=(16,) if name in ("gru", "transformer") else COLOUR, classes=10
+        )
     assert list(model.buffers()) == []
-    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm | nn.Dropout) for m in model.modules())
+    assert not any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm | nn.Dropout) for m in model.modules()
+    )
     assert not any(getattr(m, "inplace", False) for m in model.modules())
     assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
 
@@ -116,9 +126,14 @@ def test_meta_models_hold_no_memory_and_draw_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "in_shape", "options"), SMALL)
-def test_vmap_over_stacked_parameters_equals_the_loop(name: str, in_shape: Shape, options: dict[str, Any]) -> None:
-    """In double precision: in single precision, rounding can turn a ReLU on in one computation and off in another."""
-    models = [build(name, in_shape=in_shape, classes=10, seed=s, **options).double() for s in range(3)]
+def test_vmap_over_stacked_parameters_equals_the_loop(
+    name: str, in_shape: Shape, options: dict[str, Any]
+) -> None:
+    """In double precision: in single precision, rounding can turn a ReLU on in one computation and
+    off in another."""
+    models = [
+        build(name, in_shape=in_shape, classes=10, seed=s, **options).double() for s in range(3)
+    ]
     parameters, buffers = stack_module_state(models)
     assert buffers == {}
     generator = torch.Generator().manual_seed(0)
@@ -132,14 +147,18 @@ def test_vmap_over_stacked_parameters_equals_the_loop(name: str, in_shape: Shape
     gradients = vmap(grad(loss))(parameters, x, y)
     for i, model in enumerate(models):
         assert torch.allclose(logits[i], model(x[i]), rtol=1e-9, atol=1e-12)
-        expected = torch.autograd.grad(nn.functional.cross_entropy(model(x[i]), y[i]), list(model.parameters()))
+        expected = torch.autograd.grad(
+            nn.functional.cross_entropy(model(x[i]), y[i]), list(model.parameters())
+        )
         for (key, _), g in zip(model.named_parameters(), expected, strict=True):
             assert torch.allclose(gradients[key][i], g, rtol=1e-9, atol=1e-12), key
     assert not torch.allclose(logits[0], models[1](x[0]))
 
 
 @pytest.mark.parametrize(("name", "in_shape", "options"), SMALL)
-def test_per_example_gradients_equal_the_loop(name: str, in_shape: Shape, options: dict[str, Any]) -> None:
+def test_per_example_gradients_equal_the_loop(
+    name: str, in_shape: Shape, options: dict[str, Any]
+) -> None:
     model = build(name, in_shape=in_shape, classes=10, **options).double()
     parameters = {key: p.detach() for key, p in model.named_parameters()}
     x = torch.randn(3, *in_shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -159,7 +178,10 @@ def test_per_example_gradients_equal_the_loop(name: str, in_shape: Shape, option
 
 def test_activation_option() -> None:
     x = torch.randn(2, *GREY, generator=torch.Generator().manual_seed(0))
-    logits = {a: build("cnn", in_shape=GREY, classes=10, activation=a)(x) for a in ("tanh", "sigmoid", "relu")}
+    logits = {
+        a: build("cnn", in_shape=GREY, classes=10, activation=a)(x)
+        for a in ("tanh", "sigmoid", "relu")
+    }
     model = build("cnn", in_shape=GREY, classes=10, activation="sigmoid")
     assert sum(isinstance(m, nn.Sigmoid) for m in model.modules()) == 3
     assert not torch.allclose(logits["tanh"], logits["sigmoid"])
@@ -167,7 +189,9 @@ def test_activation_option() -> None:
 
 
 def test_hidden_option() -> None:
-    assert size(build("mlp", in_shape=DIGIT, classes=10, hidden=[20, 5])) == 65 * 20 + 21 * 5 + 6 * 10
+    assert (
+        size(build("mlp", in_shape=DIGIT, classes=10, hidden=[20, 5])) == 65 * 20 + 21 * 5 + 6 * 10
+    )
     assert size(build("mlp", in_shape=DIGIT, classes=10, hidden=[])) == 650
 
 
@@ -185,7 +209,11 @@ def test_resnet_stems() -> None:
         cifar = build("resnet18", in_shape=(1, 32, 32), classes=10)
         imagenet = build("resnet18", in_shape=COLOUR, classes=1000, stem="imagenet")
     assert isinstance(cifar.conv1, nn.Conv2d)
-    assert (cifar.conv1.kernel_size, cifar.conv1.stride, cifar.conv1.in_channels) == ((3, 3), (1, 1), 1)
+    assert (cifar.conv1.kernel_size, cifar.conv1.stride, cifar.conv1.in_channels) == (
+        (3, 3),
+        (1, 1),
+        1,
+    )
     assert size(imagenet) == 11_689_512  # torchvision's own ResNet-18
 
 
@@ -203,13 +231,33 @@ def test_every_parameter_takes_part(name: str, in_shape: Shape, options: dict[st
     ("name", "in_shape", "options", "message"),
     [
         ("lenet", GREY, {}, r"unknown model 'lenet'; known: logistic, mlp, cnn"),
-        ("logistic", GREY, {"hidden": 3}, r"model 'logistic': unknown option 'hidden'; its options: none"),
-        ("resnet18", COLOUR, {"norm": "batch"}, r"unknown option 'norm'; its options: groups, stem"),
+        (
+            "logistic",
+            GREY,
+            {"hidden": 3},
+            r"model 'logistic': unknown option 'hidden'; its options: none",
+        ),
+        (
+            "resnet18",
+            COLOUR,
+            {"norm": "batch"},
+            r"unknown option 'norm'; its options: groups, stem",
+        ),
         ("mlp", DIGIT, {"hidden": 32}, r"hidden must be a list of integers >= 1"),
         ("mlp", DIGIT, {"hidden": [32, 0]}, r"hidden must be a list of integers >= 1"),
         ("mlp", DIGIT, {"hidden": "32"}, r"hidden must be a list of integers >= 1"),
-        ("cnn", GREY, {"activation": "gelu"}, r"unknown activation 'gelu'; known: tanh, sigmoid, relu"),
-        ("cnn", DIGIT, {}, r"model 'cnn' cannot take inputs of shape \(1, 8, 8\): they are too small"),
+        (
+            "cnn",
+            GREY,
+            {"activation": "gelu"},
+            r"unknown activation 'gelu'; known: tanh, sigmoid, relu",
+        ),
+        (
+            "cnn",
+            DIGIT,
+            {},
+            r"model 'cnn' cannot take inputs of shape \(1, 8, 8\): they are too small",
+        ),
         ("cifar-cnn", (3, 4, 4), {}, r"too small"),
         ("resnet18", COLOUR, {"groups": 0}, r"groups must be a whole number of at least 1, got 0"),
         ("resnet152", COLOUR, {"stem": "none"}, r"unknown stem 'none'; known: cifar, imagenet"),
@@ -220,7 +268,9 @@ def test_every_parameter_takes_part(name: str, in_shape: Shape, options: dict[st
         ("mlp", (1, 8, 8), {"seed": -1}, r"seed must be"),
     ],
 )
-def test_bad_arguments_are_refused(name: str, in_shape: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(
+    name: str, in_shape: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build(name, in_shape=in_shape, classes=10, **options)
 

@@ -119,7 +119,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("make", "match"), BROKEN.values(), ids=BROKEN)
-def test_a_model_whose_copy_would_not_be_faithful_is_refused(make: Any, match: str, tmp_path: Path) -> None:
+def test_a_model_whose_copy_would_not_be_faithful_is_refused(
+    make: Any, match: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=match):
         copied(make())
     with pytest.raises(ConfigError, match=match):
@@ -128,11 +130,15 @@ def test_a_model_whose_copy_would_not_be_faithful_is_refused(make: Any, match: s
     with pytest.raises(ConfigError, match=match):
         PrivateUpdates(make())
     with pytest.raises(ConfigError, match=match):
-        PrivateFedAvg(make(), epsilon=8, delta=0.01, clients=10, rounds=1, ledger=tmp_path / "ledger.sqlite")
+        PrivateFedAvg(
+            make(), epsilon=8, delta=0.01, clients=10, rounds=1, ledger=tmp_path / "ledger.sqlite"
+        )
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_parameters_in_one_memory_are_refused_in_a_model_that_a_function_makes(tmp_path: Path) -> None:
+def test_parameters_in_one_memory_are_refused_in_a_model_that_a_function_makes(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="share memory"):
         simulations.simulate(model=shared, data=DATA, overrides=SMALL, run_dir=tmp_path / "run")
 
@@ -152,7 +158,9 @@ def test_ordinary_models_are_copied() -> None:
     parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
     for net in (tied, parametrised, nn.LSTM(4, 2), nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))):
         made = copied(net)
-        assert [name for name, _ in made.named_parameters()] == [name for name, _ in net.named_parameters()]
+        assert [name for name, _ in made.named_parameters()] == [
+            name for name, _ in net.named_parameters()
+        ]
     for net in (tied, parametrised):
         require_faithful_copies(net, torch.randn(3, 4))
     assert copied(tied)[1].weight is not tied[0].weight

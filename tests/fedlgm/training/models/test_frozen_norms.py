@@ -1,4 +1,5 @@
-"""BatchNorm in evaluation mode, whose statistics are constants that no training changes; embeddings; wrappers."""
+"""BatchNorm in evaluation mode, whose statistics are constants that no training changes;
+embeddings; wrappers."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_constant_statistics_stay_constant(make, recipe, changes, tmp_path) -> N
     """Every BatchNorm was refused, also one that is not trained."""
     model = make()
     before = {name: value.clone() for name, value in model.named_buffers()}
-    result = simulations.simulate(recipe, model=model, data=DATA, overrides=changes, run_dir=tmp_path / "run")
+    result = simulations.simulate(
+        recipe, model=model, data=DATA, overrides=changes, run_dir=tmp_path / "run"
+    )
     after = result.model()
     for made in (model, after):
         assert all(torch.equal(value, before[name]) for name, value in made.named_buffers())
@@ -81,7 +84,9 @@ def test_its_gradients_are_those_of_single_examples() -> None:
     layers = LayerTable.from_module(model)
     total = ExampleGradients(model.train(), layers).sum(x, y, _unclipped()).total
     weights = list(model.parameters())
-    gradients = [torch.autograd.grad(_loss(model, x[i : i + 1], y[i : i + 1]), weights) for i in range(7)]
+    gradients = [
+        torch.autograd.grad(_loss(model, x[i : i + 1], y[i : i + 1]), weights) for i in range(7)
+    ]
     alone = sum(torch.cat([part.flatten() for part in gradient]) for gradient in gradients)
     assert torch.allclose(total.float(), alone, atol=1e-5)
 
@@ -101,12 +106,17 @@ def test_every_other_batch_norm_is_refused() -> None:
     evaluated = normed().eval()  # as `from_pretrained` returns every model
     derived = nn.Sequential(nn.Linear(5, 4), type("Own", (nn.BatchNorm1d,), {})(4).eval())
     for model in (trained, evaluated, derived):
-        with pytest.raises(ConfigError, match=r"running_mean' would follow private data .* may stay if it is in evalu"):
+        with pytest.raises(
+            ConfigError,
+            match=r"running_mean' would follow private data .* may stay if it is in evalu",
+        ):
             models.build(model, in_shape=(5,), classes=2)
     with pytest.raises(ConfigError, match="would follow private data"):
         require_stateless(normed())
     batch = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
-    with pytest.raises(ConfigError, match="mixes the examples of a batch"):  # it takes the batch's in every mode
+    with pytest.raises(
+        ConfigError, match="mixes the examples of a batch"
+    ):  # it takes the batch's in every mode
         ExampleGradients(batch, LayerTable.from_module(batch))
 
 
@@ -135,7 +145,9 @@ def test_sparse_embeddings_train_as_dense_ones(tmp_path) -> None:
     x = np.random.default_rng(0).integers(0, 9, size=(200, 5))
     data = {"train": (x, Y), "test": (x, Y)}
     made = [
-        simulations.simulate(model=Words(sparse), data=data, overrides=CLIENTS, run_dir=tmp_path / str(sparse))
+        simulations.simulate(
+            model=Words(sparse), data=data, overrides=CLIENTS, run_dir=tmp_path / str(sparse)
+        )
         for sparse in (True, False)
     ]
     assert made[0]["model_sha256"] == made[1]["model_sha256"]
@@ -152,8 +164,12 @@ class Packed(nn.Module):
 
 
 def test_packed_sequences_are_refused_at_example_level(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"read \(GRU\) takes a packed sequence, .*: pass padded sequences"):
-        simulations.simulate("dp-sgd-digits", model=Packed(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"read \(GRU\) takes a packed sequence, .*: pass padded sequences"
+    ):
+        simulations.simulate(
+            "dp-sgd-digits", model=Packed(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,22 +63,36 @@ def test_modules_are_copied_with_their_weights() -> None:
 @pytest.mark.parametrize(
     ("model", "values", "message"),
     [
-        ("absent.models:Net", {}, r"model 'absent.models:Net': module 'absent.models' cannot be imported"),
+        (
+            "absent.models:Net",
+            {},
+            r"model 'absent.models:Net': module 'absent.models' cannot be imported",
+        ),
         ("torch.nn:Lineal", {}, r"has no 'Lineal'; did you mean 'Linear'\?"),
         ("math:pi", {}, r"model 'math:pi' is neither an nn.Module nor a class or function"),
         ("builtins:dict", {}, r"model 'builtins:dict'"),
         (Net, {"width": 3}, r"model 'Net': unknown option 'width'; its options: hidden, depth"),
         ("torch.nn:Linear", {"in_features": 4}, r"missing a required argument: 'out_features'"),
-        (nn.Linear(4, 2), {"bias": True}, r"model 'Linear' is a module already: it takes no options, got bias"),
+        (
+            nn.Linear(4, 2),
+            {"bias": True},
+            r"model 'Linear' is a module already: it takes no options, got bias",
+        ),
         (nn.ReLU, {}, r"model 'ReLU' has no trainable parameters"),
         (nn.Linear(4, 2).requires_grad_(False), {}, r"model 'Linear' has no trainable parameters"),
-        (nn.Linear(4, 2).half(), {}, r"parameter 'weight' is torch.float16, but trained parameters must be float32"),
+        (
+            nn.Linear(4, 2).half(),
+            {},
+            r"parameter 'weight' is torch.float16, but trained parameters must be float32",
+        ),
         (nn.LazyLinear(2), {}, r"parameter 'weight' has no size before the first forward pass"),
         (nn.BatchNorm2d(3), {}, r"buffer 'running_mean' .* GroupNorm in place of BatchNorm"),
         (lambda: None, {}, r"must be an nn.Module, but it is of type NoneType"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(model: Any, values: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_trained_is_refused(
+    model: Any, values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         own(model, **values)
 
@@ -94,9 +108,13 @@ def test_hooks_of_parameters_that_would_not_run_are_refused(given: str, register
             getattr(self.weight, register)(lambda value: None)
 
     if given == "class" and register == "register_hook":
-        assert own(Hooked).weight._backward_hooks  # trainers of one client at a time run it, the others refuse it
+        assert own(
+            Hooked
+        ).weight._backward_hooks  # trainers of one client at a time run it, the others refuse it
         return
-    with pytest.raises(ConfigError, match=r"a gradient hook of parameter 'weight' would not run, because"):
+    with pytest.raises(
+        ConfigError, match=r"a gradient hook of parameter 'weight' would not run, because"
+    ):
         own(Hooked() if given == "module" else Hooked)
 
 
@@ -109,19 +127,27 @@ def headed(classes: int = 1) -> nn.Module:
 
 
 def test_an_error_of_a_users_function_is_one_message_that_says_where() -> None:
-    with pytest.raises(ConfigError, match=r"model 'broken': TypeError.* \(test_own.py, line \d+\)$") as error:
+    with pytest.raises(
+        ConfigError, match=r"model 'broken': TypeError.* \(test_own.py, line \d+\)$"
+    ) as error:
         own(broken)
     assert isinstance(error.value.__cause__, TypeError)
 
 
 def test_a_number_of_outputs_that_nobody_says() -> None:
-    with pytest.raises(ConfigError, match=r"model 'fitted' takes `classes`.*Task.outputs.*a default"):
+    with pytest.raises(
+        ConfigError, match=r"model 'fitted' takes `classes`.*Task.outputs.*a default"
+    ):
         build(fitted, in_shape=(4,), classes=None)
     assert build(headed, in_shape=(4,), classes=None).weight.shape == (1, 4)  # type: ignore[union-attr]
 
 
 def test_layers_without_state_are_welcome() -> None:
-    own(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.5), nn.GroupNorm(2, 4)))
+    own(
+        nn.Sequential(
+            nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.5), nn.GroupNorm(2, 4)
+        )
+    )
 
 
 @pytest.mark.parametrize("hold", [list, tuple, lambda layers: dict(enumerate(layers))])
@@ -129,7 +155,8 @@ def test_layers_that_python_hides_are_noticed(hold: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     model[0].experts = hold([nn.Linear(3, 3)])
     with pytest.warns(
-        Notice, match=r"the layers in '0\.experts' are not trained, because a plain (list|tuple|dict) hides"
+        Notice,
+        match=r"the layers in '0\.experts' are not trained, because a plain (list|tuple|dict) hides",
     ):
         require_trainable(model)
 

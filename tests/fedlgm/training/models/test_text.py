@@ -42,7 +42,8 @@ def test_attention_is_torchs_causal_attention() -> None:
     attention = CausalAttention(6, 2)
     x = torch.randn(3, 5, 6)
     query, key, value = (
-        layer(x).view(3, 5, 2, 3).transpose(1, 2) for layer in (attention.query, attention.key, attention.value)
+        layer(x).view(3, 5, 2, 3).transpose(1, 2)
+        for layer in (attention.query, attention.key, attention.value)
     )
     seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(attention(x), attention.mix(seen.transpose(1, 2).reshape(3, 5, 6)))

@@ -48,11 +48,19 @@ def test_tied_weights_and_adapters_of_peft_are_found(tmp_path):
     ("change", "message"),
     [
         (lambda state: state.pop("2.bias"), r"does not hold '2\.bias', which the model has"),
-        (lambda state: state.update({"2.bais": torch.zeros(2)}), r"holds '2\.bais', which the model lacks"),
-        (lambda state: state.update({"2.bias": torch.zeros(3)}), r"'2\.bias' has shape \(3,\) in .* and \(2,\)"),
+        (
+            lambda state: state.update({"2.bais": torch.zeros(2)}),
+            r"holds '2\.bais', which the model lacks",
+        ),
+        (
+            lambda state: state.update({"2.bias": torch.zeros(3)}),
+            r"'2\.bias' has shape \(3,\) in .* and \(2,\)",
+        ),
     ],
 )
-def test_tensors_that_are_not_the_models_are_refused_and_nothing_is_loaded(change, message, tmp_path):
+def test_tensors_that_are_not_the_models_are_refused_and_nothing_is_loaded(
+    change, message, tmp_path
+):
     state = net().state_dict()
     change(state)
     save_file(state, tmp_path / "other.safetensors")

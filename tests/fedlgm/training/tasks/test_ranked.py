@@ -35,8 +35,13 @@ def test_the_interval_covers_the_truth(shift):
 def test_with_few_rows_of_a_class_the_interval_is_a_little_too_narrow():
     random, truth, targets = np.random.default_rng(2), 0.97, np.arange(120) < 20
     shift = np.sqrt(2) * stats.norm.ppf(truth)
-    found = [tasks.auc(random.standard_normal(120) + shift * targets, targets.astype(int)) for _ in range(1000)]
-    assert 0.89 < np.mean([one.low <= truth <= one.high for one in found]) < 0.95  # the page says 92 %
+    found = [
+        tasks.auc(random.standard_normal(120) + shift * targets, targets.astype(int))
+        for _ in range(1000)
+    ]
+    assert (
+        0.89 < np.mean([one.low <= truth <= one.high for one in found]) < 0.95
+    )  # the page says 92 %
 
 
 def test_one_class_has_no_auc_and_separated_classes_have_an_interval():
@@ -45,5 +50,7 @@ def test_one_class_has_no_auc_and_separated_classes_have_an_interval():
 
 
 def test_several_labels_are_refused():
-    with pytest.raises(DataError, match=r"one label per example, but the training targets have shape \(4, 2\)"):
+    with pytest.raises(
+        DataError, match=r"one label per example, but the training targets have shape \(4, 2\)"
+    ):
         tasks.get("ranked").targets(np.ones((4, 2)), "training")

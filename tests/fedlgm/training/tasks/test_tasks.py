@@ -20,26 +20,55 @@ DRAW = torch.Generator().manual_seed(3)
 BATCHES: dict[str, tuple[Any, dict[str, Any], Tensor, Tensor]] = {
     "classes": ("classification", {}, torch.randn(7, 4, generator=DRAW), torch.arange(7) % 4),
     "pixels": (
-        "classification", {}, torch.randn(5, 3, 2, 2, generator=DRAW),
+        "classification",
+        {},
+        torch.randn(5, 3, 2, 2, generator=DRAW),
         torch.randint(3, (5, 2, 2), generator=DRAW),
     ),
-    "numbers": ("regression", {}, torch.randn(6, 1, generator=DRAW), torch.randn(6, generator=DRAW)),
-    "absolute": (
-        "regression", {"loss": "absolute"}, torch.randn(6, 3, generator=DRAW), torch.randn(6, 3, generator=DRAW),
+    "numbers": (
+        "regression",
+        {},
+        torch.randn(6, 1, generator=DRAW),
+        torch.randn(6, generator=DRAW),
     ),
-    "huber": ("regression", {"loss": "huber"}, 3 * torch.randn(6, 2, generator=DRAW), torch.zeros(6, 2)),
+    "absolute": (
+        "regression",
+        {"loss": "absolute"},
+        torch.randn(6, 3, generator=DRAW),
+        torch.randn(6, 3, generator=DRAW),
+    ),
+    "huber": (
+        "regression",
+        {"loss": "huber"},
+        3 * torch.randn(6, 2, generator=DRAW),
+        torch.zeros(6, 2),
+    ),
     "yes or no": ("binary", {}, torch.randn(6, generator=DRAW), torch.tensor([0.0, 1, 1, 0, 1, 0])),
-    "labels": ("multi-label", {}, torch.randn(5, 3, generator=DRAW), (torch.randn(5, 3, generator=DRAW) > 0).float()),
-    "tokens": ("next-token", {}, torch.randn(4, 5, 6, generator=DRAW), torch.randint(6, (4, 5), generator=DRAW)),
+    "labels": (
+        "multi-label",
+        {},
+        torch.randn(5, 3, generator=DRAW),
+        (torch.randn(5, 3, generator=DRAW) > 0).float(),
+    ),
+    "tokens": (
+        "next-token",
+        {},
+        torch.randn(4, 5, 6, generator=DRAW),
+        torch.randint(6, (4, 5), generator=DRAW),
+    ),
     "padded": (
-        "next-token", {}, torch.randn(3, 4, 6, generator=DRAW),
+        "next-token",
+        {},
+        torch.randn(3, 4, 6, generator=DRAW),
         torch.tensor([[1, 2, -100, -100], [5, 0, 3, -100], [2, 2, 2, 2]]),
     ),
     "not shifted": (
-        "causal-lm", {}, torch.randn(3, 4, 6, generator=DRAW),
+        "causal-lm",
+        {},
+        torch.randn(3, 4, 6, generator=DRAW),
         torch.tensor([[1, 2, -100, -100], [5, 0, 3, 1], [2, 2, 2, 2]]),
     ),
-}  # fmt: skip
+}
 
 
 class Fixed(nn.Module):
@@ -56,7 +85,9 @@ class Fixed(nn.Module):
 def figures(name: str, batch_size: int = 1000) -> dict[str, float]:
     task, options, outputs, targets = BATCHES[name]
     module = Fixed(outputs)
-    return tasks.evaluate(tasks.get(task, **options), module, torch.arange(len(targets)), targets, batch_size)
+    return tasks.evaluate(
+        tasks.get(task, **options), module, torch.arange(len(targets)), targets, batch_size
+    )
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -73,10 +104,15 @@ def test_figures_do_not_depend_on_how_data_are_batched(name: str) -> None:
 def test_evaluation_in_another_layout_changes_neither_figures_nor_model() -> None:
     """Max-pooling is faster in channels-last layout, which evaluation uses and takes back."""
     module = models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1)
-    x, y = torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 10
+    x, y = (
+        torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(1)),
+        torch.arange(300) % 10,
+    )
     with torch.no_grad():
         loss = float(nn.functional.cross_entropy(module(x), y))
-    assert tasks.evaluate(tasks.get("classification"), module, x, y)["loss"] == pytest.approx(loss, rel=1e-5)
+    assert tasks.evaluate(tasks.get("classification"), module, x, y)["loss"] == pytest.approx(
+        loss, rel=1e-5
+    )
     assert not any(child._forward_hooks for child in module.modules())
     with torch.no_grad():
         assert module.conv1(x[:2]).is_contiguous()
@@ -86,23 +122,33 @@ def test_only_the_first_evaluation_looks_for_the_layout() -> None:
     module, calls = models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1), list[int]()
     module.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
     for _ in range(3):
-        tasks.evaluate(tasks.get("classification"), module, torch.rand(5, 1, 28, 28), torch.arange(5))
+        tasks.evaluate(
+            tasks.get("classification"), module, torch.rand(5, 1, 28, 28), torch.arange(5)
+        )
     assert calls == [2, 5, 5, 5]
 
 
 def test_classification_figures() -> None:
     _, _, outputs, targets = BATCHES["classes"]
     found = figures("classes")
-    assert found["loss"] == pytest.approx(sk.log_loss(targets, outputs.double().softmax(1), labels=range(4)), rel=1e-5)
+    assert found["loss"] == pytest.approx(
+        sk.log_loss(targets, outputs.double().softmax(1), labels=range(4)), rel=1e-5
+    )
     assert found["accuracy"] == sk.accuracy_score(targets, outputs.argmax(1))
     _, _, pixels, labels = BATCHES["pixels"]
-    assert figures("pixels")["accuracy"] == pytest.approx(float((pixels.argmax(1) == labels).float().mean()))
+    assert figures("pixels")["accuracy"] == pytest.approx(
+        float((pixels.argmax(1) == labels).float().mean())
+    )
 
 
 def test_regression_figures() -> None:
     _, _, outputs, targets = BATCHES["numbers"]
     squared = sk.mean_squared_error(targets, outputs[:, 0])
-    expected = {"loss": squared, "rmse": math.sqrt(squared), "mae": sk.mean_absolute_error(targets, outputs[:, 0])}
+    expected = {
+        "loss": squared,
+        "rmse": math.sqrt(squared),
+        "mae": sk.mean_absolute_error(targets, outputs[:, 0]),
+    }
     assert figures("numbers") == pytest.approx(expected, rel=1e-5)
     _, _, outputs, targets = BATCHES["absolute"]
     found = figures("absolute")
@@ -110,16 +156,22 @@ def test_regression_figures() -> None:
     assert found["loss"] == absolute
     assert found["mae"] == absolute
     _, _, outputs, targets = BATCHES["huber"]
-    assert figures("huber")["loss"] == pytest.approx(float(nn.HuberLoss()(outputs, targets)), rel=1e-5)
+    assert figures("huber")["loss"] == pytest.approx(
+        float(nn.HuberLoss()(outputs, targets)), rel=1e-5
+    )
 
 
 def test_binary_figures() -> None:
     _, _, outputs, targets = BATCHES["labels"]
     found = figures("labels")
     assert found["loss"] == pytest.approx(float(nn.BCEWithLogitsLoss()(outputs, targets)), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(float(((outputs > 0) == (targets > 0)).float().mean()))
+    assert found["accuracy"] == pytest.approx(
+        float(((outputs > 0) == (targets > 0)).float().mean())
+    )
     assert found["f1"] == pytest.approx(sk.f1_score(targets, outputs > 0, average="micro"))
-    none = tasks.evaluate(tasks.Binary(), Fixed(torch.full((3,), -1.0)), torch.arange(3), torch.zeros(3))
+    none = tasks.evaluate(
+        tasks.Binary(), Fixed(torch.full((3,), -1.0)), torch.arange(3), torch.zeros(3)
+    )
     assert none["f1"] == 0
 
 
@@ -130,12 +182,18 @@ def test_next_token_figures_count_tokens_and_training_counts_sequences() -> None
     loss = float(nn.functional.cross_entropy(outputs[kept], targets[kept]))
     assert found["loss"] == pytest.approx(loss, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(float((outputs.argmax(2) == targets)[kept].float().mean()))
+    assert found["accuracy"] == pytest.approx(
+        float((outputs.argmax(2) == targets)[kept].float().mean())
+    )
     rows = [nn.functional.cross_entropy(outputs[i][kept[i]], targets[i][kept[i]]) for i in range(3)]
     torch.testing.assert_close(tasks.NextToken().losses(outputs, targets), torch.stack(rows))
-    uniform = tasks.evaluate(tasks.NextToken(), Fixed(torch.zeros(3, 4, 6)), torch.arange(3), targets)
+    uniform = tasks.evaluate(
+        tasks.NextToken(), Fixed(torch.zeros(3, 4, 6)), torch.arange(3), targets
+    )
     assert uniform["perplexity"] == pytest.approx(6)
-    hopeless = tasks.evaluate(tasks.NextToken(), Fixed(1e4 * torch.eye(6)[None, :4]), torch.arange(1), targets[2:])
+    hopeless = tasks.evaluate(
+        tasks.NextToken(), Fixed(1e4 * torch.eye(6)[None, :4]), torch.arange(1), targets[2:]
+    )
     assert hopeless["perplexity"] == math.inf
 
 
@@ -164,8 +222,14 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
     check_task(Margin(), outputs, targets)
     check_task(nn.L1Loss(reduction="none"), outputs[:, 0], targets)
     assert set(tasks.names()) == {
-        "classification", "regression", "binary", "ranked", "multi-label", "next-token", "causal-lm",
-    }  # fmt: skip
+        "classification",
+        "regression",
+        "binary",
+        "ranked",
+        "multi-label",
+        "next-token",
+        "causal-lm",
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,8 +237,16 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
     [
         ("ranking", {}, r"unknown task 'ranking'; known: classification, regression"),
         ("regression", {"loss": "cubic"}, r"unknown loss 'cubic'; known: squared, absolute, huber"),
-        ("regression", {"margin": 1}, r"task 'regression': unknown option 'margin'; its options: loss"),
-        ("absent_module:Task", {}, r"task 'absent_module:Task': module 'absent_module' cannot be imported"),
+        (
+            "regression",
+            {"margin": 1},
+            r"task 'regression': unknown option 'margin'; its options: loss",
+        ),
+        (
+            "absent_module:Task",
+            {},
+            r"task 'absent_module:Task': module 'absent_module' cannot be imported",
+        ),
         ("math:pi", {}, r"task 'math:pi' is neither a fedlgm.training.tasks.Task nor a function"),
         (Margin(), {"margin": 2.0}, r"is an object already: it takes no options, got margin"),
         (3, {}, r"is neither a fedlgm.training.tasks.Task nor a function"),
@@ -193,9 +265,13 @@ class Weighted(Margin):
 
 
 def test_an_option_that_is_missing_differs_from_an_error_inside() -> None:
-    with pytest.raises(ConfigError, match=r"^task Weighted: missing .* 'weights'; its options: weights$"):
+    with pytest.raises(
+        ConfigError, match=r"^task Weighted: missing .* 'weights'; its options: weights$"
+    ):
         tasks.get(Weighted)
-    with pytest.raises(ConfigError, match=r"^task Weighted: TypeError: .* \(test_tasks.py, line \d+\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^task Weighted: TypeError: .* \(test_tasks.py, line \d+\)$"
+    ):
         tasks.get(Weighted, weights=3)
 
 
@@ -216,17 +292,31 @@ def test_a_task_or_model_without_enough_memory_is_not_called_unfit() -> None:
 
 def data_of(y: Any, classes: int | None = None) -> DataSet:
     y = np.asarray(y)
-    return DataSet("own", np.zeros((len(y), 3), np.float32), y, np.zeros((len(y), 3), np.float32), y, classes)
+    return DataSet(
+        "own", np.zeros((len(y), 3), np.float32), y, np.zeros((len(y), 3), np.float32), y, classes
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "y", "message"),
     [
-        ("classification", [0.5, 1.5], r"needs integer targets .* training targets are float64: .* task 'regression'"),
+        (
+            "classification",
+            [0.5, 1.5],
+            r"needs integer targets .* training targets are float64: .* task 'regression'",
+        ),
         ("classification", [0, -1], r"targets of at least 0, but the training targets begin at -1"),
-        ("regression", [0.5, math.nan], r"1 of the training targets are NaN or infinite, the first at index \(1,\)"),
+        (
+            "regression",
+            [0.5, math.nan],
+            r"1 of the training targets are NaN or infinite, the first at index \(1,\)",
+        ),
         ("regression", ["a", "b"], r"needs numbers as targets"),
-        ("binary", [0, 2], r"needs targets 0 and 1, but the training targets hold 2: .* 'classification'"),
+        (
+            "binary",
+            [0, 2],
+            r"needs targets 0 and 1, but the training targets hold 2: .* 'classification'",
+        ),
         ("next-token", [[0.5, 1.0]], r"needs integer targets \(each the number of a token\)"),
         (Margin(), [1.0, math.inf], r"NaN or infinite"),
     ],
@@ -256,14 +346,36 @@ def test_targets_take_the_type_of_the_task() -> None:
             [0, 1, 2],
             r"model has 2 outputs, but the targets of 'own' go up to class 2: it needs at least 3",
         ),
-        ("regression", 2, [0.5, 1.5, 1.0], r"outputs of shape \(2, 2\) and targets of shape \(2,\): .* shape \(2, 1\)"),
-        ("binary", 1, [[0, 1], [1, 1]], r"'binary' does not fit the model's outputs of shape \(2, 1\)"),
+        (
+            "regression",
+            2,
+            [0.5, 1.5, 1.0],
+            r"outputs of shape \(2, 2\) and targets of shape \(2,\): .* shape \(2, 1\)",
+        ),
+        (
+            "binary",
+            1,
+            [[0, 1], [1, 1]],
+            r"'binary' does not fit the model's outputs of shape \(2, 1\)",
+        ),
         ("next-token", 3, [[0, 1], [1, 1]], r"outputs must be logits \[n, length, vocabulary\]"),
-        (nn.CrossEntropyLoss(), 3, [0, 1], r"losses must have shape \(2,\), one per example, but they have \(\)"),
-        (lambda outputs, targets: (outputs - targets).sum(1), 3, [[1.0, 2], [3, 4]], r"does not fit .*: RuntimeError"),
+        (
+            nn.CrossEntropyLoss(),
+            3,
+            [0, 1],
+            r"losses must have shape \(2,\), one per example, but they have \(\)",
+        ),
+        (
+            lambda outputs, targets: (outputs - targets).sum(1),
+            3,
+            [[1.0, 2], [3, 4]],
+            r"does not fit .*: RuntimeError",
+        ),
     ],
 )
-def test_a_task_that_does_not_fit_the_model_is_refused(task: Any, outputs: int, y: Any, message: str) -> None:
+def test_a_task_that_does_not_fit_the_model_is_refused(
+    task: Any, outputs: int, y: Any, message: str
+) -> None:
     found = tasks.get(task)
     with pytest.raises(ConfigError, match=message):
         found.check(nn.Linear(3, outputs), found.prepare(data_of(y)))
@@ -271,15 +383,20 @@ def test_a_task_that_does_not_fit_the_model_is_refused(task: Any, outputs: int, 
 
 def test_a_model_that_does_not_take_the_data_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"does not take a batch of the data 'own', \('float32', \(2, 3\)\): RuntimeError"
+        ConfigError,
+        match=r"does not take a batch of the data 'own', \('float32', \(2, 3\)\): RuntimeError",
     ):
         tasks.Classification().check(nn.Linear(4, 2), data_of([0, 1]))
     tasks.Classification().check(nn.Linear(3, 2), data_of([0, 1]))
 
 
 def test_integers_that_a_model_does_not_take_are_explained() -> None:
-    data = DataSet.from_arrays((np.ones((4, 3), np.uint8), [0, 1, 0, 1]), (np.ones((4, 3), np.uint8), [0, 1, 0, 1]))
-    with pytest.raises(ConfigError, match=r"integers are tokens, .*; other inputs are floats, such as x / 255"):
+    data = DataSet.from_arrays(
+        (np.ones((4, 3), np.uint8), [0, 1, 0, 1]), (np.ones((4, 3), np.uint8), [0, 1, 0, 1])
+    )
+    with pytest.raises(
+        ConfigError, match=r"integers are tokens, .*; other inputs are floats, such as x / 255"
+    ):
         tasks.Classification().check(nn.Linear(3, 2), data)
 
 
@@ -300,7 +417,11 @@ class Own(tasks.Task):
     def metrics(self, means):
         if self.flaw == "fails":
             return {"loss": 1 / 0}
-        return {"mae": 1.0} if self.flaw == "no loss" else means | ({"note": "good"} if self.flaw == "text" else {})
+        return (
+            {"mae": 1.0}
+            if self.flaw == "no loss"
+            else means | ({"note": "good"} if self.flaw == "text" else {})
+        )
 
 
 @pytest.mark.parametrize(
@@ -329,12 +450,15 @@ class TestIgnoredPixels:
         task, outputs = tasks.get("classification"), torch.randn(3, 4, 5, 5)
         y = torch.randint(0, 4, (3, 5, 5))
         assert torch.allclose(
-            task.losses(outputs, y), torch.nn.functional.cross_entropy(outputs, y, reduction="none").flatten(1).mean(1)
+            task.losses(outputs, y),
+            torch.nn.functional.cross_entropy(outputs, y, reduction="none").flatten(1).mean(1),
         )
         y[0, :3], y[1] = -100, -100
         losses = task.losses(outputs, y)
         assert losses[1] == 0
-        assert torch.allclose(losses[0], torch.nn.functional.cross_entropy(outputs[:1, :, 3:], y[:1, 3:]))
+        assert torch.allclose(
+            losses[0], torch.nn.functional.cross_entropy(outputs[:1, :, 3:], y[:1, 3:])
+        )
         assert torch.allclose(task.loss(outputs, y), losses.mean())
         assert task.count(y) == int((y >= 0).sum())
 
@@ -344,7 +468,8 @@ class TestIgnoredPixels:
         with pytest.raises(DataError, match=r"all test targets are -100, which is ignored"):
             task.targets(np.full((2, 2), -100), "test")
         with pytest.raises(
-            DataError, match=r"the test targets begin at -1: none is a class, as in sets whose labels are"
+            DataError,
+            match=r"the test targets begin at -1: none is a class, as in sets whose labels are",
         ):
             task.targets(np.full(3, -1), "test")
         with pytest.raises(DataError, match=r"targets begin at -100: np\.unique"):

@@ -1,4 +1,5 @@
-"""`fedlgm attack`: figures as JSON, tables, pictures; bad input ends with one message and status 2."""
+"""`fedlgm attack`: figures as JSON, tables, pictures; bad input ends with one message and status
+2."""
 
 from __future__ import annotations
 
@@ -12,13 +13,28 @@ import pytest
 def test_inversion_of_a_recipe(run, tiny_file, tmp_path, pixels):
     picture = tmp_path / "found.png"
     status, out, err = run(
-        "attack", "inversion", tiny_file, "--victims", 1, "--iterations", 30, "--epsilon", 8, "--picture", picture,
-        "--json", "--set", f"data.pixels={pixels}",
-    )  # fmt: skip
+        "attack",
+        "inversion",
+        tiny_file,
+        "--victims",
+        1,
+        "--iterations",
+        30,
+        "--epsilon",
+        8,
+        "--picture",
+        picture,
+        "--json",
+        "--set",
+        f"data.pixels={pixels}",
+    )
     assert (status, err) == (0, "")
     report = json.loads(out)
     raw, noised = report["findings"]
-    assert (raw["protection"], noised["protection"]) == ("no noise", "snr-consistent, sound, epsilon 8")
+    assert (raw["protection"], noised["protection"]) == (
+        "no noise",
+        "snr-consistent, sound, epsilon 8",
+    )
     assert raw["ssim"] > 0.99
     assert raw["labels_found"] == 1
     assert noised["ssim"] < 0.5
@@ -26,7 +42,9 @@ def test_inversion_of_a_recipe(run, tiny_file, tmp_path, pixels):
 
 
 def test_inversion_prints_a_table(run, tiny_file):
-    status, out, _ = run("attack", "inversion", tiny_file, "--victims", 1, "--iterations", 2, "--per-layer")
+    status, out, _ = run(
+        "attack", "inversion", tiny_file, "--victims", 1, "--iterations", 2, "--per-layer"
+    )
     assert status == 0
     assert "no noise" in out
     assert "fc2" in out
@@ -114,7 +132,10 @@ def test_a_finished_run_is_as_it_is(run, finished):
 def test_a_run_without_a_seed_says_what_to_run_again(run, tiny, tmp_path):
     recipe = tmp_path / "secret.toml"
     recipe.write_text(tiny(run={"seed": None}).to_toml(), encoding="utf-8")
-    assert run("simulate", recipe, "--engine", "local", "--run-dir", tmp_path / "secret", "--json")[0] == 0
+    assert (
+        run("simulate", recipe, "--engine", "local", "--run-dir", tmp_path / "secret", "--json")[0]
+        == 0
+    )
     status, _, err = run("attack", "gan", tmp_path / "secret")
     assert status == 2
     assert "recipe.toml" in err
@@ -130,7 +151,16 @@ def test_a_run_that_has_not_finished(run, finished):
 
 @pytest.mark.slow
 def test_compare_with_attacks(run, tiny_file, tmp_path):
-    options = ["--methods", "none,gaussian", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership,gan:3"]
+    options = [
+        "--methods",
+        "none,gaussian",
+        "--seeds",
+        1,
+        "--out",
+        tmp_path / "set",
+        "--attacks",
+        "membership,gan:3",
+    ]
     changes = ["federation.clients=6", "federation.rate=1.0"]
     changed = [part for change in changes for part in ("--set", change)]
     status, out, err = run("compare", tiny_file, *options, *changed, "--json")
@@ -144,7 +174,9 @@ def test_compare_with_attacks(run, tiny_file, tmp_path):
         assert cell["gan"]["3"]["floor"] < cell["gan"]["3"]["nearest_class"]
     kept = {path: path.read_bytes() for path in (tmp_path / "set").glob("*/private/attacks.json")}
     assert len(kept) == 2
-    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)  # they compare private data with what was released
+    assert all(
+        path.stat().st_mode & 0o077 == 0 for path in kept
+    )  # they compare private data with what was released
     status, out, err = run("compare", tiny_file, *options, *changed)
     assert status == 0, err
     assert "NOT PRIVATE" in out
@@ -153,10 +185,24 @@ def test_compare_with_attacks(run, tiny_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(run, tiny_file, tmp_path, monkeypatch):
+def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(
+    run, tiny_file, tmp_path, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "160")
-    options = ["--methods", "gaussian,none", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership"]
-    options += ["--set", "gaussian/run.audit=true"]  # a run without noise has nothing that canaries could show
+    options = [
+        "--methods",
+        "gaussian,none",
+        "--seeds",
+        1,
+        "--out",
+        tmp_path / "set",
+        "--attacks",
+        "membership",
+    ]
+    options += [
+        "--set",
+        "gaussian/run.audit=true",
+    ]  # a run without noise has nothing that canaries could show
     status, out, err = run("compare", tiny_file, *options, "--json")
     assert status == 0, err
     noised, bare = json.loads(out)["attacks"]

@@ -43,11 +43,17 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     run = tmp_path / "run"
     result = launch.simulate(tiny(run={"audit": True}), run_dir=run)
     assert result["audit_passed"]
-    assert 0 < result["audited_epsilon"] <= result["epsilon"] == pytest.approx(result["claimed_epsilon"], rel=1e-3)
+    assert (
+        0
+        < result["audited_epsilon"]
+        <= result["epsilon"]
+        == pytest.approx(result["claimed_epsilon"], rel=1e-3)
+    )
     rows = list(RunFolder.open(run).canaries)
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert (run / "private" / "canaries.jsonl").stat().st_mode & 0o077 == 0
-    # Canaries see sums before their noise, which nothing bounds: what they say is the operator's, and stays private.
+    # Canaries see sums before their noise, which nothing bounds: what they say is the operator's,
+    # and stays private.
     assert not any("audit" in name for name in RunFolder.open(run).result())
     assert RunFolder.open(run).audited()["audited_epsilon"] == result["audited_epsilon"]
     assert (run / "private" / "audit.json").stat().st_mode & 0o077 == 0
@@ -64,7 +70,9 @@ def test_an_audited_run_of_published_medclip_is_not_as_claimed(tiny, tmp_path):
     recipe = tiny(run={"audit": True}, mechanism={"variant": "published", "clip": "med"})
     result = launch.simulate(recipe, run_dir=tmp_path / "run")
     assert math.isinf(result["epsilon"])
-    assert result["audited_epsilon"] < result["claimed_epsilon"]  # its noise is as planned, its plan is not pure
+    assert (
+        result["audited_epsilon"] < result["claimed_epsilon"]
+    )  # its noise is as planned, its plan is not pure
     assert not result["audit_passed"]
     assert not targets.audit_run(tmp_path / "run", Audit()).passed
 
@@ -99,7 +107,9 @@ def test_a_damaged_record_is_refused(tiny, tmp_path):
 def test_a_mechanism_of_ones_own_is_audited_by_its_dotted_name(tmp_path, monkeypatch):
     """The documentation's example."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "docs" / "examples"))
-    result = CliRunner().invoke(app, ["audit", "own_mechanism:InverseSize", "--seed", "0", "--json"])
+    result = CliRunner().invoke(
+        app, ["audit", "own_mechanism:InverseSize", "--seed", "0", "--json"]
+    )
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert 0.7 * found["epsilon_reported"] < found["epsilon_lower"] <= found["epsilon_reported"]
@@ -113,7 +123,8 @@ def test_a_mechanism_of_ones_own_is_audited_by_its_dotted_name(tmp_path, monkeyp
 @pytest.mark.slow
 def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, tmp_path):
     plain, audited = (
-        launch.simulate(tiny(run={"audit": flag}), run_dir=tmp_path / str(flag)) for flag in (False, True)
+        launch.simulate(tiny(run={"audit": flag}), run_dir=tmp_path / str(flag))
+        for flag in (False, True)
     )
     assert plain["model_sha256"] != audited["model_sha256"]
     assert "audited_epsilon" not in plain
@@ -124,14 +135,20 @@ def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, t
     ("sections", "message"),
     [
         (
-            {"mechanism": {"name": "laplace-inid"}, "privacy": {"accountant": "pld"}, "federation": {"rate": 1.0}},
+            {
+                "mechanism": {"name": "laplace-inid"},
+                "privacy": {"accountant": "pld"},
+                "federation": {"rate": 1.0},
+            },
             "Gaussian noise",
         ),
         ({"mechanism": {"name": "none"}}, "no noise"),
         ({"privacy": {"trust": "local", "max_participations": 2}}, "own upload"),
     ],
 )
-def test_runs_that_canaries_do_not_fit_are_refused_before_anything_is_written(tiny, tmp_path, sections, message):
+def test_runs_that_canaries_do_not_fit_are_refused_before_anything_is_written(
+    tiny, tmp_path, sections, message
+):
     with pytest.raises(ConfigError, match=f"run.audit: .*{message}"):
         launch.simulate(tiny(run={"audit": True}, **sections), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -181,10 +198,18 @@ CORRELATED = {"federation": {"sampling": "cyclic", "rounds": 6}, "privacy": {"no
 
 @pytest.mark.parametrize("seed", [3, None])
 def test_a_simulation_whose_rounds_are_one_mechanism(tiny, tmp_path, seed):
-    """Two groups take turns in six rounds of correlated noise: the run is audited as a whole, from its own canaries."""
-    result = launch.simulate(tiny(run={"audit": True, "seed": seed}, **CORRELATED), run_dir=tmp_path / "run")
+    """Two groups take turns in six rounds of correlated noise: the run is audited as a whole, from
+    its own canaries."""
+    result = launch.simulate(
+        tiny(run={"audit": True, "seed": seed}, **CORRELATED), run_dir=tmp_path / "run"
+    )
     assert result["audit_passed"]
-    assert 0.2 * result["epsilon"] < result["audited_epsilon"] <= result["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert (
+        0.2 * result["epsilon"]
+        < result["audited_epsilon"]
+        <= result["epsilon"]
+        == pytest.approx(8.0, rel=1e-3)
+    )
     assert [row["round"] for row in RunFolder.open(tmp_path / "run").canaries] == [1, 2, 3, 4, 5, 6]
     audited = targets.audit_run(tmp_path / "run", Audit())
     assert audited.passed
@@ -212,11 +237,15 @@ def test_an_interrupted_run_whose_rounds_are_one_mechanism(tiny, tmp_path):
 
 def test_recipes_and_seeded_runs_whose_rounds_are_one_mechanism(tiny, tmp_path, monkeypatch):
     overrides = ["federation.rounds=20", "federation.clients=40"]
-    found = targets.audit_recipe("correlated-digits", Audit(canaries=1500, seed=0), overrides=overrides)
+    found = targets.audit_recipe(
+        "correlated-digits", Audit(canaries=1500, seed=0), overrides=overrides
+    )
     assert found.passed
     assert 0.6 * found.epsilon_reported < found.epsilon_lower <= found.epsilon_reported
     with pytest.raises(ConfigError, match="one mechanism"):
-        targets.audit_recipe("correlated-digits", Audit(method="distinguisher"), overrides=overrides)
+        targets.audit_recipe(
+            "correlated-digits", Audit(method="distinguisher"), overrides=overrides
+        )
     run = tmp_path / "run"
     launch.simulate(tiny(**CORRELATED), run_dir=run)
     replayed = targets.audit_run(run, Audit(canaries=300, seed=0))
@@ -227,8 +256,14 @@ def test_recipes_and_seeded_runs_whose_rounds_are_one_mechanism(tiny, tmp_path, 
 
     def anew(total, plan, keys, round, run_noise, **options):
         """Drawn for this round alone, as if there had been no rounds before it."""
-        return honest(total, dataclasses.replace(plan, position=0), keys.derive(bytes([round])), 1, **options,
-                      run_noise=RunNoise())  # fmt: skip
+        return honest(
+            total,
+            dataclasses.replace(plan, position=0),
+            keys.derive(bytes([round])),
+            1,
+            **options,
+            run_noise=RunNoise(),
+        )
 
     monkeypatch.setattr(targets, "release", anew)
     caught = targets.audit_run(run, Audit(canaries=300, seed=0))
@@ -252,7 +287,9 @@ def test_unseeded_and_unfinished_runs_say_what_to_run_again(tiny, tmp_path):
     launch.simulate(tiny(run={"seed": None}), run_dir=tmp_path / "unseeded")
     with pytest.raises(RunError, match=r"--set run.audit=true .* --seed N"):
         targets.audit_run(tmp_path / "unseeded", Audit())
-    assert targets.audit_run(tmp_path / "unseeded", Audit(method="probe")).passed  # its recipe's mechanism
+    assert targets.audit_run(
+        tmp_path / "unseeded", Audit(method="probe")
+    ).passed  # its recipe's mechanism
     new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="--resume"):
         targets.audit_run(tmp_path / "unfinished", Audit())
@@ -270,7 +307,10 @@ def test_recipes_are_audited_in_their_own_setting(tiny_file):
     assert result.epsilon_reported == pytest.approx(8.0, rel=0.05)
     assert "tiny" in result.subject
     caught = targets.audit_recipe(
-        str(tiny_file), Audit(trials=200, seed=0), variant="published", overrides=["mechanism.clip=med"]
+        str(tiny_file),
+        Audit(trials=200, seed=0),
+        variant="published",
+        overrides=["mechanism.clip=med"],
     )
     assert not caught.passed
 
@@ -280,14 +320,20 @@ def test_both_epsilons_of_noise_in_shares_are_printed(capsys):
     assert found.passed
     Console(width=120).print(table(found))
     lines = capsys.readouterr().out.splitlines()
-    for adversary, nodes, stated in (("the server", "17 nodes", "8"), ("readers", "20 nodes", "7.264")):
+    for adversary, nodes, stated in (
+        ("the server", "17 nodes", "8"),
+        ("readers", "20 nodes", "7.264"),
+    ):
         (line,) = [line for line in lines if f" {adversary} " in line and nodes in line]
         assert "at least" in line and f" {stated} " in line  # noqa: PT018
 
 
 EXAMPLES = [
-    "federation.rounds=4", "mechanism.error_rates=[0.4,0.2]", "run.evaluate_every=4", "privacy.accountant=rdp",
-]  # fmt: skip
+    "federation.rounds=4",
+    "mechanism.error_rates=[0.4,0.2]",
+    "run.evaluate_every=4",
+    "privacy.accountant=rdp",
+]
 
 
 def test_recipes_and_runs_that_protect_examples(tmp_path):
@@ -306,7 +352,9 @@ def test_a_published_run_that_protects_no_example_is_caught(tmp_path):
     audit = Audit(trials=200, canaries=400, seed=0)
     run = tmp_path / "published"
     changes = [text for text in EXAMPLES if "strengths" not in text]
-    result = launch.simulate(recipes.load("lm-dp-sgd-digits", [*changes, "mechanism.variant=published"]), run_dir=run)
+    result = launch.simulate(
+        recipes.load("lm-dp-sgd-digits", [*changes, "mechanism.variant=published"]), run_dir=run
+    )
     assert math.isinf(result["epsilon"])
     assert result["claimed_epsilon"] <= 4
     assert "section LM-DP-SGD" in result["guarantee"]
@@ -322,11 +370,17 @@ def test_local_steps_are_not_single_releases_but_those_of_one_client_are_audited
     command = shlex.split(str(caught.value).partition(": fedlgm ")[2])
     assert command[:2] == ["audit", "dp-sgd"]
     done = CliRunner().invoke(app, [*command, "--method", "probe", "--json"])
-    assert (done.exit_code, json.loads(done.stdout)["epsilon_reported"]) == (0, pytest.approx(8.0, abs=1e-3))
+    assert (done.exit_code, json.loads(done.stdout)["epsilon_reported"]) == (
+        0,
+        pytest.approx(8.0, abs=1e-3),
+    )
     given = dict(zip(command[2::2], command[3::2], strict=True))
     budget = {name: float(given[f"--{name}"]) for name in ("epsilon", "delta", "rate")}
     steps = Subject.of("dp-sgd", "sound", **budget, rounds=int(given["--rounds"])).method.facts
-    assert steps.noise_multiplier == Assembly(recipes.load("example-level-federation")).facts.noise_multiplier
+    assert (
+        steps.noise_multiplier
+        == Assembly(recipes.load("example-level-federation")).facts.noise_multiplier
+    )
 
 
 def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
@@ -342,7 +396,9 @@ def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
     assert not shown["passed"]
     assert shown["epsilon_lower"] > shown["epsilon_reported"]
     assert {"method", "confidence", "checks", "layers"} <= shown.keys()
-    done = CliRunner().invoke(app, ["audit", "lm-dp-sgd", "--variant", "published", "--epsilon", "1", *short, "--json"])
+    done = CliRunner().invoke(
+        app, ["audit", "lm-dp-sgd", "--variant", "published", "--epsilon", "1", *short, "--json"]
+    )
     assert done.exit_code == 1
     shown = json.loads(done.stdout)
     assert shown["epsilon_lower"] > shown["epsilon_reported"]
