@@ -64,8 +64,8 @@ def add_noise_(
     """Add independent noise to each part of a flat vector, in place.
 
     The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the
-    low bits of a floating-point sum would otherwise reveal the summand (see docs/decisions.md,
-    section Floating point).
+    low bits of a floating-point sum would otherwise reveal the summand (see
+    docs/decisions/training.md, section Floating point).
 
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of

@@ -14,7 +14,7 @@ auxiliary queries together, the same in every round.
   C). Each of the rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the
   rounds in between cost nothing.
 
-Proofs: docs/guarantees-proofs.md, section Noise correlated over rounds. Rounds count from 0 here.
+Proofs: docs/proofs/correlated-noise.md. Rounds count from 0 here.
 
 Sources: Denisov et al. 2022 (adaptive streams); Choquette-Choo et al. 2023 (arXiv 2306.08153,
 Theorem 4).

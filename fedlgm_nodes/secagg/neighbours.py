@@ -3,7 +3,7 @@
 Up to 200 nodes everyone is everyone's neighbour. In larger cohorts the members stand on a circle,
 in an order that follows from the cohort's digest, and a node's neighbours are the nearest on either
 side. Every member computes them alone, so no message contains them. The page
-`docs/guarantees-proofs.md` proves that a malicious server with colluders learns nothing but one sum
+`docs/proofs/secure-sums.md` proves that a malicious server with colluders learns nothing but one sum
 of at least t - m honest nodes' vectors.
 """
 
