@@ -42,7 +42,7 @@ def test_a_correlation_of_ones_own_is_that_of_its_coefficients(tmp_path: Path) -
             "it is for 7 rounds, but the run has federation.rounds = 6",
         ),
         (3, "noise must be a name such as 'banded'"),
-        (len, "got '<len>'; fedlgm.noise.correlation.register gives a function a name"),
+        (len, "got '<len>'; fedlgm.correlation.register gives a function a name"),
         ("bandit", "privacy.noise"),
         ("given", "needs privacy.correlation"),
     ],

@@ -103,7 +103,7 @@ def test_an_allocation_rule_in_place_of_a_mechanism_leads_to_its_registration() 
     def rule(s: np.ndarray, d: np.ndarray) -> np.ndarray:
         return d
 
-    how = "fedlgm.planning.allocation.register gives an allocation rule a name"
+    how = "fedlgm.allocation.register gives an allocation rule a name"
     for refused in (
         lambda: own_of({"mechanism": rule}).into({}),
         lambda: mechanisms.register("a-rule", rule),

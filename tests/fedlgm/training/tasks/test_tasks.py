@@ -247,9 +247,9 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
             {},
             r"task 'absent_module:Task': module 'absent_module' cannot be imported",
         ),
-        ("math:pi", {}, r"task 'math:pi' is neither a fedlgm.training.tasks.Task nor a function"),
+        ("math:pi", {}, r"task 'math:pi' is neither a fedlgm.tasks.Task nor a function"),
         (Margin(), {"margin": 2.0}, r"is an object already: it takes no options, got margin"),
-        (3, {}, r"is neither a fedlgm.training.tasks.Task nor a function"),
+        (3, {}, r"is neither a fedlgm.tasks.Task nor a function"),
     ],
 )
 def test_what_is_no_task_is_refused(task: Any, options: dict[str, Any], message: str) -> None:
