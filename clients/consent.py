@@ -13,7 +13,6 @@ from fedlgm import wire
 from fedlgm.aggregation.client_release import Asked, Keys, Noised
 from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.draws import Family
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.facts import RunFacts
@@ -22,7 +21,6 @@ from fedlgm.planning.plan import ReleasePlan
 _ROUNDING = 1 + 1e-6
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Consent:
     """The budget of a client under local trust, kept in the node's Flower state.

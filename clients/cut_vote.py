@@ -12,7 +12,6 @@ from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
-from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.restored import Restored, fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
@@ -76,7 +75,6 @@ class VotingUpdates(ClientUpdates):
             yield clients, None if updates is None else votes.added(updates, plan, model, data)
 
 
-@named_arguments
 class CutVotes:
     """Answers `fedlgm.planning.queries.CutVote` from the losses of both cuts on a client's own
     data.

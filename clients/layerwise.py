@@ -32,7 +32,6 @@ from clients.updates import LocalWork
 from fedlgm import wire
 from fedlgm.aggregation.client_release import Asked, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
@@ -40,7 +39,6 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training.devices import Numerics
 
 
-@named_arguments
 class LayerwiseClient:
     """Serves one client or, in a simulation, any block of clients.
 

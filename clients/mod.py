@@ -26,7 +26,7 @@ from fedlgm import wire
 from fedlgm.aggregation.client_release import Asked, WholeUpdates, client_release
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.extension.loader import misfit, named_arguments
+from fedlgm.extension.loader import misfit
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.models.arrays import of_arrays
@@ -39,7 +39,6 @@ _ENDED = object()
 _FLOWERS_NOISE = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 
 
-@named_arguments
 class PrivateUpdates:
     """Flower mod. The app trains without changes, and only its bounded update leaves the client.
 
@@ -206,7 +205,6 @@ class _GivenUpdate(WholeUpdates):
         yield asked.clients, self._made()[None]
 
 
-@named_arguments
 class PrivateClientApp(ReplyingApp):
     """A Flower `ClientApp` whose train function's updates leave the client bounded (see
     `PrivateUpdates`).

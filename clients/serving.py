@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from fedlgm import wire
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class AnyClient:
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 
-@named_arguments
 @dataclass(frozen=True)
 class OneClient:
     """A node that holds one client's data and represents only that client.

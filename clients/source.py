@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from fedlgm.data import DataSet, Partition
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Inputs
 
 
-@named_arguments
 @dataclass(frozen=True)
 class ClientData:
     """The examples of one client.
@@ -51,7 +49,6 @@ class ClientSource(Protocol):
         ...
 
 
-@named_arguments
 @dataclass(frozen=True)
 class PartitionedSource:
     """Simulated clients: one data set in memory, divided by a partition.

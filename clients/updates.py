@@ -29,7 +29,6 @@ import torch
 from clients.source import ClientSource
 from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
 from fedlgm.aggregation.contributions import Updates, unbounded
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalTraining
@@ -37,7 +36,6 @@ from fedlgm.training import ClientTask, Trainer
 from fedlgm.training.devices import Numerics, torch_threads
 
 
-@named_arguments
 @dataclass(frozen=True)
 class LocalWork:
     """A client's training and data, before bounding.

@@ -24,12 +24,6 @@ class ConfigError(FedlgmError, ValueError):
     """A recipe key, an option or an argument that cannot be used."""
 
 
-class ArgumentError(ConfigError):
-    """An argument whose type contradicts the function's annotation; the outermost such function
-    names it.
-    """
-
-
 def check_positive(owner: str = "", /, **values: Any) -> None:
     """Refuse values that are not finite numbers above zero.
 
@@ -349,3 +343,12 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def with_article(name: str) -> str:
+    """The name with "a" or "an".
+
+    >>> with_article("Observation"), with_article("task")
+    ('an Observation', 'a task')
+    """
+    return f"an {name}" if name[0] in "AEIOaeio" and not name.startswith("One") else f"a {name}"

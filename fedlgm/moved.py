@@ -35,7 +35,6 @@ _MOVED = {
     "clients.node.policy": "fedlgm_nodes.policy",
     "clients.node.template": "fedlgm_nodes.policy_template",
     "fedlgm.allocation": "fedlgm.planning.allocation",
-    "fedlgm.annotations": "fedlgm.extension.annotations",
     "fedlgm.attacks": "fedlgm_lab.attacks",
     "fedlgm.audits": "fedlgm_lab.audits",
     "fedlgm.client_release": "fedlgm.aggregation.client_release",

@@ -13,7 +13,6 @@ from torch import nn
 from fedlgm import data as data_sets
 from fedlgm.data.tables import INTERCEPT
 from fedlgm.errors import RunError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.training import inputs, models
@@ -45,7 +44,6 @@ load_recipe = recipes.load
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
-@named_arguments
 class RunResult(Figures):
     """A finished run, with its summary as a mapping, figures as attributes, model and history.
 
@@ -268,7 +266,6 @@ class RunResult(Figures):
         return tools.summary_html(self, self.history, self.layers(), correlated=correlated)
 
 
-@named_arguments
 @plain_defaults()
 def simulate(
     recipe: str | Path | Recipe | None = None,
@@ -393,7 +390,6 @@ def simulate(
     return result_of(summary, own)
 
 
-@named_arguments
 @plain_defaults()
 def resume(
     run: Path | str,

@@ -18,7 +18,6 @@ from fedlgm.data import DataSet
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -57,7 +56,6 @@ class Standardised:
         return ((np.asarray(x, np.float64) - self.mean) / self.deviation).astype(np.float32)
 
 
-@named_arguments
 def standardise(
     data: Any,
     *,

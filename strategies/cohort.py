@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedlgm.errors import PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.plan import Sampling
 
 
-@named_arguments
 @dataclass(frozen=True)
 class CohortSampler:
     """Draws cohorts as pure functions of the keys and the round, so that a restart does not change

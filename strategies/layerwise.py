@@ -33,7 +33,6 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.plan import ReleasePlan
@@ -102,7 +101,6 @@ class _Pending:
     )  # of contributions that came alone, by client
 
 
-@named_arguments
 class LayerwiseFedAvg(FedAvg):
     """Flower strategy that releases exactly what a mechanism plans.
 

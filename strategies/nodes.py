@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.wire import printable
 from strategies.messages import message_to
 
@@ -25,7 +24,6 @@ _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 
-@named_arguments
 @dataclass
 class AnyNode:
     """Workers of a simulation, in which every node serves every client.
@@ -95,7 +93,6 @@ class AnyNode:
         ]
 
 
-@named_arguments
 @dataclass
 class OneNodePerClient:
     """Real nodes, each of which holds one client's data.

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.mechanism import require_mechanism
@@ -130,7 +129,6 @@ class PrivateFedAvg(LayerwiseFedAvg):
             `fedlgm.training.models.require_trainable`); the message says why.
     """
 
-    @named_arguments
     def __init__(
         self,
         model: nn.Module | Sequence[np.ndarray],

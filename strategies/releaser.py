@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising, ReleaseObserver, fingerprint
 from fedlgm.noise.run_noise import RunNoise
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from dp_accounting import dp_event
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Releaser:
     """Charges the ledger, then adds noise.

@@ -17,7 +17,6 @@ from flwr.app import Message
 
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.upload_caps import upload_caps
 from fedlgm.wire import printable
@@ -27,7 +26,6 @@ _LONGEST_REASON = 500
 _SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Failure:
     """One message of a round without a contribution.

@@ -15,7 +15,6 @@ from fedlgm.extension.loader import (
     is_reference,
     load_object,
     misfit,
-    named_arguments,
     shown_name,
     users_code,
 )
@@ -207,7 +206,6 @@ def require_finite(model: Tensor, round: int) -> None:
         )
 
 
-@named_arguments
 class ServerOptimizer:
     """An optimizer that takes the released mean update as its (negative) gradient.
 

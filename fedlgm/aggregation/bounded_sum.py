@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedlgm.aggregation.contributions import Updates, answered, bounded
 from fedlgm.errors import PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.clipping import LEAST_CLIP
 from fedlgm.planning.filling import filled_row
 from fedlgm.planning.layers import SAFETY
@@ -21,7 +20,6 @@ from fedlgm.planning.plan import ReleasePlan
 _CHUNK = 1 << 15
 
 
-@named_arguments
 @dataclass
 class BoundedSum:
     """Running sum of contributions. `add` bounds each contribution by the plan and adds it, in the
@@ -63,7 +61,6 @@ class BoundedSum:
             raise PrivacyError(f"clip bounds must be 0 or at least 2^-36, got {clip.tolist()}")
 
     @classmethod
-    @named_arguments
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions."""
         return cls(plan, torch.zeros(plan.size, dtype=torch.float64))
@@ -151,7 +148,6 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
         total[low : low + _CHUNK].add_(wide[: len(piece)].copy_(piece), alpha=factor)
 
 
-@named_arguments
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a
     bound of 0.
@@ -171,7 +167,6 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
-@named_arguments
 def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
     """One client's bounded contribution [plan.size], float64; zeros if the update [D] or [1, D]
     holds NaN or Inf.
@@ -191,7 +186,6 @@ def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
     return single.total
 
 
-@named_arguments
 def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
     """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN
     or Inf.

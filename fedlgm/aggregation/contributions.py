@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import PrivacyError
-from fedlgm.extension.loader import named_arguments
 
 BoundedBy = Literal["aggregator", "trainer"]
 """The party that bounds contributions: the sum to which they are added, or the trainer that makes
@@ -40,7 +39,6 @@ class BoundedAnswer:
     bound: float
 
 
-@named_arguments
 @dataclass(frozen=True)
 class BoundedUpdates:
     """Updates in which the trainer bounded every unit's share (a row's, an example's) before
@@ -70,7 +68,6 @@ class BoundedUpdates:
         return BoundedUpdates(self.values[rows], self.bounds, answers)
 
 
-@named_arguments
 @dataclass(frozen=True)
 class AnsweredUpdates:
     """Raw updates, with the clients' own answers to auxiliary queries that need more than an

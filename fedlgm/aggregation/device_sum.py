@@ -11,12 +11,10 @@ from torch import Tensor
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum, bound_each
 from fedlgm.aggregation.contributions import Updates, answered
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.filling import filled
 from fedlgm.planning.plan import ReleasePlan
 
 
-@named_arguments
 class DeviceSum(BoundedSum):
     """A `BoundedSum` over the kernels, whose sum and counts stay on the device until they are read.
 
@@ -102,7 +100,6 @@ class DeviceSum(BoundedSum):
                 position += len(part)
 
 
-@named_arguments
 def part_offsets(plan: ReleasePlan) -> Tensor:
     """Boundaries of the plan's parts (released layers, then auxiliary queries), int64 [parts +
     1].
@@ -110,7 +107,6 @@ def part_offsets(plan: ReleasePlan) -> Tensor:
     return torch.tensor([0, *np.cumsum([part.size for part in plan.parts])], dtype=torch.int64)
 
 
-@named_arguments
 def sum_on(
     plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None
 ) -> BoundedSum:
@@ -118,7 +114,6 @@ def sum_on(
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)
 
 
-@named_arguments
 def bound_on(
     device: torch.device,
     updates: Updates | None,

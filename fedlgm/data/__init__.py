@@ -35,7 +35,7 @@ from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
-from fedlgm.extension.loader import HUB, is_reference, load_object, named_arguments, users_code
+from fedlgm.extension.loader import HUB, is_reference, load_object, users_code
 from fedlgm.files import path_of
 
 __all__ = [
@@ -97,7 +97,6 @@ def is_bundled(name: str) -> bool:
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
 
 
-@named_arguments
 def load(
     name: Loadable,
     data_dir: str | Path | None = None,
@@ -189,7 +188,6 @@ def load(
     raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
 
 
-@named_arguments
 def only_test_examples(
     name: str,
     data_dir: str | Path | None = None,
@@ -233,7 +231,6 @@ def only_test_examples(
     return found if pixels is None else _between(found, tuple(pixels))
 
 
-@named_arguments
 def reading_options(name: str) -> tuple[str, ...]:
     """Names of the options of `load` for a set.
 
@@ -266,7 +263,6 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
             raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 
-@named_arguments
 def outline(
     name: str,
     *,
@@ -303,7 +299,6 @@ def outline(
     return DataSet(name, x, y, x, y, classes)
 
 
-@named_arguments
 def published_examples(name: str, train_images: int | None = None) -> int | None:
     """Number of training examples of a bundled set or of its half; None if only the files contain
     it.
@@ -325,7 +320,6 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     return whole if whole is None or not half else len(range(whole)[_rows(whole, half)])
 
 
-@named_arguments
 def with_users(data: Any, users: Any) -> Any:
     """Add the user of each training example to a user's own data.
 
@@ -369,7 +363,6 @@ def _split(name: str) -> tuple[str, str]:
     return (name, "") if half is None else (half[1], half[2])
 
 
-@named_arguments
 def overlap(one: str, other: str) -> bool:
     """Whether two names may hold some of the same training examples; the halves of a set hold none.
 
@@ -385,7 +378,6 @@ def overlap(one: str, other: str) -> bool:
     return base == own and {half, own_half} != {"private", "public"}
 
 
-@named_arguments
 def twin(name: str) -> str | None:
     """The public half of the set whose private half is `name`; None for any other name.
 

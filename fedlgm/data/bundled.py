@@ -13,7 +13,6 @@ import numpy as np
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 
 TRAINING_EXAMPLES = {"digits": 1442, "breast-cancer": 456}
 """Published numbers of training examples."""
@@ -87,7 +86,6 @@ def breast_cancer() -> DataSet:
     )
 
 
-@named_arguments
 def synthetic(
     samples: int = 100_000,
     *,

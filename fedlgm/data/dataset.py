@@ -18,7 +18,6 @@ from fedlgm.data.spent import Spent
 from fedlgm.data.torch_sets import as_pair
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import DataError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Arrays
 
@@ -26,7 +25,6 @@ _BYTES = "bytes of "
 _KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
 
 
-@named_arguments
 @dataclass(frozen=True)
 class DataSet:
     """Training and test examples as contiguous arrays, which all users in the process share and

@@ -12,13 +12,12 @@ from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension.loader import is_reference, named_arguments, shown_name, users_code
+from fedlgm.extension.loader import is_reference, shown_name, users_code
 from fedlgm.noise.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
 
 
-@named_arguments
 def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:
     """Divide a data set's training examples among clients.
 

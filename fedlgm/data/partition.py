@@ -17,12 +17,11 @@ import numpy as np
 from fedlgm import cache as remembered
 from fedlgm.data import assignment, flower
 from fedlgm.errors import ConfigError, DataError, alternatives, check_count
-from fedlgm.extension.loader import is_reference, named_arguments
+from fedlgm.extension.loader import is_reference
 from fedlgm.noise import keys
 from fedlgm.noise.keys import KeyRing
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Partition:
     """Division of the samples among the clients: client i holds `order[offsets[i]:offsets[i + 1]]`,
@@ -52,7 +51,6 @@ class Partition:
         return cls(order[len(owner) - offsets[-1] :], offsets)
 
     @classmethod
-    @named_arguments
     def from_clients(cls, clients: Sequence[Any], samples: int) -> Partition:
         """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
 
@@ -150,7 +148,6 @@ def schemes() -> tuple[str, ...]:
     return tuple(_SCHEMES)
 
 
-@named_arguments
 def options(scheme: str) -> dict[str, bool]:
     """Options of a scheme: name -> whether it is required.
 
@@ -180,7 +177,6 @@ def options(scheme: str) -> dict[str, bool]:
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-@named_arguments
 def partition(
     labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, **values: Any
 ) -> Partition:

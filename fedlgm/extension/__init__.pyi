@@ -1,6 +1,5 @@
 # The public names of this package, which load when they are first used; this list is the only one.
 
-from . import annotations as annotations
 from . import loader as loader
 from . import per_row as per_row
 from . import registration as registration

@@ -11,21 +11,18 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial, reduce, wraps
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedlgm.errors import ArgumentError, ConfigError, FedlgmError, alternatives, out_of_memory
-from fedlgm.extension.annotations import mistyped
+from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
 
-F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K")
 
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_OWNER = ("self", "cls")
 
 OWN = "your own as 'package.module:name'"
 
@@ -277,62 +274,6 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
     except TypeError as error:
         return str(error)
     return ""
-
-
-def named_arguments(function: F) -> F:
-    """Let a public function or class refuse arguments that it does not take, and name those that it
-    takes.
-
-    Types are compared with the annotations only after something was raised, so calls that succeed
-    cost nothing.
-
-    >>> @named_arguments
-    ... def train(model, *, lr: float):
-    ...     return 1 / lr
-    >>> train("mlp", 0.1)
-    Traceback (most recent call last):
-    fedlgm.errors.ConfigError: train: too many positional arguments; it takes model, and by name lr
-    >>> train("mlp", lr="0.1")
-    Traceback (most recent call last):
-    fedlgm.errors.ArgumentError: train: lr must be a number, got '0.1'
-    """
-    if isinstance(function, type):
-        function.__init__ = named_arguments(function.__init__)  # type: ignore[misc]
-        return function
-
-    @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except Exception as error:
-            if (
-                isinstance(error, FedlgmError)
-                and not isinstance(error, ArgumentError)
-                and "\n" not in str(error)
-            ):
-                raise
-            wrong = misfit(function, *arguments, **options)
-            unfit = [] if wrong else mistyped(function, *arguments, **options)
-            if not (wrong or unfit):
-                raise
-        owner = function.__qualname__.removesuffix(".__init__")
-        if unfit:
-            raise ArgumentError(f"{owner}: {'; '.join(unfit)}")
-        kinds = {
-            key: p.kind
-            for key, p in parameters_of(function).items()
-            if p.kind in _NAMED and key not in _OWNER
-        }
-        named = ", ".join(
-            key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY
-        )
-        placed = ", ".join(
-            key for key, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY
-        )
-        taken = ", and by name ".join(filter(None, (placed, named))) or "none"
-        raise ConfigError(f"{owner}: {wrong}; it takes {taken}")
-
-    return called  # type: ignore[return-value]
 
 
 def sealed(kind: type[K]) -> type[K]:

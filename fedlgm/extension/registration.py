@@ -10,8 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
-from fedlgm.errors import ConfigError
-from fedlgm.extension.annotations import with_article
+from fedlgm.errors import ConfigError, with_article
 from fedlgm.package_conflicts import PACKAGES
 
 F = TypeVar("F", bound=Callable[..., Any])

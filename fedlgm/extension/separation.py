@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedlgm.extension.annotations import with_article
+from fedlgm.errors import with_article
 
 KNOWN = frozenset(
     [

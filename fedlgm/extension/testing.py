@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
-from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import prepared, require_same_losses
@@ -61,7 +60,6 @@ _JUMPS = (
 )
 
 
-@named_arguments
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
     """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
 
@@ -92,7 +90,6 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     return found
 
 
-@named_arguments
 def check_mechanism(
     mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None
 ) -> None:
@@ -262,7 +259,6 @@ def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
         raise PrivacyError(f"{unit} moves the sum by {times:.4g} times what is accounted for")
 
 
-@named_arguments
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     """Check a task on a batch: a loss per example that no other example changes, their mean,
     gradients and metrics.
@@ -312,7 +308,6 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     return found
 
 
-@named_arguments
 def check_model(
     model: models.Model,
     data: Loadable,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_reference, load_object, named, named_arguments
+from fedlgm.extension.loader import is_reference, load_object, named
 from fedlgm.extension.registration import enter, registers
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
@@ -59,7 +59,6 @@ _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
 """Variants of a mechanism that is an allocation rule."""
 
 
-@named_arguments
 @registers
 def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None = None) -> None:
     """Register a mechanism under a name, for recipes, `fedlgm compare` and `get`.
@@ -178,7 +177,6 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
-@named_arguments
 def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     """The mechanism `name` with the given options.
 
@@ -201,7 +199,6 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         return kind(name=name, **checked)
 
 
-@named_arguments
 def split(method: str) -> tuple[str, str]:
     """Mechanism and variant of a method; a registered name may have a variant,
     "package.module:Class" has none.

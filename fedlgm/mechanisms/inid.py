@@ -31,7 +31,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_below_one, check_known, check_positive
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
 from fedlgm.noise.draws import Family
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -40,7 +39,6 @@ ProfileLike = Profile | npt.ArrayLike
 Rule = Literal["inid", "spr", "iid"]
 
 
-@named_arguments
 def gaussian_inid(
     profile: ProfileLike,
     epsilon: float,
@@ -70,7 +68,6 @@ def gaussian_inid(
     return noise_scales("gaussian", "inid", profile, gaussian_mu(epsilon, delta), p, weights)
 
 
-@named_arguments
 def laplace_inid(
     profile: ProfileLike,
     epsilon: float,

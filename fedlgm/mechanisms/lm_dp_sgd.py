@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
@@ -35,7 +34,6 @@ FLOOR = 0.05
 not need it."""
 
 
-@named_arguments
 def aggregate(
     grads: Sequence[Tensor],
     clip: float,

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import is_bundled, named_arguments
+from fedlgm.extension.loader import is_bundled
 from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _AGREE = 1e-4  # relative, between a noise multiplier that is given and that of the budget
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Method:
     """A mechanism on the layers of one model, with the facts of one run: it plans the release of
@@ -51,7 +50,6 @@ class Method:
     facts: RunFacts
 
     @classmethod
-    @named_arguments
     def of(
         cls,
         module: nn.Module,

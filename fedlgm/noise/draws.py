@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
@@ -54,7 +53,6 @@ def draw(
     return unit * scale
 
 
-@named_arguments
 def add_noise_(
     total: Tensor,
     parts: Sequence[tuple[int, float]],

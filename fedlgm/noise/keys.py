@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 
 _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
 
@@ -44,7 +43,6 @@ class Purpose(IntEnum):
     ROUNDING = 10
 
 
-@named_arguments
 @dataclass(frozen=True)
 class KeyRing:
     """Source of named random streams.
@@ -76,7 +74,6 @@ class KeyRing:
         return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
-    @named_arguments
     def from_seed(cls, seed: int | None) -> KeyRing:
         """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))

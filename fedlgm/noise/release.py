@@ -14,7 +14,6 @@ from torch import Tensor
 from fedlgm.aggregation import bound_on
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.noise.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
@@ -147,7 +146,6 @@ class Noising:
         )
 
 
-@named_arguments
 def release(
     total: Tensor,
     plan: ReleasePlan,

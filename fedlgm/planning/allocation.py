@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension.loader import named, named_arguments, users_code
+from fedlgm.extension.loader import named, users_code
 from fedlgm.extension.registration import enter, registers
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -49,7 +49,6 @@ def names() -> tuple[str, ...]:
     return tuple(_SHARES)
 
 
-@named_arguments
 @registers
 def register(name: str, rule: Rule) -> None:
     """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of
@@ -82,7 +81,6 @@ def register(name: str, rule: Rule) -> None:
     enter(_SHARES, name, rule, "allocation")
 
 
-@named_arguments
 def shares(
     strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray
 ) -> np.ndarray:
@@ -124,7 +122,6 @@ def shares(
     return raw / raw.sum()
 
 
-@named_arguments
 def allocate(
     strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float
 ) -> np.ndarray:
@@ -157,7 +154,6 @@ def allocate(
     return spread(shares(strategy, clip, dims), clip, noise_multiplier)
 
 
-@named_arguments
 def spread(
     share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float
 ) -> np.ndarray:
@@ -182,7 +178,6 @@ def spread(
         return np.asarray(noise_multiplier * s / np.sqrt(p))
 
 
-@named_arguments
 def effective_multiplier(
     clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray
 ) -> float:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import check_count
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
@@ -22,7 +21,6 @@ LEAST_CLIP = 2.0**-36
 to 5e-15."""
 
 
-@named_arguments
 def eq_clip(bound: float, layers: int) -> np.ndarray:
     """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
 
@@ -34,7 +32,6 @@ def eq_clip(bound: float, layers: int) -> np.ndarray:
     return np.full(count, bound / math.sqrt(count))
 
 
-@named_arguments
 def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
     """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
-from fedlgm.extension.loader import named_arguments, sealed
+from fedlgm.extension.loader import sealed
 from fedlgm.planning import run_rules
 from fedlgm.planning.allocation import floor_digits
 from fedlgm.planning.charging import OneMechanism, Process
@@ -27,7 +27,6 @@ _KEPT = 2e-8
 
 
 @sealed
-@named_arguments
 @dataclass(frozen=True)
 class Sampling:
     """Rule that chooses the participants of a round.
@@ -146,7 +145,6 @@ class Sampling:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@named_arguments
 @dataclass(frozen=True)
 class LocalTraining:
     """Settings of one client's local training.
@@ -248,7 +246,6 @@ class LocalSteps:
 
 
 @sealed
-@named_arguments
 @dataclass(frozen=True)
 class RunFacts:
     """Public facts of a run, known before it starts. Plans, accounting and guarantees follow from

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments, users_code
+from fedlgm.extension.loader import users_code
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
 _FACTOR = re.compile(
@@ -73,7 +73,6 @@ class Layer:
     parts: tuple[int, ...] = ()
 
 
-@named_arguments
 @dataclass(frozen=True)
 class LayerTable:
     """The layers of a model and their places in one flat float32 vector [D] of all trained
@@ -109,7 +108,6 @@ class LayerTable:
                 )
 
     @classmethod
-    @named_arguments
     def from_module(
         cls, module: nn.Module, group_by: str | Callable[[str], str] = "module"
     ) -> LayerTable:
@@ -164,7 +162,6 @@ class LayerTable:
         return cls(tuple(layers))
 
     @classmethod
-    @named_arguments
     def from_sizes(cls, sizes: dict[str, int]) -> LayerTable:
         """Table of one-dimensional layers, for work on plain vectors and for tests."""
         layers, offset = [], 0

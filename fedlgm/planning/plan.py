@@ -25,7 +25,6 @@ from torch import Tensor
 from fedlgm import privacy
 from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.draws import Family
 from fedlgm.planning import plan_text, queries
 from fedlgm.planning.allocation import effective_multiplier, floor_digits
@@ -62,7 +61,6 @@ class Part(NamedTuple):
     sigma: float
 
 
-@named_arguments
 @dataclass(frozen=True, eq=False)
 class ReleasePlan:
     """One round's release: its bounds, its noise and its cost.
@@ -486,7 +484,6 @@ def _equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
-@named_arguments
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
     """A release that is not private, by an unsound published rule or without any protection.

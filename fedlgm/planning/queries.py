@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import is_bundled, named_arguments, sealed
+from fedlgm.extension.loader import is_bundled, sealed
 from fedlgm.extension.per_row import rows_apart
 from fedlgm.extension.registration import enter, registers
 from fedlgm.planning.layers import SAFETY, LayerTable
@@ -87,7 +87,6 @@ class AuxiliaryQuery(ABC):
 
 
 @sealed
-@named_arguments
 @dataclass(frozen=True)
 class NoisyQuery:
     """An auxiliary query with the noise of its release, as a plan holds it.
@@ -377,7 +376,6 @@ _KINDS: dict[str, type[AuxiliaryQuery]] = {
 }
 
 
-@named_arguments
 @registers
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """Register a user's query under its name for the clients of a run; usable as a class decorator.

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.plan import ReleasePlan
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Transcript:
     """Released outputs of the past rounds: the only data on which a plan may depend besides public
@@ -45,7 +43,6 @@ class Transcript:
     plan: ReleasePlan | None = None
 
     @classmethod
-    @named_arguments
     def start(cls, model: Tensor) -> Transcript:
         """The transcript before the first round; the initial model is public."""
         return cls(0, (model,))

@@ -31,7 +31,6 @@ from fedlgm.errors import (
     check_rate,
     check_share,
 )
-from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.accountants import (
     ACCOUNTANTS,
     COARSE,
@@ -58,7 +57,6 @@ _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded do
 _CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave unspent
 
 
-@named_arguments
 @plain_numbers
 def epsilon(
     noise_multiplier: float,
@@ -99,7 +97,6 @@ def epsilon(
     return composed_epsilon([(event, steps)], delta, accountant)
 
 
-@named_arguments
 @plain_numbers
 def calibrate(
     epsilon: float,
@@ -313,7 +310,6 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
     return root
 
 
-@named_arguments
 @plain_numbers
 def composed_epsilon(
     events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld"

@@ -14,7 +14,6 @@ import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
 from fedlgm.errors import check_count, check_positive, check_share
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise import integer_noise
 from fedlgm.noise.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
@@ -25,7 +24,6 @@ _ORDERS = np.concatenate(
 )
 
 
-@named_arguments
 @plain_numbers
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
     """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete
@@ -50,7 +48,6 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
     return gaussian.discrete_gaussian_tau(deviation, parties)
 
 
-@named_arguments
 @plain_numbers
 def distributed_epsilon(
     noise: str,

@@ -15,13 +15,11 @@ from collections.abc import Callable
 import scipy
 
 from fedlgm.errors import ConfigError, check_positive, check_share
-from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.plain import plain_numbers
 
 _RTOL = 1e-14
 
 
-@named_arguments
 @plain_numbers
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu whose Gaussian release is (epsilon, delta)-DP.
@@ -57,7 +55,6 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return mu if _log_delta(mu, epsilon) <= target else mu * (1 - 2 * _RTOL)
 
 
-@named_arguments
 @plain_numbers
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
@@ -83,7 +80,6 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return math.exp(_log_delta(mu, epsilon))
 
 
-@named_arguments
 @plain_numbers
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.

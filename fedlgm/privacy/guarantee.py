@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension.loader import named_arguments
 
 Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""
@@ -66,7 +65,6 @@ def caveat_of(noise_reproducible: bool) -> str:
     return f"; {_REPRODUCIBLE}" if noise_reproducible else ""
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Guarantee:
     """The status of a privacy claim in words, which every output prints beside epsilon. No code

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of, transaction
 from fedlgm.privacy import ledger_file
 from fedlgm.privacy.chain import digest
@@ -45,7 +44,6 @@ _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
 
-@named_arguments
 class Ledger:
     """Append-only record of releases on disk, from which epsilon is computed.
 

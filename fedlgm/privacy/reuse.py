@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.extension.loader import named_arguments
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from fedlgm.privacy.ledger import Ledger
 
 
-@named_arguments
 def require_rounds(
     ledger: Ledger,
     done: int,

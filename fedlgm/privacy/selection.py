@@ -19,7 +19,6 @@ from fedlgm.errors import (
     check_rate,
     check_share,
 )
-from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
 from fedlgm.privacy.plain import plain_numbers
@@ -92,7 +91,6 @@ def _gamma(expected_runs: float) -> float:
     return math.exp(high)
 
 
-@named_arguments
 @plain_numbers
 def selection_epsilon(
     noise_multiplier: float,

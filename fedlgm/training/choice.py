@@ -10,11 +10,9 @@ from torch import Tensor
 
 from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.base import ClientTask, Trainer
 
 
-@named_arguments
 def fastest(
     trainers: Mapping[str, Callable[[], Trainer]],
     model: Tensor,

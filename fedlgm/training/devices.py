@@ -18,7 +18,6 @@ import torch
 
 from fedlgm.aggregation import kernels
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.draws import NoiseBackend
 
 NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
@@ -26,7 +25,6 @@ _DRAWING = threading.RLock()
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Numerics:
     """Numerical settings on which a result's bits depend, in addition to seed and data.
@@ -59,7 +57,6 @@ def found() -> dict[str, str]:
     return devices | {"cpu": f"{torch.get_num_threads()} torch threads"}
 
 
-@named_arguments
 def resolve(name: str) -> torch.device:
     """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
 

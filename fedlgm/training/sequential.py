@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.restored import Restored, fresh
 from fedlgm.extension.separation import keeps_nothing
 from fedlgm.planning.layers import LayerTable
@@ -24,7 +23,6 @@ from fedlgm.training.stack import Stack
 from fedlgm.training.tasks import Classification, Task
 
 
-@named_arguments
 class SequentialTrainer:
     """Trains clients one by one in one resident model. A user's model and task are restored before
     each client.

@@ -16,7 +16,6 @@ from torch.func import functional_call, grad, vmap
 
 from fedlgm.aggregation.kernels import empty_block
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
-from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.restored import Restored, fresh
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
@@ -33,7 +32,6 @@ from fedlgm.training.tasks import Classification, Task
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
 
-@named_arguments
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.devices import seeded
 
 FEATURES = 32
 _LEAST = 2  # images of which a covariance can be taken
 
 
-@named_arguments
 def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     """Squared 2-Wasserstein distance of the normal laws fitted to two sets of features.
 

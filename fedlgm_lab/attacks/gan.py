@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.devices import seeded
 
@@ -60,7 +59,6 @@ class GanSettings:
             )
 
 
-@named_arguments
 class ClassReconstruction:
     """The attacker's networks and what it has learned from the models seen so far.
 

@@ -11,14 +11,12 @@ from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 
 PIXEL_RANGE = 2.0
 """Width of the interval [-1, 1] in which the library's data sets keep their pixels."""
 _WINDOW = 7  # side of the windows of SSIM
 
 
-@named_arguments
 def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
@@ -70,7 +68,6 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
     return float(index[..., border:-border, border:-border].mean())
 
 
-@named_arguments
 def psnr(first: np.ndarray, second: np.ndarray) -> float:
     """Peak signal-to-noise ratio of two images, in decibels; infinite for equal images.
 

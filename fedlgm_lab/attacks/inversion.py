@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training import LocalTraining
 from fedlgm_lab.attacks import images as measures
 from fedlgm_lab.attacks.analytic import Shape, analytic, infer_labels
@@ -127,7 +126,6 @@ class Reconstruction:
         ]
 
 
-@named_arguments
 def invert(
     module: nn.Module,
     observation: Observation,

@@ -20,7 +20,6 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 
 # shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
@@ -29,7 +28,6 @@ _LEAST_STD = 1e-6
 
 
 @torch.no_grad()
-@named_arguments
 def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
     """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
 
@@ -54,7 +52,6 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
     return np.concatenate(found)
 
 
-@named_arguments
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
     """Examples (or clients) on which each model trains, bool [models, examples].
 
@@ -95,7 +92,6 @@ def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray
         )
 
 
-@named_arguments
 def likelihood_ratios(
     target: np.ndarray,
     shadows: np.ndarray,
@@ -135,7 +131,6 @@ def likelihood_ratios(
     return norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std)
 
 
-@named_arguments
 def pooled(
     scores: np.ndarray,
     membership: np.ndarray,

@@ -17,7 +17,6 @@ from scipy.stats import binomtest, norm, rankdata
 from sklearn.metrics import roc_curve
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.tasks.ranked import auc
 
 FPRS = (0.001, 0.01, 0.1)
@@ -78,7 +77,6 @@ class MembershipResult:
         return {name: value for name, value in asdict(self).items() if name != "roc"}
 
 
-@named_arguments
 def evaluate_scores(
     members: np.ndarray,
     nonmembers: np.ndarray,

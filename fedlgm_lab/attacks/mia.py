@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm.extension.loader import named_arguments
 from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 
 
 @torch.no_grad()
-@named_arguments
 def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
     """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score
     means "member".
@@ -47,7 +45,6 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
     }
 
 
-@named_arguments
 def attack_outputs(
     module: nn.Module, members: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]
 ) -> dict[str, MembershipResult]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedlgm.aggregation import bound_update
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise
@@ -20,7 +19,6 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits.whitening import Whitening
 
 
-@named_arguments
 @dataclass(frozen=True, eq=False)
 class Observation:
     """One client's update as the attacker sees it.

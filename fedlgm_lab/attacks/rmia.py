@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm_lab.attacks.lira import check_shapes
 
 GAMMA = 2.0
@@ -21,7 +20,6 @@ OFFLINE = 0.3
 on x."""
 
 
-@named_arguments
 def relative_ratios(
     target: np.ndarray,
     shadows: np.ndarray,

@@ -12,7 +12,7 @@ import torch
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments, named_function, users_code
+from fedlgm.extension.loader import named_function, users_code
 from fedlgm.extension.registration import enter, registers
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
@@ -36,7 +36,6 @@ _COORDINATES = (
 )  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Audit:
     """Settings for the audit of a mechanism.
@@ -189,7 +188,6 @@ def _own(name: str) -> OwnAudit | None:
     return found
 
 
-@named_arguments
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
     """Reported figures of releases that follow a plan of the subject.
 
@@ -245,7 +243,6 @@ def watched_rounds(subject: Subject) -> int:
     return min(rounds, 20)
 
 
-@named_arguments
 def watch(
     subject: Subject,
     count: int,

@@ -33,7 +33,6 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -52,7 +51,6 @@ Columns = dict[int, tuple[int, int, int]]
 """Layer -> (start and end in the released vector, start in the flat update)."""
 
 
-@named_arguments
 class Canaries:
     """m canaries over the layers of a run (see the module).
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, Notice, check_count
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.draws import Family
 from fedlgm.noise.keys import KeyRing
 from fedlgm_lab.audits import bounds
@@ -129,7 +128,6 @@ def _log_density(noisy: Array, world: World) -> float:
 # -- anything that releases --------------------------------------------------------------------------------------------
 
 
-@named_arguments
 def audit_release(
     release: Release,
     epsilon: float,

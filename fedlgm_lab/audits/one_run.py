@@ -11,7 +11,6 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm_lab.audits import bounds
@@ -25,7 +24,6 @@ from fedlgm_lab.audits.whole_run import audit_whole_run, extended
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
 
 
-@named_arguments
 def audit_record(
     record: CanaryRecord,
     layers: LayerTable,

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_below_one
-from fedlgm.extension.loader import named_arguments
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -19,7 +18,6 @@ alarm."""
 XTOL = 1e-9  # of the roots that bounds are
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Scores:
     """Scores of canaries.

@@ -15,7 +15,6 @@ from fedlgm import data as data_sets
 from fedlgm import mechanisms
 from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning import allocation
@@ -72,7 +71,6 @@ class Recommendation(Figures):
         return f"<p>{self.advice}</p><pre>{lines}</pre>"
 
 
-@named_arguments
 @plain_defaults()
 def recommend(
     recipe: str | Path | Recipe | None = None,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm_lab.studies import frames, joint
@@ -66,7 +65,6 @@ class StudyDifference(Difference):
         return f"{self.cells.to_html(index=False)}<p>{self._whole()}</p>"
 
 
-@named_arguments
 class Study:
     """Finished runs of a grid. Figures are those of the final models on the test set.
 
@@ -91,7 +89,6 @@ class Study:
         self.folder, self.records = folder, found
 
     @classmethod
-    @named_arguments
     def read(cls, path: Path | str) -> Study:
         """The study of a kept file, for its tables, pictures and tests without the runs.
 
@@ -140,7 +137,6 @@ class Study:
     def _frame(self) -> DataFrame:
         return self.records.runs
 
-    @named_arguments
     def to_frame(self) -> DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
@@ -150,12 +146,10 @@ class Study:
         """
         return self._frame.copy()
 
-    @named_arguments
     def history(self) -> DataFrame:
         """One row per run and round: the keys, seed, round, and the round's public figures."""
         return self.records.rounds
 
-    @named_arguments
     def table(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
         """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of
         each metric.
@@ -166,7 +160,6 @@ class Study:
         """
         return frames.cells(self._frame, self.keys, self._metrics(metrics))
 
-    @named_arguments
     def to_latex(
         self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None
     ) -> str:
@@ -192,7 +185,6 @@ class Study:
             )
         return text
 
-    @named_arguments
     def plot(
         self,
         path: Path | str | None = None,
@@ -224,7 +216,6 @@ class Study:
 
         return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
 
-    @named_arguments
     def difference(
         self,
         a: Any,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 
 LEVEL = 0.05
 """Level of every test."""
@@ -42,7 +41,6 @@ class Difference:
     seeds: int
 
 
-@named_arguments
 def difference(a: Any, b: Any) -> Difference:
     """Paired difference a - b over seeds: mean, 95 % interval and p-value.
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedlgm import data as data_sets
 from fedlgm.errors import ConfigError, FedlgmError, check_count
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.training import models
 from fedlgm.training.devices import plain_defaults
@@ -32,7 +31,6 @@ from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 
 
-@named_arguments
 @plain_defaults()
 def study(
     recipe: str | Path | Recipe | None = None,

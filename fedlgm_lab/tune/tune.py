@@ -29,7 +29,6 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm.errors import DiskError, DivergedError, RunError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import (
     PUBLIC,
     disk_errors,
@@ -107,7 +106,6 @@ class TuneResult(Figures):
         return f"TuneResult({self.settings}, {self.metrics}, epsilon {self.epsilon:.3f}; {self.folder})"
 
 
-@named_arguments
 @plain_defaults()
 def tune(
     recipe: str | Path | Recipe | None = None,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, alternatives, check_positive, prefix_key
-from fedlgm.extension.loader import is_object, named_arguments
+from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import Sampling
@@ -316,7 +316,6 @@ def sections() -> dict[str, type[BaseModel]]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-@named_arguments
 def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
     """Read a recipe.
 

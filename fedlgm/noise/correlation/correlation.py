@@ -21,7 +21,7 @@ from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension.loader import named_arguments, sealed
+from fedlgm.extension.loader import sealed
 from fedlgm.noise.correlation import blt, sensitivities
 from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
@@ -46,7 +46,6 @@ class CorrelationRecord(TypedDict):
 
 
 @sealed
-@named_arguments
 @dataclass(frozen=True, eq=False)
 class Correlation:
     """Noise correlated over `rounds` rounds by a lower-triangular Toeplitz matrix C.

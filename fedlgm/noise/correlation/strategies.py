@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments, named_function, parameters_of, users_code
+from fedlgm.extension.loader import named_function, parameters_of, users_code
 from fedlgm.extension.registration import enter, registers
 from fedlgm.noise.correlation import blt, sensitivities, toeplitz
 from fedlgm.noise.correlation.correlation import Correlation, check_size
@@ -55,7 +55,6 @@ def register(name: str, make: Strategy) -> None:
     enter(_STRATEGIES, name, make, "correlation")
 
 
-@named_arguments
 def options_of(name: str) -> tuple[str, ...]:
     """Option names of a strategy.
 
@@ -69,7 +68,6 @@ def options_of(name: str) -> tuple[str, ...]:
     return tuple(parameters_of(_find(name)))[1:]
 
 
-@named_arguments
 def get(name: str, rounds: int, **options: Any) -> Correlation:
     """Correlated noise for a run of `rounds` rounds.
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.correlation.correlation import Correlation
 
 _PIECE = (
@@ -20,7 +19,6 @@ _PIECE = (
 )  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
 
 
-@named_arguments
 class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 

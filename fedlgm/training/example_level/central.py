@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms.mechanism import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing
@@ -65,7 +64,6 @@ class Trained:
         return f"Trained({self.model.numel()} weights, {self.steps} steps: {spent})"
 
 
-@named_arguments
 def train(
     module: nn.Module,
     x: Inputs,

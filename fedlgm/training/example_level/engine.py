@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.restored import Restored, restored_around
 from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
@@ -104,7 +103,6 @@ class SumsExamples(Protocol):
         ...
 
 
-@named_arguments
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 

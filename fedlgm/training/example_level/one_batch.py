@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fedlgm.extension.loader import named_arguments, users_code
+from fedlgm.extension.loader import users_code
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import of_style
@@ -16,7 +16,6 @@ from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.task import ExampleLosses
 
 
-@named_arguments
 def clipped_sum(
     module: nn.Module,
     x: Inputs,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_bundled, named_arguments
+from fedlgm.extension.loader import is_bundled
 from fedlgm.extension.per_row import rows_apart
 from fedlgm.planning.clipping import Scaling
 
@@ -166,7 +166,6 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
     return values
 
 
-@named_arguments
 @dataclass(frozen=True)
 class PerLayerClip:
     """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
@@ -243,7 +242,6 @@ class _Whole:
         return float(self.clip)
 
 
-@named_arguments
 @dataclass(frozen=True)
 class FlatClip(_Whole):
     """f_i = min(1, C / ||g_i||): the whole gradient is clipped (DP-SGD; Abadi et al., CCS 2016).
@@ -339,7 +337,6 @@ class PSAC(_Whole):
         return SAFETY * self.clip / (norms + self.r / (norms + self.r))
 
 
-@named_arguments
 @dataclass(frozen=True)
 class Reweighted:
     """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import misfit, named, named_arguments, options_of, parameters_of
+from fedlgm.extension.loader import misfit, named, options_of, parameters_of
 from fedlgm.files import path_of
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.training.devices import seeded
@@ -91,7 +91,6 @@ def names() -> tuple[str, ...]:
     return tuple(_MODELS)
 
 
-@named_arguments
 def options(name: str) -> tuple[str, ...]:
     """Option names of a model, bundled or a user's own ("package.module:name").
 
@@ -108,7 +107,6 @@ def options(name: str) -> tuple[str, ...]:
     return options_of(found, _FILLED)
 
 
-@named_arguments
 def build(
     model: Model,
     *,

@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension.loader import named_arguments, package_of, users_code
+from fedlgm.extension.loader import package_of, users_code
 from fedlgm.extension.restored import Restored
 from fedlgm.training import inputs
 from fedlgm.training.devices import or_another_thread, seeded
@@ -208,7 +208,6 @@ def _notice_lists(module: nn.Module, label: str) -> None:
 
 
 @torch.no_grad()
-@named_arguments
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
     """Refuse a module that keeps state between calls, or draws random numbers that a run could not
     draw again.
@@ -266,7 +265,6 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 
 
 @torch.no_grad()
-@named_arguments
 def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 
@@ -284,7 +282,6 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     return not all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
-@named_arguments
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
     """Refuse a module that draws at random in training: an example's gradient would depend on its
     batch.
@@ -316,7 +313,6 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
 
 
 @torch.no_grad()
-@named_arguments
 def require_separate(module: nn.Module, x: Inputs) -> None:
     """Refuse a module whose outputs for an example depend on the other examples of its batch, in
     training mode.

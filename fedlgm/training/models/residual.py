@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.models.copies import copied
 
 
@@ -144,7 +143,6 @@ def vgg16(
     return _without_inplace(model)
 
 
-@named_arguments
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over
     examples or buffers.

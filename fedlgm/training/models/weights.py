@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.planning.layers import factor_of
 from fedlgm.training.models.huggingface import original
@@ -20,7 +19,6 @@ _BASES = ("base", "base_layer")  # where `LowRank` and `peft` keep the layer tha
 _PEFT = "base_model.model."
 
 
-@named_arguments
 def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
@@ -82,7 +80,6 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     return module
 
 
-@named_arguments
 def digest_of_file(file: Path | str) -> str:
     """SHA-256 of a file's bytes.
 

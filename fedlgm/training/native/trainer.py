@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.models.built import Built
@@ -19,7 +18,6 @@ from fedlgm.training.native.program import Program
 from fedlgm.training.tasks import Classification, Task
 
 
-@named_arguments
 class NativeTrainer:
     """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain
     stacks of layers.

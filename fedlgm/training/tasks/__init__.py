@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import named, named_arguments
+from fedlgm.extension.loader import named
 from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.causal_lm import CausalLM
 from fedlgm.training.tasks.classification import Classification
@@ -78,7 +78,6 @@ def names() -> tuple[str, ...]:
     return tuple(_TASKS)
 
 
-@named_arguments
 def options(name: str) -> tuple[str, ...]:
     """Option names of a task, bundled or a user's own ("package.module:name").
 
@@ -93,7 +92,6 @@ def options(name: str) -> tuple[str, ...]:
     return extension.options_of(found) if isinstance(found, type) else ()
 
 
-@named_arguments
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
     """A task.
 

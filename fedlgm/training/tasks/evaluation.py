@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.layout import laid_out, on_cpu
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Inputs
@@ -17,7 +16,6 @@ from fedlgm.training.tasks.task import Task, measured
 
 
 @torch.no_grad()
-@named_arguments
 def evaluate(
     task: Task,
     module: nn.Module,

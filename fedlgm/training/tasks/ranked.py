@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension.loader import named_arguments
 from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.set_metrics import Metric
 
@@ -32,7 +31,6 @@ class AUC(NamedTuple):
     high: float
 
 
-@named_arguments
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     """Probability that a row of class 1 has a higher score than a row of class 0, where ties count
     half.
