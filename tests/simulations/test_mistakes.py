@@ -107,16 +107,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: simulations.simulate(OWNED),
         "pass this by name, data=...",
     ),  # type: ignore[arg-type]
-    "model and data by position": (
-        lambda: simulations.simulate(nn.Linear(5, 2), OWNED),  # type: ignore[arg-type, misc]
-        "simulate: too many positional arguments; it takes recipe, and by name model, task, data",
-    ),
-    "steps under another name": (
-        lambda: privacy.calibrate(8, 1e-5, rounds=9),  # type: ignore[call-arg]
-        (
-            "missing a required argument: 'steps'; it takes epsilon, delta, and by name steps, "
-            "sampling_rate"
-        ),
     ),
     "a number as overrides": (run(overrides=3), "strings or a mapping, got int: 3"),
     "a list as noise": (

@@ -32,10 +32,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         strategy(ledger="a" * 5000),
         ("cannot be used: File name too long"),
     ),
-    "only the class's name was changed": (
-        lambda: PrivateFedAvg(fraction_evaluate=0.5),
-        ("it takes model, and by name epsilon, delta, clients"),  # type: ignore[call-arg]
-    ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
     "several of Flower's arguments": (
         strategy(fraction_train=0.1, min_train_nodes=2),
