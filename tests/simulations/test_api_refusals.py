@@ -198,35 +198,35 @@ class Steps:
         (
             {"server_optimizer": object()},
             ConfigError,
-            ("^federation.server_optimizer '<object>' has no step"),
+            "^federation.server_optimizer '<object>' has no step",
         ),
         ({"partition": object()}, ConfigError, "^data.partition '<object>' is neither"),
         ({"task": 3}, ConfigError, "^task int is neither"),
         (
             {"model": torch.nn.LazyLinear(2)},
             ConfigError,
-            ("'weight' has no size before the first forward pass"),
+            "'weight' has no size before the first forward pass",
         ),
         ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
         (
             {"model": Recurrent},
             ConfigError,
-            ("^model: the model returns different outputs .* it remembers what"),
+            "^model: the model returns different outputs .* it remembers what",
         ),
         (
             {"model": Standardising},
             ConfigError,
-            ("^model: the model returns different outputs .* it remembers what"),
+            "^model: the model returns different outputs .* it remembers what",
         ),
         (
             {"model": Standardising()},
             ConfigError,
-            ("^model: the model returns different outputs .* it remembers what"),
+            "^model: the model returns different outputs .* it remembers what",
         ),
         (
             {"model": Counting},
             ConfigError,
-            ("^model: the model's buffer 'calls' would follow private data"),
+            "^model: the model's buffer 'calls' would follow private data",
         ),
         (
             {"model": Untrainable},
@@ -247,7 +247,7 @@ class Steps:
         (
             {"mechanism": Louder("louder")},
             PrivacyError,
-            ("round 1 costs 0.25|round 1 costs 4 releases"),
+            "round 1 costs 0.25|round 1 costs 4 releases",
         ),
         (
             {"mechanism": Broken("broken")},

@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "num_clients as an argument": (run(num_clients=3), "overrides={'federation.clients': 3}"),
     "the folder of a study": (
         run(folder="x"),
-        ("simulate has no argument 'folder'; did you mean run_dir?"),
+        "simulate has no argument 'folder'; did you mean run_dir?",
     ),
     "a model in the recipe's place": (
         lambda: simulations.simulate(nn.Linear(5, 2)),
@@ -107,7 +107,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: simulations.simulate(OWNED),
         "pass this by name, data=...",
     ),  # type: ignore[arg-type]
-    ),
     "a number as overrides": (run(overrides=3), "strings or a mapping, got int: 3"),
     "a list as noise": (
         lambda: privacy.epsilon([1.0], 1e-5, steps=1),  # type: ignore[arg-type]
@@ -117,18 +116,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),
     "a number as the folder of a study": (
         study(folder=3),
-        ("folder must be a path, such as 'runs/first', got 3"),
+        "folder must be a path, such as 'runs/first', got 3",
     ),
     "a file as the folder of a study": (study(folder=__file__), "cannot make the folder"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
     "models of a study": (
         study(models=[nn.Linear(5, 2)]),
-        ("a study varies it in its grid: grid={'model': [...]}"),
+        "a study varies it in its grid: grid={'model': [...]}",
     ),
     "mechanisms of a study": (
         study(mechanism=["uniform"]),
-        ("varies it in its grid: grid={'mechanism': [...]}"),
+        "varies it in its grid: grid={'mechanism': [...]}",
     ),
     "a list as the model of a study": (
         study(model=[nn.Linear(5, 2)], overrides=SMALL),
@@ -140,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a list of seeds": (
         study(seeds=[1, 2]),
-        ("the number of repetitions, whose seeds follow from run.seed"),
+        "the number of repetitions, whose seeds follow from run.seed",
     ),
     "a folder as the model": (
         run(model=str(Path(__file__).parent)),
@@ -152,11 +151,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a folder as the data": (
         run(data=str(Path(__file__).parent)),
-        ("is a folder: for images set data.name ="),
+        "is a folder: for images set data.name =",
     ),
     "a pair as the data": (
         run(data=(X, Y)),
-        ("a pair (x, y) or a torch data set is only one of the two parts"),
+        "a pair (x, y) or a torch data set is only one of the two parts",
     ),
     "a mechanism as the method of an audit": (
         lambda: audits.Subject("mine", mechanisms.get("uniform")),  # type: ignore[arg-type]
@@ -165,7 +164,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
     "epsilon of a study": (
         study(epsilon=8),
-        ("study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
+        "study has no argument 'epsilon'; a recipe has the key privacy.epsilon",
     ),
     "epsilon of an advice": (
         lambda: simulations.recommend(epsilon=8),
@@ -206,12 +205,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "another accountant": (changed(privacy__accountant="moments"), "must be 'pld' or 'rdp'"),
     "the unit of a user": (
         changed(privacy__unit="user"),
-        ("needs federation.users: the user of each client"),
+        "needs federation.users: the user of each client",
     ),
     "a client mechanism for examples": (changed(privacy__unit="example"), "or use one of dp-sgd"),
     "local trust without a cap": (
         changed(privacy__trust="local"),
-        ("privacy.max_participations is needed"),
+        "privacy.max_participations is needed",
     ),
     "correlated noise without a schedule": (
         changed(privacy__noise="banded"),
@@ -226,7 +225,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "labels from 1": (on(X, Y + 1), "targets that begin at 0: y - 1"),
     "labels of -1 and 1": (
         on(X, 2 * Y - 1),
-        ("np.unique(y, return_inverse=True)[1] numbers the classes"),
+        "np.unique(y, return_inverse=True)[1] numbers the classes",
     ),
     "labels in a column": (on(X, Y[:, None]), "one column of classes is y.ravel()"),
     "one-hot labels": (on(X, np.eye(2, dtype=int)[Y]), "one-hot rows are y.argmax(1)"),
@@ -237,11 +236,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "inputs alone": (
         run(data={"train": X, "test": X}),
-        ("a pair of arrays (inputs, targets), got a ndarray"),
+        "a pair of arrays (inputs, targets), got a ndarray",
     ),
     "a frame with a column of text": (
         on(pd.DataFrame(X).assign(sex="m"), Y),
-        ("column 'sex' of 'training' holds text, not numbers: drop it"),
+        "column 'sex' of 'training' holds text, not numbers: drop it",
     ),
     "a frame with dates": (
         on(pd.DataFrame(X).assign(day=pd.date_range("2020", periods=200)), Y),
@@ -300,7 +299,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "missing values": (
         on(np.where(X > 2, np.nan, X), Y),
-        ("values are NaN or infinite, the first at index"),
+        "values are NaN or infinite, the first at index",
     ),
     "a sparse matrix": (on(sparse.csr_matrix(X), Y), "x.toarray()"),
     "no test set": (run(data={"train": (X, Y)}), "key 'test' is missing"),
@@ -370,7 +369,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a call without gradients": (torch.no_grad()(run()), "or is this called under torch.no_grad()"),
     "a compiled model": (
         run(model=torch.compile(nn.Linear(5, 2))),
-        ("compiled (OptimizedModule): pass the nn.Module"),
+        "compiled (OptimizedModule): pass the nn.Module",
     ),
     "a scripted model": (
         run(model=torch.jit.script(nn.Linear(5, 2))),
@@ -378,11 +377,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a model without its data": (
         run(data=None),
-        ("the data 'digits' of the recipe were used: pass your own as data="),
+        "the data 'digits' of the recipe were used: pass your own as data=",
     ),
     "a model of two outputs": (
         run(model=nn.GRU(5, 2)),
-        ("wrap it in a module that returns the tensor"),
+        "wrap it in a module that returns the tensor",
     ),
     "BatchNorm": (
         run(model=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))),
@@ -392,16 +391,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a mistyped mechanism": (run(mechanism="unifrom"), "did you mean 'uniform'?"),
     "a metric by name": (
         run(metrics="auc"),
-        ("metrics takes functions, such as {'auc': lambda outputs, targets"),
+        "metrics takes functions, such as {'auc': lambda outputs, targets",
     ),
     "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
     "an optimizer of torch": (
         run(server_optimizer=SGD),
-        ("is a torch optimizer, which steps on gradients: use 'sgd'"),
+        "is a torch optimizer, which steps on gradients: use 'sgd'",
     ),
     "a set of torch": (
         run(data=TensorDataset()),
-        ("or a torch data set is only one of the two parts"),
+        "or a torch data set is only one of the two parts",
     ),
     "a part of torch": (
         run(data={"train": TensorDataset(), "test": TensorDataset()}),
@@ -413,7 +412,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a search of nothing": (
         lambda: simulations.tune(),
-        ("search: give at least one key and its values"),
+        "search: give at least one key and its values",
     ),
     "no patience": (changed(run__patience=0), "run.patience: must be at least 1"),
     "a mistyped schedule": (
@@ -423,7 +422,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a mistyped precision": (run(trainer="float16"), "unknown trainer 'float16'"),
     "a metric without a function": (
         run(metrics={"auc": 3}),
-        ("must be a function (outputs, targets) -> number"),
+        "must be a function (outputs, targets) -> number",
     ),
     "a metric for each example": (
         run(metrics={"a": lambda o, t: o}),
@@ -432,7 +431,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
     "epsilon 0": (
         lambda: privacy.calibrate(0, 1e-5, steps=3),
-        ("epsilon must be finite and positive, got 0"),
+        "epsilon must be finite and positive, got 0",
     ),
     "an unknown rule": (
         lambda: fedlgm.planning.allocation.allocate("equal", [1.0], [1], 1.0),
@@ -441,7 +440,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # wrong types, and arguments that were forgotten
     "users as lists": (
         run(users=[[1, 2], [3]]),
-        ("lists of the examples of each client are data['clients']"),
+        "lists of the examples of each client are data['clients']",
     ),
     "two targets": (
         run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}),
@@ -506,17 +505,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "progress without an argument": (run(progress=lambda: None), "is called with each round's row"),
     "a number as the folder": (
         run(run_dir=3),
-        ("run_dir must be a path, such as 'runs/first', got 3"),
+        "run_dir must be a path, such as 'runs/first', got 3",
     ),
     "a number as the run": (lambda: simulations.resume(3), "run must be a path"),  # type: ignore[arg-type]
     "a list as the grid": (study(grid=["uniform"]), "grid must map keys to lists"),
     "a list as the search": (
         lambda: simulations.tune(search=["training.lr"]),
-        ("search must map keys to lists of values"),  # type: ignore[arg-type]
+        "search must map keys to lists of values",  # type: ignore[arg-type]
     ),
     "delta in a string": (
         lambda: privacy.calibrate(1, "1e-5", steps=3),
-        ("delta must lie in (0, 1), got '1e-5'"),  # type: ignore[arg-type]
+        "delta must lie in (0, 1), got '1e-5'",  # type: ignore[arg-type]
     ),
     "names as figures": (lambda: simulations.difference("a", "b"), ("takes numbers, one per seed")),  # type: ignore[arg-type]
     "an example twice": (run(data=OWNED | {"clients": [[0, 0, 1], [2]]}), "a sample has one owner"),
@@ -563,11 +562,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a folder with a name too long": (
         run(run_dir="a" * 5000),
-        ("cannot be used: File name too long"),
+        "cannot be used: File name too long",
     ),
     "a folder with a zero byte": (
         run(run_dir="runs/a\0"),
-        ("run_dir must be a path, such as 'runs/first'"),
+        "run_dir must be a path, such as 'runs/first'",
     ),
     "data with a name too long": (
         lambda: simulations.simulate(overrides={"data.name": "a" * 5000}),
@@ -587,11 +586,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a name with a zero byte": (
         changed(name="a\0b"),
-        ("name: must be a name for folders, without slashes, got"),
+        "name: must be a name for folders, without slashes, got",
     ),
     "a name of too many characters": (
         changed(name="a" * 300),
-        ("name: must have at most 150 characters"),
+        "name: must have at most 150 characters",
     ),
     "a bound beyond all noise": (
         run(mechanism=mechanisms.get("uniform", bound=1e40)),
@@ -610,7 +609,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a separation of any length": (
         changed(privacy__min_separation=10**400),
-        ("privacy.min_separation: must be at most 1000000000"),
+        "privacy.min_separation: must be at most 1000000000",
     ),
     "a number of thousands of digits": (
         lambda: simulations.simulate(overrides=["federation.rounds=" + "9" * 5000]),

@@ -21,21 +21,21 @@ def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nodes by number": (
         strategy(nodes=5),
-        ("nodes must be a strategies.OneNodePerClient(...), got 5"),
+        "nodes must be a strategies.OneNodePerClient(...), got 5",
     ),
     "the bound as an argument": (
         strategy(bound=0.5),
-        ("mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
+        "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ),
     "no ledger": (strategy(ledger=None), "ledger must be a path"),
     "a ledger with a name too long": (
         strategy(ledger="a" * 5000),
-        ("cannot be used: File name too long"),
+        "cannot be used: File name too long",
     ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
     "several of Flower's arguments": (
         strategy(fraction_train=0.1, min_train_nodes=2),
-        ("takes part in a round; nor 'min_train_nodes': clients is"),
+        "takes part in a round; nor 'min_train_nodes': clients is",
     ),
     "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
     "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
@@ -44,7 +44,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
     "a mechanism of examples": (
         strategy(mechanism="dp-sgd"),
-        ("bounds examples, which only clients"),
+        "bounds examples, which only clients",
     ),
     "a mechanism with a vote": (
         strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
     "a client_fn": (
         lambda: PrivateClientApp(client_fn=print),
-        ("moves its training loop under @app.train()"),
+        "moves its training loop under @app.train()",
     ),
     "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
     "an unknown option of an app": (

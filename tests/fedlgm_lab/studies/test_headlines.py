@@ -18,7 +18,7 @@ CHANGES = [
     "run.seed=3",
     "privacy.accountant=rdp",
     "task.name=regression",
-    ("data={name = 'digits', partition = 'iid'}"),
+    "data={name = 'digits', partition = 'iid'}",
 ]
 
 

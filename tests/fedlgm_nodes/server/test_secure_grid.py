@@ -383,13 +383,13 @@ def test_a_relay_that_alters_answers_loses_its_node_alone(secure):
             'trust = ["distributed"]',
             'trust = ["local"]',
             {},
-            ("a plan for distributed trust; allowed: local"),
+            "a plan for distributed trust; allowed: local",
         ),
         (
             "epsilon = 8.0",
             "epsilon = 0.1",
             {},
-            ("nothing left for such a run: 10 more releases would bring"),
+            "nothing left for such a run: 10 more releases would bring",
         ),
     ],
 )

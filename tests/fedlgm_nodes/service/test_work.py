@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an option in depth": (
         PER_LAYER | {"public_norms": [[[1.0]]]},
-        ("public_norms must be a list of numbers"),
+        "public_norms must be a list of numbers",
     ),
     "many options": (PER_LAYER | {"public_norms": [1.0] * 10_000}, "characters"),
     "text that no log can hold": (

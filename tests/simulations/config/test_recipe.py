@@ -176,7 +176,7 @@ REFUSED = {
         [
             "needs privacy.trust = 'central'",
             "sees every upload",
-            ("independent noise already has the least final"),
+            "independent noise already has the least final",
         ],
     ),
     "correlated, local, without a cap": (
