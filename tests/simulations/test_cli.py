@@ -323,8 +323,8 @@ def test_help_begins_with_the_commands_that_train(run):
         "Train and compare",
         "Plan, without training on private data",
         "Read a run",
-        "Measure what leaks",
         "Check the installation",
+        "Measure what leaks",
         "Real nodes",
     ]
     named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
