@@ -15,7 +15,7 @@ from .aggregation.contributions import BoundedUpdates as BoundedUpdates
 from .data import DataSet as DataSet
 from .data import Partition as Partition
 from .extension import testing as testing
-from .mechanisms.base import Mechanism as Mechanism
+from .mechanisms.mechanism import Mechanism as Mechanism
 from .mechanisms.method import Method as Method
 from .noise import correlation as correlation
 from .noise import integer_noise as integer_noise
