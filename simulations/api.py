@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from fedlgm import data as data_sets
+from fedlgm import libraries
 from fedlgm.data.tables import INTERCEPT
 from fedlgm.errors import RunError
 from fedlgm.files import path_of
@@ -31,12 +32,7 @@ from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from simulations.summaries.report_types import Exported
-
+from simulations.summaries.report_types import Exported
 
 load_recipe = recipes.load
 """Read a recipe: `simulations.config.recipe.load`."""
@@ -123,7 +119,7 @@ class RunResult(Figures):
         """
         return models.original(self.module())
 
-    def coefficients(self) -> DataFrame:
+    def coefficients(self) -> libraries.DataFrame:
         """Coefficients of a linear model: one row for each column of the table and one for the
         intercept.
 

@@ -6,21 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising, ReleaseObserver, fingerprint
 from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.training.devices import Numerics
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Releaser:
         """Whether the round is charged. It is not if nothing has been released so far (see
         `ReleasePlan.event`).
         """
-        return plan.facts.process.charged(plan, self.ledger.rounds)
+        return charging.of(plan.facts).charged(plan, self.ledger.rounds)
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""
@@ -117,7 +116,7 @@ class Releaser:
             counts[client] -= key == self._client_key(later, client)
         return frozenset(client for client, count in counts.items() if count >= max_participations)
 
-    def _event(self, plan: ReleasePlan, round: int, key: str) -> dp_event.DpEvent:
+    def _event(self, plan: ReleasePlan, round: int, key: str) -> privacy.DpEvent:
         """The cost of a release: the round's own, or that of one more with the same draws if it was
         released before.
         """

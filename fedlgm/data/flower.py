@@ -9,17 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedlgm import libraries
 from fedlgm.data.partitioners import partitioners
 from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension.loader import load_object, parameters_of, users_code
 from fedlgm.noise.keys import KeyRing, Purpose
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 _ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
 
@@ -79,7 +77,7 @@ def _seed(ring: KeyRing) -> int:
     return int(low) | int(high) << 32
 
 
-def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
+def _owners(partitioner: libraries.Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
     """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which
     sample.
     """
@@ -90,7 +88,9 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
     return _read_back(partitioner, len(labels), lambda part: part)
 
 
-def _read_back(partitioner: Partitioner, count: int, rows: Callable[[Any], Any]) -> np.ndarray:
+def _read_back(
+    partitioner: libraries.Partitioner, count: int, rows: Callable[[Any], Any]
+) -> np.ndarray:
     """Client of each of `count` samples, -1 for none; `rows` gives a partition's samples."""
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():

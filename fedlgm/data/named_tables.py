@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedlgm import libraries
 from fedlgm.data.names import spelled_once
 from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
 from fedlgm.extension.loader import HUB
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from pandas import DataFrame, Series
 
 NAME = "table"
 SPLITS = ("train", "test")
@@ -82,7 +79,7 @@ def read_files(
 
 
 def _convert_targets(
-    train: DataFrame, test: DataFrame, column: str, labels: Sequence[str] | None
+    train: libraries.DataFrame, test: libraries.DataFrame, column: str, labels: Sequence[str] | None
 ) -> None:
     """Replace targets read as text by numbers where the public test targets are numbers."""
     import pandas
@@ -120,11 +117,11 @@ def _convert_targets(
             frame[column] = pandas.to_numeric(frame[column])
 
 
-def _are_texts(column: Series[Any]) -> bool:
+def _are_texts(column: libraries.Series[Any]) -> bool:
     return all(isinstance(one, str) for one in column)
 
 
-def _is_number(column: Series[Any]) -> Series[bool]:
+def _is_number(column: libraries.Series[Any]) -> libraries.Series[bool]:
     """Which texts are finite numbers."""
     import pandas
 
@@ -182,13 +179,13 @@ def read_hub(
     return {"name": name, "train": train, "test": test, **columns}
 
 
-def _offline(path: str, subset: str | None, splits: Sequence[str]) -> list[Dataset]:
+def _offline(path: str, subset: str | None, splits: Sequence[str]) -> list[libraries.Dataset]:
     """The splits from a folder or the local cache; ConnectionError if they are in neither."""
     from datasets import config, load_dataset
 
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
-        found: list[Dataset] = load_dataset(path, subset, split=list(splits))
+        found: list[libraries.Dataset] = load_dataset(path, subset, split=list(splits))
         return found
     finally:
         config.HF_HUB_OFFLINE = before
@@ -198,7 +195,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame:
+def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries.DataFrame:
     """A file as a frame; see `read_csv`."""
     import pandas
 
@@ -238,7 +235,7 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame
     return frame
 
 
-def read_csv(path: Path, names: Sequence[str] = ()) -> DataFrame:
+def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     """A CSV file as a frame. The columns `names` are text, and others have one type from end to
     end.
 

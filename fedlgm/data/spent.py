@@ -5,16 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedlgm import privacy
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
-    from fedlgm.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Spent:
         0.926
     """
 
-    events: tuple[tuple[dp_event.DpEvent, int], ...]
+    events: tuple[tuple[privacy.DpEvent, int], ...]
     protects: str
     clients: int = 0
     division: str = ""
@@ -43,7 +37,7 @@ class Spent:
         """Epsilon at `delta` of the events alone."""
         return privacy.accounting.composed_epsilon(self.events, delta, accountant)
 
-    def charge(self, ledger: Ledger) -> None:
+    def charge(self, ledger: privacy.Ledger) -> None:
         """Put the events on a run's ledger before its first round; a repeated call does nothing.
 
         Raises:

@@ -32,6 +32,7 @@ from fedlgm.extension.trial import prepared, require_same_losses
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning import charging
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -135,7 +136,7 @@ def check_mechanism(
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
         events.append((plan.event, 1))
-    charged = events[: facts.releases] if facts.run is None else events
+    charged = events[: facts.releases] if charging.of(facts).run is None else events
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension.loader import users_code
+from fedlgm.planning import charging
 from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.clipping import Scaling, eq_clip
 from fedlgm.planning.facts import RunFacts
@@ -86,7 +87,7 @@ class Mechanism:
                 runs.
             PrivacyError: no finite noise meets the budget.
         """
-        return facts.process.calibrate()
+        return charging.of(facts).calibrate()
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
         """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's

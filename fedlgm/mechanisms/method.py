@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import nn
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled
 from fedlgm.mechanisms.mechanism import (
@@ -22,14 +23,12 @@ from fedlgm.mechanisms.mechanism import (
     code_of,
 )
 from fedlgm.noise.draws import check_scale
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.reuse import require_rounds
-
-if TYPE_CHECKING:
-    from fedlgm.privacy.ledger import Ledger
 
 _AGREE = 1e-4  # relative, between a noise multiplier that is given and that of the budget
 
@@ -104,7 +103,7 @@ class Method:
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
         with code_of(type(mechanism), mechanism.name):
-            facts.process.check_mechanism(mechanism, layers)
+            charging.of(facts).check_mechanism(mechanism, layers)
             if facts.noise_multiplier and facts.epsilon is None:
                 return cls(mechanism, layers, facts)
             unset = facts.with_multiplier(0.0)
@@ -161,14 +160,16 @@ class Method:
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
         plan = self._checked(
-            made, transcript.plan, position=self.facts.process.position(transcript.rounds)
+            made, transcript.plan, position=charging.of(self.facts).position(transcript.rounds)
         )
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan
 
-    def require_rounds(self, ledger: Ledger, past: Transcript, *, sampled: bool = True) -> None:
+    def require_rounds(
+        self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
+    ) -> None:
         """Refuse a ledger that holds other rounds than those of `past` (see
         `fedlgm.privacy.reuse`).
 
@@ -188,7 +189,9 @@ class Method:
         events = [(plan.event, left)]
         if plan.protected:
             costs = self._costs[past.rounds : past.rounds + left]
-            events = facts.process.events(plan, facts.noise_multiplier / np.sqrt(costs), sampled)
+            events = charging.of(facts).events(
+                plan, facts.noise_multiplier / np.sqrt(costs), sampled
+            )
         require_rounds(
             ledger,
             past.rounds,

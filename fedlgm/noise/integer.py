@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.special
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.integer_noise import IntegerNoise
-
-if TYPE_CHECKING:
-    from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.views import Plan
 
 BITS = 32
 """Bits of a word; sums are taken modulo 2^BITS."""
@@ -76,7 +73,7 @@ class IntegerGrid:
     scale: tuple[tuple[int, float], ...] = field(repr=False)
 
     @classmethod
-    def of(cls, plan: ReleasePlan) -> IntegerGrid:
+    def of(cls, plan: Plan) -> IntegerGrid:
         """The grid of a plan.
 
         Raises:

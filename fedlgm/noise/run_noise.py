@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.noise.draws import LEAST_SCALE, NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
-
-if TYPE_CHECKING:
-    from fedlgm.noise.correlation import CorrelatedStream, Correlation
 
 
 class NoiseSource(Protocol):
@@ -209,7 +207,9 @@ class RunNoise:
 
     def __init__(self, rings: NoiseRings | None = None) -> None:
         self._rings = NoiseRings() if rings is None else rings
-        self._stream: tuple[Correlation, int, CorrelatedStream] | None = None
+        self._stream: (
+            tuple[fedlgm.correlation.Correlation, int, fedlgm.correlation.CorrelatedStream] | None
+        ) = None
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
@@ -228,7 +228,7 @@ class RunNoise:
 
     def next(
         self,
-        noise: Correlation,
+        noise: fedlgm.correlation.Correlation,
         size: int,
         round: int,
         ring: KeyRing,

@@ -9,22 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import PrivacyError
+from fedlgm.planning import views
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
-    from fedlgm.mechanisms import Mechanism
-    from fedlgm.planning.facts import RunFacts
-    from fedlgm.planning.layers import LayerTable
-    from fedlgm.planning.plan import ReleasePlan
-    from fedlgm.privacy.whole_run import WholeRun
 
 _SECRET = {
     "example": "which examples a round draws stays secret",
@@ -39,13 +33,35 @@ _PARTICIPATION = {
 """Participation in a run that is one mechanism, by whether secret draws amplify it."""
 
 
+class _Plan(views.Plan, Protocol):
+    """The numbers of a plan that its charge reads (`fedlgm.planning.plan.ReleasePlan`)."""
+
+    @property
+    def place(self) -> int:
+        """Number of earlier rounds."""
+
+
+class _Mechanism(Protocol):
+    """The methods of a mechanism by which its run is charged (`fedlgm.mechanisms.Mechanism`)."""
+
+    @property
+    def name(self) -> str:
+        """Registered name."""
+
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """Cost of each round relative to a release at the run's multiplier."""
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Refuse a run that is charged as one mechanism if it is not supported."""
+
+
 @dataclass(frozen=True)
 class Process:
     """Rounds charged one by one: noise is independent, and any client may take part in any round.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
-        >>> process = RunFacts(1.0, Sampling("poisson", 100, 0.1)).process
+        >>> process = of(RunFacts(1.0, Sampling("poisson", 100, 0.1)))
         >>> process.needs("client"), process.run is None
         ('who takes part in a round stays secret', True)
 
@@ -56,7 +72,7 @@ class Process:
     facts: RunFacts
 
     @property
-    def run(self) -> WholeRun | None:
+    def run(self) -> privacy.whole_run.WholeRun | None:
         """The run as one mechanism; None if rounds are charged one by one."""
         return None
 
@@ -70,17 +86,17 @@ class Process:
             "step" if self.facts.steps else unit, "who takes part in a round stays secret"
         )
 
-    def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
+    def check_mechanism(self, mechanism: _Mechanism, layers: LayerTable) -> None:
         """Refuse a mechanism whose rounds cannot be charged this way (see
         `Mechanism.check_run`).
         """
         facts = self.facts
         facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
 
-    def check(self, plan: ReleasePlan) -> None:
+    def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
-    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
+    def charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
         """Whether a round is charged. Only an empty round without charged rounds before it
         (`before()`) is free.
         """
@@ -113,17 +129,17 @@ class Process:
 
         return facts.noised_by.calibrated(gaussian, within)
 
-    def event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+    def event(self, plan: _Plan) -> privacy.DpEvent:
         """See `ReleasePlan.event`."""
         return self._at(plan, self._multiplier(plan), self.facts.accounted_rate)
 
-    def repeated_event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+    def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
         """See `ReleasePlan.repeated_event`."""
         return self._at(plan, self._multiplier(plan), 1.0)
 
     def events(
-        self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
-    ) -> list[tuple[dp_event.DpEvent, int]]:
+        self, plan: _Plan, multipliers: np.ndarray, sampled: bool = True
+    ) -> list[tuple[privacy.DpEvent, int]]:
         """Events of rounds like `plan` with these effective multipliers, and the number of rounds
         of each event.
 
@@ -138,10 +154,10 @@ class Process:
             (self._at(plan, float(m), rate), int(n)) for m, n in zip(levels, counts, strict=True)
         ]
 
-    def _multiplier(self, plan: ReleasePlan) -> float:
+    def _multiplier(self, plan: _Plan) -> float:
         return plan.effective_multiplier if plan.size > 0 else self.facts.noise_multiplier
 
-    def _at(self, plan: ReleasePlan, effective: float, rate: float) -> dp_event.DpEvent:
+    def _at(self, plan: _Plan, effective: float, rate: float) -> privacy.DpEvent:
         multiplier = effective / SENSITIVITY_FACTOR[self.facts.relation]
         if plan.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
@@ -157,13 +173,13 @@ class OneMechanism(Process):
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
-        >>> process = RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4), rounds=8).process
+        >>> process = of(RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4), rounds=8))
         >>> isinstance(process, OneMechanism), process.position(3), process.run.participations
         (True, 3, 2)
     """
 
     @property
-    def run(self) -> WholeRun:
+    def run(self) -> privacy.whole_run.WholeRun:
         """The run."""
         return privacy.whole_run.whole_run(self.facts)
 
@@ -173,11 +189,11 @@ class OneMechanism(Process):
             b=self.facts.sampling.separation
         )
 
-    def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
+    def check_mechanism(self, mechanism: _Mechanism, layers: LayerTable) -> None:
         """See `Mechanism.check_run`."""
         mechanism.check_run(layers, self.facts)
 
-    def check(self, plan: ReleasePlan) -> None:
+    def check(self, plan: _Plan) -> None:
         """Require Gaussian noise of at least the calibrated level."""
         if plan.family != "gaussian":
             raise PrivacyError(
@@ -192,7 +208,7 @@ class OneMechanism(Process):
                 f"{self.facts.noise_multiplier:g}"
             )
 
-    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
+    def charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
         """Always true, because the run's cost is that of all its rounds."""
         return True
 
@@ -204,16 +220,29 @@ class OneMechanism(Process):
         """The same multiplier for every round."""
         return self.run.calibrate(*self.facts.budget(), self.facts.accountant)
 
-    def event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+    def event(self, plan: _Plan) -> privacy.DpEvent:
         """The cost that the round adds."""
         return self.run.event(plan.place, self.facts.least_multiplier)
 
-    def repeated_event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+    def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
         """The cost of one more row of C."""
         return self.run.repeated_event(plan.place, self.facts.least_multiplier)
 
     def events(
-        self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
-    ) -> list[tuple[dp_event.DpEvent, int]]:
+        self, plan: _Plan, multipliers: np.ndarray, sampled: bool = True
+    ) -> list[tuple[privacy.DpEvent, int]]:
         """Events of the first rounds, at the run's least multiplier."""
         return self.run.events(self.facts.least_multiplier, len(multipliers))
+
+
+def of(facts: RunFacts) -> Process:
+    """The rule by which a run's rounds are charged: one by one if noise is independent and no
+    schedule restricts clients.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> type(of(RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4)))).__name__
+        'OneMechanism'
+    """
+    alone = facts.noise is None and facts.sampling.separation is None
+    return (Process if alone else OneMechanism)(facts)

@@ -8,121 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension.loader import sealed
-from fedlgm.noise import integer_noise
+from fedlgm.errors import ConfigError
+from fedlgm.noise.draws import Family, NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.records import Part, Shares, least_threshold
 from fedlgm.planning.trust import NOISED_BY, Adversary, NoisedBy, NoisedByClients
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.planning.views import Facts, Plan, Source, Sum
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
-    from fedlgm.aggregation import BoundedSum
-    from fedlgm.noise.draws import Family, NoiseBackend
-    from fedlgm.noise.integer_noise import IntegerNoise
-    from fedlgm.noise.run_noise import NoiseSource
-    from fedlgm.planning.facts import RunFacts
-    from fedlgm.planning.plan import Part, ReleasePlan
-
+__all__ = ["IntegerShares", "NoisedInShares", "Shares", "least_threshold"]
 
 _TOLERANCE = 1 + 1e-6
-
-
-def least_threshold(nodes: int, colluders: int) -> int:
-    """Smallest number of answers that two halves of a round's nodes cannot both reach.
-
-    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an
-    honest node is in both sets, and it answers for only one: 2 t > n + m.
-
-    Example:
-        >>> least_threshold(10, 1), least_threshold(30, 3)
-        (6, 17)
-    """
-    return (nodes + colluders) // 2 + 1
-
-
-@sealed
-@dataclass(frozen=True)
-class Shares:
-    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong
-    to the server.
-
-    Example:
-        >>> Shares(20, 3).honest
-        17
-
-    Attributes:
-        threshold: nodes t that must answer; with fewer the round is void.
-        colluders: nodes m that may pass their knowledge, including their own noise, to the server.
-        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
-
-    Raises:
-        ConfigError: a number is outside its range, there are no more answers than colluders, or the
-            law is unknown.
-    """
-
-    threshold: int
-    colluders: int = 0
-    noise: str = integer_noise.DiscreteGaussian.name
-
-    def __post_init__(self) -> None:
-        check_count("threshold", self.threshold)
-        check_count("colluders", self.colluders, least=0)
-        if self.threshold <= self.colluders:
-            raise ConfigError(
-                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest "
-                "node whose noise "
-                "counts: raise the threshold, or count on fewer colluders"
-            )
-        integer_noise.get(self.noise)
-
-    @property
-    def law(self) -> IntegerNoise:
-        """The law of the nodes' noise."""
-        return integer_noise.get(self.noise)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form without the default law, because noise is keyed by this text."""
-        record = asdict(self)
-        if self.noise == integer_noise.DiscreteGaussian.name:
-            del record["noise"]
-        return record
-
-    @property
-    def honest(self) -> int:
-        """Number of nodes whose noise counts, t - m."""
-        return self.threshold - self.colluders
-
-    def check(self, asked: int) -> None:
-        """Refuse a threshold that two halves of a round's nodes could both reach, or that they
-        cannot reach at all.
-
-        Raises:
-            ConfigError: the threshold is below `least_threshold` or above n.
-        """
-        t, m = self.threshold, self.colluders
-        least = least_threshold(asked, m)
-        if t > asked:
-            raise ConfigError(
-                f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the "
-                "threshold"
-            )
-        if t < least:
-            raise ConfigError(
-                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open "
-                "two sums of one "
-                f"round: the threshold must be at least {least}"
-            )
 
 
 @dataclass(frozen=True)
@@ -168,7 +72,7 @@ class NoisedInShares(NoisedByClients):
         """Infinite, because nobody sees the length of a contribution in a hidden sum."""
         return math.inf
 
-    def check_facts(self, facts: RunFacts) -> None:
+    def check_facts(self, facts: Facts) -> None:
         """Require a public number of nodes in every round, whole clients, and an accountant with a
         bound.
         """
@@ -192,7 +96,7 @@ class NoisedInShares(NoisedByClients):
             )
         self._shares.check(round(sampling.expected))
 
-    def check_plan(self, plan: ReleasePlan) -> None:
+    def check_plan(self, plan: Plan) -> None:
         """Require one Gaussian multiplier for whole clients, and a grid fine enough for it."""
         from fedlgm.noise.integer import IntegerGrid
 
@@ -213,7 +117,7 @@ class NoisedInShares(NoisedByClients):
         if plan.size:
             IntegerGrid.of(plan)
 
-    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+    def unmet(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
         """The problem if the run counts on too many honest nodes or its cohort is too small."""
         if self._shares.colluders < max_colluders:
             return (
@@ -238,7 +142,7 @@ class NoisedInShares(NoisedByClients):
                 "round; this mechanism's noise changes over the rounds"
             )
 
-    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+    def event(self, multiplier: float, rate: float) -> privacy.DpEvent:
         """Event of the law of the shares."""
         return self._shares.law.event(multiplier)
 
@@ -254,11 +158,11 @@ class NoisedInShares(NoisedByClients):
             low, high = (low, middle) if within(middle) else (middle, high)
         return high
 
-    def source(self) -> NoiseSource:
+    def source(self) -> Source:
         """`IntegerShares`."""
         return IntegerShares()
 
-    def opened(self, total: BoundedSum) -> Tensor:
+    def opened(self, total: Sum) -> Tensor:
         """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the
         round is void.
         """
@@ -267,7 +171,7 @@ class NoisedInShares(NoisedByClients):
         return _opened(total.total, total.plan)
 
     def observed(
-        self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
+        self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
@@ -276,7 +180,7 @@ class NoisedInShares(NoisedByClients):
         self,
         nodes: int,
         exact: Tensor,
-        plan: ReleasePlan,
+        plan: Plan,
         keys: KeyRing,
         round: int,
         backend: NoiseBackend = "cpu",
@@ -289,7 +193,7 @@ class NoisedInShares(NoisedByClients):
             total += self.source().add_(own, plan, bound, round, node, backend)
         return _opened(total, plan)
 
-    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+    def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
         """The server, which knows who takes part and its colluders' noise, and readers, who know
         neither.
         """
@@ -316,7 +220,7 @@ class NoisedInShares(NoisedByClients):
             ),
         )
 
-    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+    def planned(self, plan: Plan) -> dict[str, float]:
         """Figures of words, wrap-around, noise and the second epsilon."""
         from fedlgm.noise.integer import BITS, IntegerGrid
 
@@ -332,15 +236,23 @@ class NoisedInShares(NoisedByClients):
             "noise_over_central": grid.noise_over_central,
         }
 
-    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float:
+    def readers_epsilon(self, facts: Facts, rounds: int) -> float:
         """Epsilon after some rounds against readers of released models who are not nodes.
 
         Such readers do not see who took part. The releases hold the noise of all nodes that
         answered, at least the threshold.
         """
-        return _readers_epsilon(replace(facts, training=type(facts.training)()), rounds)
+        return _readers_epsilon(
+            self._shares,
+            facts.noise_multiplier,
+            facts.relation,
+            facts.budget()[1],
+            facts.sampling.rate,
+            rounds,
+            min(rounds, facts.releases),
+        )
 
-    def against(self, facts: RunFacts) -> str:
+    def against(self, facts: Facts) -> str:
         """Adversaries of both epsilons, with the second epsilon, so that it is stated with the
         first everywhere.
         """
@@ -360,7 +272,7 @@ class NoisedInShares(NoisedByClients):
         return self.shares
 
 
-def _opened(total: Tensor, plan: ReleasePlan) -> Tensor:
+def _opened(total: Tensor, plan: Plan) -> Tensor:
     """A complete sum in the model's units."""
     from fedlgm.noise.integer import IntegerGrid, words
 
@@ -370,16 +282,22 @@ def _opened(total: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
+def _readers_epsilon(
+    shares: Shares,
+    noise_multiplier: float,
+    relation: Relation,
+    delta: float,
+    rate: float,
+    rounds: int,
+    releases: int,
+) -> float:
     from fedlgm.privacy import accounting
     from fedlgm.privacy.events import WholeOrdersDpEvent
 
-    shares, (_, delta) = facts.shares, facts.budget()
-    if rounds == 0 or shares is None:
+    if rounds == 0:
         return 0.0
-    multiplier = facts.noise_multiplier * math.sqrt(shares.threshold / shares.honest)
-    releases, rate = min(rounds, facts.releases), facts.sampling.rate
-    event = shares.law.event(multiplier / SENSITIVITY_FACTOR[facts.relation])
+    multiplier = noise_multiplier * math.sqrt(shares.threshold / shares.honest)
+    event = shares.law.event(multiplier / SENSITIVITY_FACTOR[relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
     if (
         rate == 1 or releases < rounds
@@ -394,7 +312,7 @@ def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
         delta,
         steps=rounds,
         sampling_rate=rate,
-        relation=facts.relation,
+        relation=relation,
         accountant="rdp",
     )
     return min(every, sampled)
@@ -412,7 +330,7 @@ class IntegerShares:
     def add_(
         self,
         total: Tensor,
-        plan: ReleasePlan,
+        plan: Plan,
         ring: KeyRing,
         round: int,
         party: int,

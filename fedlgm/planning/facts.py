@@ -4,145 +4,23 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
 from fedlgm.extension.loader import sealed
 from fedlgm.planning import run_rules
 from fedlgm.planning.allocation import floor_digits
-from fedlgm.planning.charging import OneMechanism, Process
 from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.records import Sampling, Scheme
 from fedlgm.planning.run_rules import Settings
 from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
-from fedlgm.privacy.guarantee import Accountant, Relation, SharedUnit, Trust
+from fedlgm.privacy.guarantee import Accountant, Relation, Trust
 
-if TYPE_CHECKING:
-    from fedlgm.noise.correlation import Correlation  # SciPy, which workers do without
-    from fedlgm.privacy.whole_run import WholeRun
+__all__ = ["LocalSteps", "LocalTraining", "RunFacts", "Sampling", "Scheme"]
 
-Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
-_ROUNDING = 1e-6
 _KEPT = 2e-8
-
-
-@sealed
-@dataclass(frozen=True)
-class Sampling:
-    """Rule that chooses the participants of a round.
-
-    With "poisson" and "fixed" every client may take part in any round. With the other schemes a
-    client is invited again `separation` = b rounds after its last invitation at the earliest,
-    whether or not it answered:
-
-    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round
-      t all clients of group t mod b take part (rounds from 0).
-    * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
-      rounds.
-    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
-      probability b `rate`.
-
-    Example:
-        >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
-        0.4
-
-    Attributes:
-        scheme: "poisson" (each client independently with probability `rate`), "fixed"
-            (`rate * population` clients without replacement), or one of the schemes above.
-        population: number N of registered clients; public.
-        rate: q in (0, 1], expected share of the clients in a round.
-        separation: b for the schemes with a separation; None for the others.
-        of: "user" if the participants are users with several clients each; None if they are clients
-            or examples.
-
-    Raises:
-        ConfigError: a number is outside its range, or the population cannot keep the separation.
-    """
-
-    scheme: Scheme
-    population: int
-    rate: float
-    separation: int | None = None
-    of: SharedUnit | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        check_known("sampling scheme", self.scheme, Scheme)
-        if self.of is not None:
-            check_known("unit of several clients", self.of, SharedUnit)
-        check_count("the population", self.population)
-        check_rate(rate=self.rate)
-        if (
-            self.scheme in ("fixed", "min-separation")
-            and abs(self.expected - round(self.expected)) > _ROUNDING
-        ):
-            # A rounded cohort would be sampled at another rate than the one that is accounted for.
-            raise ConfigError(
-                f"a fixed cohort must be a whole number of clients, got {self.expected:g}"
-            )
-        if self.scheme in ("poisson", "fixed"):
-            if self.separation is not None:
-                raise ConfigError(
-                    f"{self.scheme} sampling keeps no rounds between participations: use "
-                    "'min-separation'"
-                )
-        else:
-            self._check_separation()
-
-    def _check_separation(self) -> None:
-        b, cohort = self.separation, self.expected
-        if not (isinstance(b, numbers.Integral) and b >= 1):
-            raise ConfigError(
-                f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}"
-            )
-        if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
-            raise ConfigError(
-                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is "
-                f"{self.rate:g}"
-            )
-        if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
-            raise ConfigError(
-                f"{round(cohort)} clients per round, none of them again within {b} rounds, need a "
-                "population of at "
-                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the "
-                "separation"
-            )
-        if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
-            raise ConfigError(
-                f"with {b} groups a client takes part in its group's rounds with probability {b} x "
-                f"{self.rate:g} = "
-                f"{b * self.rate:g}, which is more than 1: take at most "
-                f"{int(1 / self.rate + _ROUNDING)} groups or a "
-                "lower rate"
-            )
-
-    @property
-    def expected(self) -> float:
-        """Public cohort size q N, the denominator of every mean; never the realised count."""
-        return self.rate * self.population
-
-    @property
-    def within_group(self) -> float:
-        """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1
-        in "cyclic".
-
-        For a scheme without groups this is q.
-        """
-        if self.scheme == "cyclic":
-            return 1.0
-        return (
-            min(1.0, (self.separation or 1) * self.rate)
-            if self.scheme == "grouped-poisson"
-            else self.rate
-        )
-
-    @property
-    def amplifies(self) -> bool:
-        """Whether secret draws lower the cost of a participation."""
-        return self.scheme != "min-separation" and self.within_group < 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -297,7 +175,7 @@ class RunFacts:
     steps: LocalSteps | None = field(
         default=None, repr=False
     )  # ledgers are named by the text of their facts
-    noise: Correlation | None = field(default=None, repr=False)
+    noise: fedlgm.correlation.Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
     assumes: str = field(default="", repr=False)
 
@@ -322,7 +200,7 @@ class RunFacts:
         if self.noise is not None:
             self._check_noise(self.noise)
 
-    def _check_noise(self, noise: Correlation) -> None:
+    def _check_noise(self, noise: fedlgm.correlation.Correlation) -> None:
         from fedlgm.noise.correlation import Correlation
 
         sampling = self.sampling
@@ -345,20 +223,6 @@ class RunFacts:
     def noised_by(self) -> NoisedBy:
         """The party that adds the noise."""
         return noised_by(self.trust, self.shares)
-
-    @property
-    def process(self) -> Process:
-        """Rule by which rounds are charged: one by one if noise is independent and no schedule
-        restricts clients.
-        """
-        return (
-            Process if self.noise is None and self.sampling.separation is None else OneMechanism
-        )(self)
-
-    @property
-    def run(self) -> WholeRun | None:
-        """The run as one mechanism; None if its rounds are charged one by one."""
-        return self.process.run
 
     @property
     def releases(self) -> int:

@@ -16,7 +16,7 @@ import itertools
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,39 +26,16 @@ from fedlgm import privacy
 from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError, check_known
 from fedlgm.noise.draws import Family
-from fedlgm.planning import plan_text, queries
+from fedlgm.planning import charging, plan_text, queries
 from fedlgm.planning.allocation import effective_multiplier, floor_digits
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.queries import NoisyQuery
+from fedlgm.planning.records import Part
 from fedlgm.privacy.conditions import in_a_run
 from fedlgm.privacy.guarantee import Claim, Guarantee
 
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
-
-
-class Part(NamedTuple):
-    """A piece of the released vector: a layer or an auxiliary query.
-
-    Attributes:
-        name: name of the layer or query.
-        size: coordinates.
-        clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
-        sigma: noise scale that one noising party adds (std, or Laplace scale b).
-
-    Example:
-        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
-        >>> ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example")).parts[1]
-        Part(name='b', size=1, clip=4.0, sigma=5.0)
-    """
-
-    name: str
-    size: int
-    clip: float
-    sigma: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +179,7 @@ class ReleasePlan:
                 "sampling to protect "
                 "examples"
             )
-        facts.process.check(self)
+        charging.of(facts).check(self)
 
     @cached_property
     def indices(self) -> np.ndarray:
@@ -285,7 +262,7 @@ class ReleasePlan:
         return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
 
     @cached_property
-    def event(self) -> dp_event.DpEvent:
+    def event(self) -> privacy.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust),
         all its steps.
 
@@ -298,10 +275,10 @@ class ReleasePlan:
         Raises:
             PrivacyError: such a plan does not state its position.
         """
-        return self.facts.process.event(self)
+        return charging.of(self.facts).event(self)
 
     @property
-    def repeated_event(self) -> dp_event.DpEvent:
+    def repeated_event(self) -> privacy.DpEvent:
         """The accounting event of a repeated release of the same round, with new noise but the same
         participants.
 
@@ -309,7 +286,7 @@ class ReleasePlan:
         mechanisms: the first release reveals information about the draw, so the second one is not
         amplified.
         """
-        return self.facts.process.repeated_event(self)
+        return charging.of(self.facts).repeated_event(self)
 
     @property
     def place(self) -> int:
@@ -369,7 +346,7 @@ class ReleasePlan:
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
         scale of w_t is larger.
         """
-        run = None if self.facts.noise is None else self.facts.run
+        run = None if self.facts.noise is None else charging.of(self.facts).run
         return self.sigma if run is None else self.sigma * run.noise_std[self.place]
 
     @property
@@ -504,7 +481,7 @@ class UnprotectedPlan(ReleasePlan):
         self.guarantee.require(protected=False)
 
     @property
-    def event(self) -> dp_event.DpEvent:
+    def event(self) -> privacy.DpEvent:
         """The event of a release that no budget covers."""
         return privacy.events.gaussian_event(0.0)
 

@@ -8,22 +8,54 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from fedlgm.errors import ConfigError
+from fedlgm.noise.draws import Family
 from fedlgm.planning import queries
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.queries import NoisyQuery
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Claim, Guarantee
 
-if TYPE_CHECKING:
-    from fedlgm.planning.plan import ReleasePlan
+_P = TypeVar("_P")
 
 
-def text_of(plan: ReleasePlan) -> str:
+class _Plan(Protocol):
+    """The fields of a plan that its text states."""
+
+    @property
+    def protected(self) -> bool: ...
+    @property
+    def clip(self) -> np.ndarray: ...
+    @property
+    def sigma(self) -> np.ndarray: ...
+    @property
+    def released(self) -> np.ndarray: ...
+    @property
+    def family(self) -> Family: ...
+    @property
+    def queries(self) -> tuple[NoisyQuery, ...]: ...
+    @property
+    def bounded_by(self) -> str: ...
+    @property
+    def facts(self) -> RunFacts: ...
+    @property
+    def guarantee(self) -> Guarantee: ...
+    @property
+    def claim(self) -> Claim | None: ...
+    @property
+    def position(self) -> int | None: ...
+    @property
+    def freezes(self) -> bool: ...
+    @property
+    def fills(self) -> tuple[int, ...]: ...
+
+
+def text_of(plan: _Plan) -> str:
     """The plan in JSON, without its layers and notes."""
     return json.dumps(
         {
@@ -46,8 +78,8 @@ def text_of(plan: ReleasePlan) -> str:
 
 
 def read(
-    layers: LayerTable, text: str, protected: type[ReleasePlan], unprotected: type[ReleasePlan]
-) -> ReleasePlan:
+    layers: LayerTable, text: str, protected: Callable[..., _P], unprotected: Callable[..., _P]
+) -> _P:
     """The plan with this text.
 
     Args:

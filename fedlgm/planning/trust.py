@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+from torch import Tensor
+
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.noise.draws import Family, grid_step
+from fedlgm.noise.draws import Family, NoiseBackend, grid_step
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.records import Part, Sampling, Shares
+from fedlgm.planning.views import Facts, Plan, Source, Sum
 from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
-
-if TYPE_CHECKING:
-    import numpy as np
-    from dp_accounting import dp_event
-    from torch import Tensor
-
-    from fedlgm.aggregation import BoundedSum
-    from fedlgm.noise.draws import NoiseBackend
-    from fedlgm.noise.keys import KeyRing
-    from fedlgm.noise.run_noise import NoiseSource
-    from fedlgm.planning.distributed_trust import Shares
-    from fedlgm.planning.facts import RunFacts, Sampling
-    from fedlgm.planning.plan import Part, ReleasePlan
 
 NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than assumed."""
@@ -56,7 +50,7 @@ class Adversary(NamedTuple):
     nodes: int
     rate: float
     epsilon: float
-    released: Callable[[Tensor, ReleasePlan, KeyRing, int], Tensor]
+    released: Callable[[Tensor, Plan, KeyRing, int], Tensor]
 
 
 class NoisedBy:
@@ -121,13 +115,13 @@ class NoisedBy:
             )
         return self
 
-    def check_facts(self, facts: RunFacts) -> None:
+    def check_facts(self, facts: Facts) -> None:
         """Refuse facts that do not fit this trust (ConfigError)."""
 
-    def check_plan(self, plan: ReleasePlan) -> None:
+    def check_plan(self, plan: Plan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
-    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+    def unmet(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
         """The node's condition for sums with its peers that a run does not meet; empty if it meets
         all conditions.
         """
@@ -136,7 +130,7 @@ class NoisedBy:
     def check_costs(self, name: str, costs: np.ndarray) -> None:
         """Refuse a mechanism by the costs of its rounds (ConfigError; see `Mechanism.costs`)."""
 
-    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+    def event(self, multiplier: float, rate: float) -> privacy.DpEvent:
         """Event of one release with Gaussian noise.
 
         Args:
@@ -156,39 +150,39 @@ class NoisedBy:
         """
         return gaussian
 
-    def against(self, facts: RunFacts) -> str:
+    def against(self, facts: Facts) -> str:
         """The adversaries of a guarantee, if its other fields do not state them; otherwise
         empty.
         """
         return ""
 
-    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+    def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
         """All adversaries, if the guarantee states several epsilons; otherwise none."""
         return ()
 
-    def source(self) -> NoiseSource | None:
+    def source(self) -> Source | None:
         """The source of this trust's own noise; None if it is that of
         `fedlgm.noise.run_noise.Independent`.
         """
         return None
 
-    def opened(self, total: BoundedSum) -> Tensor:
+    def opened(self, total: Sum) -> Tensor:
         """The sum of the clients' replies, in the model's units, [plan.size] float64."""
         return total.total
 
     def observed(
-        self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
+        self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
         """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it
         is one release's.
         """
         return None
 
-    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+    def planned(self, plan: Plan) -> dict[str, float]:
         """Public figures that this trust adds to a plan, by name."""
         return {}
 
-    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
+    def readers_epsilon(self, facts: Facts, rounds: int) -> float | None:
         """Epsilon after some rounds against readers of released models; None if it equals the
         general epsilon.
         """
@@ -282,7 +276,7 @@ def largest_norm(part: Part, family: str) -> float:
     tail of a sum of exponentials, in l1.
 
     Example:
-        >>> from fedlgm.planning.plan import Part
+        >>> from fedlgm.planning.records import Part
         >>> largest_norm(Part("a", 100, 1.0, 0.0), "gaussian")
         1.0
         >>> 15 < largest_norm(Part("a", 100, 1.0, 1.0), "gaussian") < 20

@@ -13,6 +13,7 @@ from .accounting import composed_epsilon as composed_epsilon
 from .accounting import epsilon as epsilon
 from .distributed import discrete_gaussian_tau as discrete_gaussian_tau
 from .distributed import distributed_epsilon as distributed_epsilon
+from .events import DpEvent as DpEvent
 from .gaussian import gaussian_delta as gaussian_delta
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu

@@ -6,14 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, LedgerError, check_count
 from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Charge:
 
     round: int
     client: int
-    event: dp_event.DpEvent
+    event: privacy.DpEvent
     claim: Claim
     protects: str = ""
 
@@ -78,7 +75,7 @@ class Draft(NamedTuple):
     @classmethod
     def of(
         cls,
-        event: dp_event.DpEvent,
+        event: privacy.DpEvent,
         round: object,
         keys: Mapping[Any, object],
         claim: Claim | None,

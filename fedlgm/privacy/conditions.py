@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedlgm.noise.draws import Family
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts
 from fedlgm.privacy.guarantee import Guarantee
 
@@ -37,7 +38,7 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
     given = replace(guarantee, relation=facts.relation, trust=facts.trust)
     if facts.sampling.of:
         given = replace(given, unit=facts.sampling.of)
-    for needs in (facts.process.needs(given.unit), facts.noised_by.against(facts)):
+    for needs in (charging.of(facts).needs(given.unit), facts.noised_by.against(facts)):
         if given.status != "none" and needs not in given.reason:
             given = replace(given, reason=f"{given.reason}; {needs}")
     if facts.assumes:

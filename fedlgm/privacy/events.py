@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent as DpEvent
 
 from fedlgm.errors import ConfigError, check_count, check_rate, check_share
 from fedlgm.privacy.guarantee import Relation

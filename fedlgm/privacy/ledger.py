@@ -25,7 +25,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
@@ -36,9 +36,6 @@ from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
 from fedlgm.privacy.ledger_file import connect, create, prepare, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
@@ -95,7 +92,7 @@ class Ledger:
 
     def charge(
         self,
-        event: dp_event.DpEvent,
+        event: privacy.DpEvent,
         *,
         round: int,
         key: str,
@@ -133,7 +130,7 @@ class Ledger:
 
     def charge_each(
         self,
-        event: dp_event.DpEvent,
+        event: privacy.DpEvent,
         *,
         round: int,
         keys: Mapping[int, str],
@@ -347,7 +344,7 @@ class Ledger:
         )
         return Spending.of(self._rows(query, _last(through), abandoned), SERVER)
 
-    def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
+    def worst_profile(self) -> list[tuple[privacy.DpEvent, int]]:
         """Charged events with counts, each the maximum over participants.
 
         This bounds every participant's own events from above, for composition with other ledgers.

@@ -4,21 +4,14 @@ first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
-    from fedlgm.privacy.ledger import Ledger
-
 
 def require_rounds(
-    ledger: Ledger,
+    ledger: privacy.Ledger,
     done: int,
-    events: list[tuple[dp_event.DpEvent, int]],
+    events: list[tuple[privacy.DpEvent, int]],
     *,
     epsilon: float | None,
     delta: float | None,

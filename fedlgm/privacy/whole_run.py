@@ -25,22 +25,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from dp_accounting.dp_event import DpEvent
 
 from fedlgm.errors import PrivacyError
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation
 from fedlgm.planning.allocation import floor_digits
+from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
-
-    from fedlgm.planning.facts import RunFacts, Sampling
 
 _MARGIN = (
     1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
@@ -76,8 +72,6 @@ class WholeRun:
     relation: Relation
 
     def __post_init__(self) -> None:
-        from fedlgm.planning.facts import RunFacts
-
         RunFacts(0.0, self.sampling, self.relation, rounds=self.noise.rounds, noise=self.noise)
 
     @property
@@ -121,7 +115,7 @@ class WholeRun:
         )
         return one * self.growth * (1 + _MARGIN)
 
-    def event(self, position: int, multiplier: float) -> dp_event.DpEvent:
+    def event(self, position: int, multiplier: float) -> DpEvent:
         """Cost that round `position` adds to that of the rounds before it.
 
         Args:
@@ -138,7 +132,7 @@ class WholeRun:
             return self._gaussian(self.growth, multiplier, self.sampling.within_group)
         return self._gaussian(float(self._increments[position]), multiplier)
 
-    def repeated_event(self, position: int, multiplier: float) -> dp_event.DpEvent:
+    def repeated_event(self, position: int, multiplier: float) -> DpEvent:
         """Cost of one more release of round `position` with independent noise for that round.
 
         The release is a further row of C: the same coefficients on the past and an independent z. A
@@ -148,9 +142,7 @@ class WholeRun:
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)
 
-    def events(
-        self, multiplier: float, rounds: int | None = None
-    ) -> list[tuple[dp_event.DpEvent, int]]:
+    def events(self, multiplier: float, rounds: int | None = None) -> list[tuple[DpEvent, int]]:
         """Events of the first rounds (default: all), for `accounting.composed_epsilon`."""
         last = self.noise.rounds if rounds is None else rounds
         return [(self.event(position, multiplier), 1) for position in range(last)]
@@ -170,7 +162,7 @@ class WholeRun:
                 f"the run was made for {self.noise.rounds} rounds: there is no round {position + 1}"
             )
 
-    def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> dp_event.DpEvent:
+    def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> DpEvent:
         if moved == 0:
             return gaussian_event(math.inf)
         shift = moved * SENSITIVITY_FACTOR[self.relation]
@@ -183,7 +175,7 @@ def _whole_run(noise: Correlation, sampling: Sampling, relation: Relation) -> Wh
 
 
 def whole_run(facts: RunFacts) -> WholeRun:
-    """The run of `facts` as one mechanism; see `RunFacts.run`.
+    """The run of `facts` as one mechanism; see `fedlgm.planning.charging.of`.
 
     Example:
         >>> from fedlgm.planning.facts import RunFacts, Sampling

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fedlgm import privacy
 from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.trust import Adversary
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm_lab.audits.result import AdversaryRow
-
-if TYPE_CHECKING:
-    from fedlgm.planning.plan import ReleasePlan
-    from fedlgm.planning.trust import Adversary
-    from fedlgm_lab.audits.subject import Subject
+from fedlgm_lab.audits.subject import Subject
 
 _NUMBERS = 20_000
 """Coordinates of noise that are measured: their standard deviation is known to about 2 % at

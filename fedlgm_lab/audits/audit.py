@@ -17,6 +17,7 @@ from fedlgm.extension.registration import enter, registers
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits.adversaries import by_adversary
 from fedlgm_lab.audits.canaries import Canaries, check_auditable
@@ -89,7 +90,11 @@ class Audit:
             result = audit_by_probe(subject, reading)
         else:
             own = _own(self.method)
-            if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
+            if (
+                own is None
+                and method != "one-run-gaussian"
+                and charging.of(subject.facts).run is not None
+            ):
                 raise ConfigError(
                     f"{method} audits separate releases, but the rounds of this run are one "
                     "mechanism (correlated "
@@ -209,7 +214,7 @@ def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
         subject.facts.sampling.rate,
         subject.facts.relation,
         plan.guarantee.sentence(noise_reproducible=False),
-        subject.facts.run,
+        charging.of(subject.facts).run,
     )
 
 
@@ -238,7 +243,7 @@ def watched_rounds(subject: Subject) -> int:
         20
     """
     rounds = subject.facts.rounds
-    if subject.facts.run is not None and rounds * subject.layers.size <= _COORDINATES:
+    if charging.of(subject.facts).run is not None and rounds * subject.layers.size <= _COORDINATES:
         return rounds
     return min(rounds, 20)
 

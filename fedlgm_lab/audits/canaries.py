@@ -34,6 +34,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning import charging
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits.noise_checks import figures
@@ -134,7 +135,7 @@ class Canaries:
 
     def _part(self, round: int, plan: ReleasePlan) -> _Part:
         """The canaries of a round, with their signs."""
-        run = plan.facts.run
+        run = charging.of(plan.facts).run
         if run is not None:
             turn = (round - 1) % run.separation
             if turn in self._turns:
@@ -220,7 +221,7 @@ class Canaries:
         correlated.
         """
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
-        run = plan.facts.run
+        run = charging.of(plan.facts).run
         if run is not None:
             if self._whitening is None:
                 self._whitening = Whitening(run.noise, self._layers.size)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import privacy
+from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
@@ -142,10 +143,10 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
-    run, multipliers = subject.facts.run, subject.charged(plan)
+    run, multipliers = charging.of(subject.facts).run, subject.charged(plan)
     if run is not None:
         return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
-    events = subject.facts.process.events(plan, multipliers / ratio)
+    events = charging.of(subject.facts).events(plan, multipliers / ratio)
     exact = [(privacy.events.as_gaussian(event), count) for event, count in events]
     return privacy.accounting.composed_epsilon(exact, subject.delta)
 

@@ -29,6 +29,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
+from fedlgm.planning import charging
 from fedlgm.planning.clipping import LEAST_CLIP
 from fedlgm.planning.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -297,7 +298,7 @@ class Subject:
         multipliers = self.multipliers(plan)
         return (
             multipliers
-            if self.facts.run is not None
+            if charging.of(self.facts).run is not None
             else np.sort(multipliers)[: self.facts.releases]
         )
 
@@ -319,7 +320,7 @@ class Subject:
             return privacy.accounting.composed_epsilon(
                 [(event, len(multipliers))], self.delta, self.facts.accountant
             )
-        events = self.facts.process.events(plan, multipliers, whole)
+        events = charging.of(self.facts).events(plan, multipliers, whole)
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
 
     # -- made-up updates -----------------------------------------------------------------------------------------------

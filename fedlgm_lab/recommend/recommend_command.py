@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
+from fedlgm import libraries
+from fedlgm_lab.recommend.score_rows import Advice
 from simulations.shell import JsonOption, RecipeArgument, SetOption, show
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from fedlgm_lab.recommend.score_rows import Advice
 
 
 def recommend(
@@ -40,7 +37,7 @@ def recommend(
     show(cast("Advice", dict(found)), tables, as_json)
 
 
-def tables(found: Advice) -> Group:
+def tables(found: Advice) -> libraries.Group:
     """Tables of rules and layers, a picture, and the advice."""
     from rich.console import Group
     from rich.markup import escape

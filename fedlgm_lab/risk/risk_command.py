@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlgm import libraries
 from simulations.progress import progress
 from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedlgm_lab.risk.measure import Errors, Findings
     from simulations.config.recipe import Recipe
 
@@ -78,7 +77,7 @@ def risk(
     console.print(*_words(summary), sep="\n", markup=False)
 
 
-def table(found: Findings, weights: list[float]) -> Table:
+def table(found: Findings, weights: list[float]) -> libraries.Table:
     """Error rates by layer."""
     from simulations import tables
 

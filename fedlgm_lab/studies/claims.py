@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedlgm import libraries
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.results import Sides, paired
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
 from simulations.runs.headline import is_share
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Outcome = Literal["reproduced", "refuted", "not decided"]
 
@@ -90,7 +88,7 @@ class Checked(Difference):
 
 
 def check(
-    claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str
+    claims: Sequence[Claim], frame: libraries.DataFrame, keys: Sequence[str], headline: str
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
@@ -143,7 +141,9 @@ def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
     return "reproduced" if (found.mean > 0) == (claim.expect == "higher") else "refuted"
 
 
-def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
+def _difference(
+    claim: Claim, frame: libraries.DataFrame, keys: Sequence[str], metric: str
+) -> Difference:
     """Difference of the claim's sides over the cells that both have."""
     own = frames.at(frame, claim.at)
     sides: Sides = ("method", claim.a, claim.b)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from fedlgm import libraries
 from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.noise import model_noise
 from fedlgm_lab.studies.records import rows_of
@@ -23,9 +23,6 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.headline import headline, is_share, shown
 from simulations.summaries.terminal import number
 from simulations.tables import table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 LAST = 5
 """Number of evaluated rounds at a run's end whose mean is its figure, as in the papers."""
@@ -81,7 +78,7 @@ def summarise(found: Study) -> Row:
     }
 
 
-def _figures(found: Study) -> DataFrame:
+def _figures(found: Study) -> libraries.DataFrame:
     """The study's frame with the figures of a comparison."""
     frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
@@ -100,7 +97,7 @@ def _figures(found: Study) -> DataFrame:
     return frame
 
 
-def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
+def _leads(found: Study, done: libraries.DataFrame, first: str, other: str) -> list[Row]:
     """Differences between two methods in the cells of which both have two seeds."""
     leads = []
     for cell in frames.cells_of(done, found.compared_keys, {}):

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedlgm import libraries
 from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.statistics import interval
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from fedlgm_lab.studies.results import Study
 
 _KINDS = (".png", ".svg", ".pdf")
@@ -30,7 +28,7 @@ def draw(
     y: str,
     spread: str,
     labels: Mapping[str, str],
-) -> Figure:
+) -> libraries.Figure:
     """See `Study.plot`."""
     from matplotlib.figure import Figure as Drawn
 
@@ -116,7 +114,7 @@ def draw(
     return figure
 
 
-def _values(frame: DataFrame, key: str) -> list[Any]:
+def _values(frame: libraries.DataFrame, key: str) -> list[Any]:
     return [value for value in frames.values_of(frame, key) if not frames.is_missing(value)]
 
 
@@ -125,7 +123,9 @@ def _method(key: str) -> str:
     return "method" if key == "mechanism" else key
 
 
-def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
+def _per_seed(
+    rows: libraries.DataFrame, keys: list[str], pooled: Sequence[str], y: str
+) -> libraries.DataFrame:
     """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that
     have most of them.
 

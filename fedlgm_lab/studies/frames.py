@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedlgm import libraries
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.training import inputs
 from fedlgm.training.tasks import evaluate
@@ -19,9 +20,6 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.runs.folder import RunFolder
 from simulations.runs.headline import is_share
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
 _FIRST, _LAST = (
@@ -38,7 +36,7 @@ _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 
 def runs(
     jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str
-) -> DataFrame:
+) -> libraries.DataFrame:
     """One row per run, in the order of the jobs."""
     import pandas as pd
 
@@ -52,7 +50,7 @@ def runs(
     return pd.DataFrame(rows).reindex(columns=[*keys, *_FIRST, *names, *_LAST])
 
 
-def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
+def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> libraries.DataFrame:
     """One row per run and round."""
     import pandas as pd
 
@@ -75,7 +73,9 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
     )
 
 
-def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> DataFrame:
+def cells(
+    frame: libraries.DataFrame, keys: Sequence[str], metrics: Sequence[str]
+) -> libraries.DataFrame:
     """One row per cell, with n, mean, interval and standard deviation of the metrics, and the
     largest epsilons.
     """
@@ -101,7 +101,7 @@ def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> Data
     return pd.DataFrame(rows)
 
 
-def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
+def latex(table: libraries.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
     """A table of `cells` in LaTeX, for the package booktabs."""
     shown = [
         key
@@ -133,7 +133,7 @@ def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
 
 
 def cells_of(
-    frame: DataFrame, keys: list[str], values: Mapping[str, Any]
+    frame: libraries.DataFrame, keys: list[str], values: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The combinations of some columns' values, each once, in order; those of a mapping are
     fixed.
@@ -149,12 +149,12 @@ def cells_of(
             yield cell
 
 
-def values_of(frame: DataFrame, key: str) -> list[Any]:
+def values_of(frame: libraries.DataFrame, key: str) -> list[Any]:
     """The values of a column, each once, in order."""
     return [cell[key] for cell in cells_of(frame, [key], {})]
 
 
-def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
+def at(frame: libraries.DataFrame, values: Mapping[str, Any]) -> libraries.DataFrame:
     """The rows that have these values."""
     chosen = np.ones(len(frame), dtype=bool)
     for key, value in values.items():
@@ -162,12 +162,12 @@ def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
     return frame[chosen]
 
 
-def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
+def metrics_of(frame: libraries.DataFrame, keys: Sequence[str]) -> list[str]:
     """Names of the metrics among the columns of `runs`."""
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
 
 
-def require_finished(frame: DataFrame) -> None:
+def require_finished(frame: libraries.DataFrame) -> None:
     """Refuse a study without figures.
 
     Args:
@@ -180,7 +180,7 @@ def require_finished(frame: DataFrame) -> None:
         raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
 
 
-def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
+def check_metric(frame: libraries.DataFrame, metrics: Sequence[str], name: Any) -> None:
     """Refuse the name of a column that holds no figures.
 
     Args:

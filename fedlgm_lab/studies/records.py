@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from fedlgm import libraries
 from fedlgm.errors import ConfigError, RunError
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.jobs import Job
@@ -17,9 +18,6 @@ from fedlgm_lab.studies.search import Search, Shift
 from fedlgm_lab.studies.study_rows import JointCost
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 FILE = "study.json"
 """File of a study's figures, in its folder."""
@@ -82,12 +80,12 @@ class RunRecords:
         )
 
     @cached_property
-    def runs(self) -> DataFrame:
+    def runs(self) -> libraries.DataFrame:
         """See `Study.to_frame`."""
         return self._frame(self.jobs)
 
     @property
-    def rounds(self) -> DataFrame:
+    def rounds(self) -> libraries.DataFrame:
         """See `Study.history`."""
         return frames.history(self.jobs, self.folder, self.keys)
 
@@ -110,7 +108,7 @@ class RunRecords:
         return [] if self.before is None else list(self.before.search.axes)
 
     @cached_property
-    def beside(self) -> Sequence[DataFrame] | None:
+    def beside(self) -> Sequence[libraries.DataFrame] | None:
         """Frames of the runs at neighbouring values of a search, one for each step; None if there
         was none.
         """
@@ -121,7 +119,7 @@ class RunRecords:
         )
 
     @property
-    def search(self) -> DataFrame | None:
+    def search(self) -> libraries.DataFrame | None:
         """See `Study.search`; None if there was none."""
         if self.before is None:
             return None
@@ -137,7 +135,7 @@ class RunRecords:
         table["edge"] = [", ".join(search.edges(search.at(row))) for row in rows]
         return table
 
-    def _frame(self, jobs: Sequence[Job]) -> DataFrame:
+    def _frame(self, jobs: Sequence[Job]) -> libraries.DataFrame:
         return frames.runs(jobs, self.folder, self.failed, self.keys, self.headline)
 
 
@@ -184,12 +182,12 @@ class KeptRecords:
         return list(self.kept["shown"])
 
     @cached_property
-    def runs(self) -> DataFrame:
+    def runs(self) -> libraries.DataFrame:
         """See `RunRecords`."""
         return _frame(self.kept["runs"])
 
     @cached_property
-    def rounds(self) -> DataFrame:
+    def rounds(self) -> libraries.DataFrame:
         """See `RunRecords`."""
         if not self.kept.get("rounds"):
             raise ConfigError(
@@ -209,12 +207,12 @@ class KeptRecords:
         return list(self.kept.get("searched", ()))
 
     @cached_property
-    def search(self) -> DataFrame | None:
+    def search(self) -> libraries.DataFrame | None:
         """See `RunRecords`."""
         return _frame(self.kept["search"]) if self.searched else None
 
     @cached_property
-    def beside(self) -> Sequence[DataFrame] | None:
+    def beside(self) -> Sequence[libraries.DataFrame] | None:
         """See `RunRecords`."""
         return [_frame(rows) for rows in self.kept["beside"]] if self.searched else None
 
@@ -268,7 +266,7 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: libraries.DataFrame) -> list[dict[str, Any]]:
     """Rows of a frame as plain values; missing values are None."""
     return [
         {key: None if value != value else value for key, value in row.items()}  # NaN
@@ -276,7 +274,7 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+def _frame(rows: Sequence[Mapping[str, Any]]) -> libraries.DataFrame:
     """The frame of such rows; lists are tuples, as in the frame of the runs."""
     import pandas as pd
 

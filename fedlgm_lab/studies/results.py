@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedlgm import libraries
 from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
@@ -16,11 +17,6 @@ from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.records import FILE, KeptRecords, Records
 from fedlgm_lab.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 from fedlgm_lab.studies.study_rows import JointCost
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
 
 Sides = tuple[str, Any, Any]
 """Compared sides: a key, and two of its values."""
@@ -47,7 +43,7 @@ class StudyDifference(Difference):
         False
     """
 
-    cells: DataFrame
+    cells: libraries.DataFrame
 
     @property
     def claimed(self) -> bool:
@@ -134,10 +130,10 @@ class Study:
         return self.records.joint
 
     @property
-    def _frame(self) -> DataFrame:
+    def _frame(self) -> libraries.DataFrame:
         return self.records.runs
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> libraries.DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
         The figures are seed, status and reason, epsilon proven, claimed and audited, the
@@ -146,11 +142,11 @@ class Study:
         """
         return self._frame.copy()
 
-    def history(self) -> DataFrame:
+    def history(self) -> libraries.DataFrame:
         """One row per run and round: the keys, seed, round, and the round's public figures."""
         return self.records.rounds
 
-    def table(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
+    def table(self, metrics: str | Sequence[str] | None = None) -> libraries.DataFrame:
         """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of
         each metric.
 
@@ -194,7 +190,7 @@ class Study:
         y: str | None = None,
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
-    ) -> Figure:
+    ) -> libraries.Figure:
         """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its
         spread.
 
@@ -268,7 +264,7 @@ class Study:
         return next(iter((*holding, *varied)), "method")
 
     @property
-    def search(self) -> DataFrame:
+    def search(self) -> libraries.DataFrame:
         """The whole search: mean, interval and n of the headline for every method and value, and
         the choices.
 
@@ -299,7 +295,7 @@ class Study:
     def _repr_html_(self) -> str:
         return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
 
-    def _shown(self) -> DataFrame:
+    def _shown(self) -> libraries.DataFrame:
         return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
     def _published(self) -> str:
@@ -309,8 +305,8 @@ class Study:
 
 
 def _differences(
-    frame: DataFrame,
-    shifted: Sequence[DataFrame] | None,
+    frame: libraries.DataFrame,
+    shifted: Sequence[libraries.DataFrame] | None,
     sides: Sides,
     metric: str,
     own: list[str],
@@ -365,7 +361,9 @@ def _differences(
     return StudyDifference(**vars(over_cells(pairs)), cells=cells)
 
 
-def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, both: DataFrame) -> int:
+def _left_out(
+    frame: libraries.DataFrame, cell: Mapping[str, Any], sides: Sides, both: libraries.DataFrame
+) -> int:
     """Number of a cell's seeds of which one side has no figure."""
     by, *values = sides
     return len(
@@ -379,8 +377,8 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
 
 
 def paired(
-    frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
-) -> tuple[DataFrame, list[float]]:
+    frame: libraries.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
+) -> tuple[libraries.DataFrame, list[float]]:
     """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven
     epsilons.
     """

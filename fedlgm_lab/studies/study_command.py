@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from fedlgm import libraries
 from simulations import tables
 from simulations.ending import interrupted
 from simulations.shell import JsonOption, SetOption, console, print_json
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from fedlgm_lab.studies.results import Study
     from fedlgm_lab.studies.study_rows import Row
 
@@ -137,7 +136,7 @@ def compare(
     inception: Path | None,
     out: Path | None,
     as_json: bool,
-) -> Group | Row:
+) -> libraries.Group | Row:
     """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
 
     Args:

@@ -13,6 +13,7 @@ import numpy as np
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError
+from fedlgm.planning import charging
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import encode, gaussian_event, repeated
 from fedlgm.privacy.selection import Law, selection_event
@@ -146,7 +147,8 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
         raise ConfigError(
             f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}"
         )
-    if facts.run is None:
+    run = charging.of(facts).run
+    if run is None:
         costs = assembly.mechanism.costs(assembly.layers, facts.rounds)
         if not np.allclose(costs, costs[0], rtol=1e-9):
             raise ConfigError(
@@ -154,7 +156,7 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
                 "search can charge"
             )
         return repeated(plan.event, facts.rounds)
-    events = facts.run.events(facts.least_multiplier)
+    events = run.events(facts.least_multiplier)
     gaussian = [(e, n) for e, n in events if isinstance(e, dp_event.GaussianDpEvent)]
     if len(gaussian) + sum(isinstance(e, dp_event.NoOpDpEvent) for e, _ in events) < len(events):
         raise ConfigError(

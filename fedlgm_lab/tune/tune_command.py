@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fedlgm import libraries
 from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from fedlgm_lab.tune.search_result import SearchResult
 
 
@@ -60,7 +59,7 @@ def tune(
     show(cast("SearchResult", dict(found)), summary, as_json)
 
 
-def summary(found: SearchResult) -> Group:
+def summary(found: SearchResult) -> libraries.Group:
     """The result of a search and its cost."""
     from rich.console import Group
     from rich.markup import escape

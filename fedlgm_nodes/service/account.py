@@ -5,7 +5,6 @@ common budget.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from fedlgm import privacy
 from fedlgm.privacy.floor import at_least
@@ -13,9 +12,6 @@ from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.release import Request
 from fedlgm_nodes.service.row import PROTECTED
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _ROUNDING = 1 + 1e-6
 
@@ -32,7 +28,7 @@ class Account:
         self._policy, self._ledger = policy, ledger
         self._least("pld")  # refused now if no noise meets the budget
 
-    def spent(self, further: dp_event.DpEvent | None = None) -> float:
+    def spent(self, further: privacy.DpEvent | None = None) -> float:
         """Epsilon of all charges for the protected unit, including one further release if given.
 
         Raises:
@@ -41,7 +37,7 @@ class Account:
         budget = self._policy.privacy
         return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
 
-    def price(self, run: str, round: int, request: Request) -> dp_event.DpEvent:
+    def price(self, run: str, round: int, request: Request) -> privacy.DpEvent:
         """The charge of a release that caps, rounds apart and budget allow.
 
         Raises:
@@ -95,7 +91,7 @@ class Account:
         budget = self._policy.privacy
         return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
 
-    def _cost(self, request: Request) -> dp_event.DpEvent:
+    def _cost(self, request: Request) -> privacy.DpEvent:
         """The cost of a release, but at least that of one of as many as the policy allows.
 
         The time of an answer and a refusal reveal something that no noise covers, so no release may

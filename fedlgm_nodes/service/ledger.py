@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
@@ -29,9 +28,6 @@ from fedlgm_nodes.service.row import COVERS, Row
 from fedlgm_nodes.service.witness import Seen
 from fedlgm_nodes.service.witness import read as read_witness
 from fedlgm_nodes.service.witness import write as write_witness
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -184,7 +180,7 @@ class NodeLedger:
         return None if found is None else int(found)
 
     def epsilon(
-        self, delta: float, protected: str, further: dp_event.DpEvent | None = None
+        self, delta: float, protected: str, further: privacy.DpEvent | None = None
     ) -> float:
         """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP:
         noise in shares).
@@ -244,7 +240,7 @@ class NodeLedger:
             self._db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (question, request))
 
     def charge(
-        self, request: str, event: dp_event.DpEvent, *,
+        self, request: str, event: privacy.DpEvent, *,
         trust: str, run: str, round: int, data: str, protects: str, only_for: Iterable[str] = (),
     ) -> Row:  # fmt: skip
         """Record a release, and return only after row and witness are on disk.

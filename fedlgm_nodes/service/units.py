@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -26,15 +26,13 @@ from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.training import ClientTask, SequentialTrainer, inputs
 from fedlgm.training.devices import Numerics
 from fedlgm.training.example_level.trainer import Batch, ExampleTrainer
 from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.service.row import CLIENT, EXAMPLE
-
-if TYPE_CHECKING:
-    from fedlgm.privacy.guarantee import Unit
-    from fedlgm_nodes.service.work import Job
+from fedlgm_nodes.service.work import Job
 
 _log = logging.getLogger("fedlgm.node")
 _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]

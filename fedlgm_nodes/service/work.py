@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,7 +25,6 @@ from fedlgm.training import LocalTraining, models, tasks
 from fedlgm.training.tasks import Task
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
-from fedlgm_nodes.service.units import NodeUnit
 
 _LONGEST = 4096  # characters of a name with its options
 _LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
@@ -144,6 +143,15 @@ class Job:
     layers: LayerTable
 
 
+class _Unit(Protocol):
+    """A unit of protection (`fedlgm_nodes.service.units`), which makes a job's trainer."""
+
+    @property
+    def name(self) -> str: ...
+
+    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> Any: ...
+
+
 class Workshop:
     """Makes the objects of a node's works, each once. It keeps those of the last few works, and one
     trainer.
@@ -172,7 +180,7 @@ class Workshop:
             self._jobs[key] = made
         return self._jobs[key]
 
-    def trainer(self, work: Work, unit: NodeUnit) -> Any:
+    def trainer(self, work: Work, unit: _Unit) -> Any:
         """The work's trainer for a unit of protection.
 
         The trainer replaces the previous one, since two large models may not fit.

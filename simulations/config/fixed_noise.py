@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning import charging
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
             "examples)"
         )
     facts = facts_of(recipe, examples or 0).with_multiplier(noise_multiplier)
-    if facts.run is not None:
-        events = facts.run.events(facts.least_multiplier, facts.rounds)
+    run = charging.of(facts).run
+    if run is not None:
+        events = run.events(facts.least_multiplier, facts.rounds)
     else:
         event = facts.noised_by.event(
             noise_multiplier / SENSITIVITY_FACTOR[facts.relation], facts.accounted_rate

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedlgm import privacy
 from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _RELATION = "add-remove"  # of the statistics of `simulations.standardise`
 _SHARE = 0.1  # of delta, for the first guess of what is left
@@ -52,7 +50,7 @@ def method_beside(
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
 
     epsilon, delta = facts.budget()
-    if facts.noised_by.uploads_released or facts.run is not None:
+    if facts.noised_by.uploads_released or charging.of(facts).run is not None:
         raise ConfigError(
             "data: their private statistics are charged together with rounds that a trusted server "
             "noises: use "
@@ -122,14 +120,14 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
         )
 
 
-def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[dp_event.DpEvent, int]]:
+def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
     """Events of all rounds, or of those that cost most if a client is in some of them at most."""
     facts = method.facts
     multipliers = np.sort(
         facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
     )
-    return facts.process.events(
-        plan, multipliers if facts.run is not None else multipliers[: facts.releases]
+    return charging.of(facts).events(
+        plan, multipliers if charging.of(facts).run is not None else multipliers[: facts.releases]
     )
 
 

@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedlgm.extension.registration import registered
 from fedlgm.files import write_durably
+from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
 from simulations.engines.flower_command import FlwrCommand, completed, config_file, reason
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.runs.trackers import Tracker
+from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same

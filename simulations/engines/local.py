@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients import AnyClient, LayerwiseClient
+from simulations.config.assembly import Assembly
 from simulations.engines.base import GridEngine, OpenGrid
 from simulations.engines.grid import WorkerGrid
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
 
 
 class LocalGrid(WorkerGrid):

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedlgm import libraries
 from fedlgm.data import tables
 from fedlgm.data.named_tables import read_csv
 from fedlgm.errors import ConfigError, DataError, RunError
 from simulations.exports.export import format_of
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _PROBABILITIES = ("binary", "ranked", "multi-label")
 
@@ -34,7 +32,7 @@ class Predicted:
         guarantee: guarantee of the model.
     """
 
-    frame: DataFrame
+    frame: libraries.DataFrame
     columns: list[str]
     ignored: list[str]
     standardised: bool
@@ -212,7 +210,7 @@ def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] 
     return list(labels) if len(labels) == count else None
 
 
-def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> DataFrame:
+def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> libraries.DataFrame:
     """Outputs [n, k] as the task reads them."""
     import pandas
 

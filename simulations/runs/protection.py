@@ -15,6 +15,7 @@ import torch
 from fedlgm.errors import LedgerError
 from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning import charging
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.charge import Charge
@@ -101,7 +102,9 @@ def _charged_multiplier(
 ) -> float | None:
     """The noise multiplier by which a row was charged; None if rows do not state it."""
     facts, charged = facts_of(recipe, 2 * recipe.training.batch_size), Cost.of(first.event)
-    if facts.run is not None or charged.law != "gaussian":  # one mechanism: rows are increments
+    if (
+        charging.of(facts).run is not None or charged.law != "gaussian"
+    ):  # one mechanism: rows are increments
         return None
     if facts.shares is not None:
         level = 1.0  # of every round, whatever the mechanism; and no other run has a second epsilon

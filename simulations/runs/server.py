@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedlgm.errors import DivergedError, Notice, RunError
 from fedlgm.files import PRIVATE
 from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning import charging
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.assembly import Assembly
@@ -115,7 +116,11 @@ def serve(
             draws = keys
             if not repeats:
                 abandoned = ledger.position()
-                if keys.secret and assembly.facts.run is None and recipe.protects.redraws:
+                if (
+                    keys.secret
+                    and charging.of(assembly.facts).run is None
+                    and recipe.protects.redraws
+                ):
                     # Other clients than before: sampling then amplifies what is released again,
                     # too.
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
@@ -223,7 +228,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if transcript.plan is None:
         return
     started, facts = transcript.plan.facts, assembly.facts
-    if facts.run is not None and started.least_multiplier != facts.least_multiplier:
+    if charging.of(facts).run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "
             "machine computes "

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedlgm.errors import PrivacyError
+from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
@@ -75,7 +76,7 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
     """
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    run = first.facts.run
+    run = charging.of(first.facts).run
     if run is None or not first.protected:
         events = [
             (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))

@@ -17,6 +17,7 @@ from fedlgm import privacy
 from fedlgm.errors import PrivacyError
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation, Workload
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy.whole_run import WholeRun
 from simulations.config.recipe import Recipe
@@ -94,7 +95,7 @@ def noise_over_rounds(
         sizes: d_j, [K].
         workload: the server's linear map of the releases.
     """
-    run = facts.run
+    run = charging.of(facts).run
     if run is None or facts.noise_multiplier == 0:
         return None
     epsilon_delta = facts.budget()

@@ -252,7 +252,7 @@ def test_messages_name_a_further_unit(change, monkeypatch: pytest.MonkeyPatch) -
 def test_a_plan_for_a_further_unit_is_refused_under_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedlgm.planning.facts.SharedUnit", Literal["user", "household"])
+    monkeypatch.setattr("fedlgm.planning.records.SharedUnit", Literal["user", "household"])
     monkeypatch.setattr(
         "fedlgm.privacy.guarantee.Unit", Literal["client", "example", "user", "household"]
     )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.noise.integer_noise.exact import accepted, discrete_laplace, happens
 from fedlgm.noise.integer_noise.law import IntegerNoise
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _LARGEST = 2**80
 
@@ -85,7 +82,7 @@ class DiscreteGaussian(IntegerNoise):
         """`discrete_gaussian`."""
         return discrete_gaussian(variance, size, rng)
 
-    def event(self, multiplier: float) -> dp_event.DpEvent:
+    def event(self, multiplier: float) -> privacy.DpEvent:
         """Event of concentrated differential privacy 1 / (2 multiplier^2).
 
         By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2.

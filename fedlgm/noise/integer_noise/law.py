@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
+from fedlgm import privacy
 
 
 class IntegerNoise(ABC):
@@ -42,7 +40,7 @@ class IntegerNoise(ABC):
         """One party's noise, int64 [size]."""
 
     @abstractmethod
-    def event(self, multiplier: float) -> dp_event.DpEvent:
+    def event(self, multiplier: float) -> privacy.DpEvent:
         """Cost of one sum whose noise has the parties' variances of `variance`.
 
         Args:

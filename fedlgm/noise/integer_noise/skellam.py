@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.noise.integer_noise.exact import accepted, discrete_laplace, happens
 from fedlgm.noise.integer_noise.law import IntegerNoise
-
-if TYPE_CHECKING:
-    from dp_accounting import dp_event
 
 _LARGEST = 2**64
 _MARGIN = 2.0**-38
@@ -156,7 +153,7 @@ class Skellam(IntegerNoise):
         """`skellam`."""
         return skellam(variance, size, rng)
 
-    def event(self, multiplier: float) -> dp_event.DpEvent:
+    def event(self, multiplier: float) -> privacy.DpEvent:
         """The Gaussian curve at whole orders. An order in between costs as much as the next whole
         one.
         """

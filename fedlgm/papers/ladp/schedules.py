@@ -22,6 +22,7 @@ import numpy as np
 from fedlgm.errors import check_positive
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.mechanisms.mechanism import Bounded
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -150,7 +151,7 @@ class ScheduledGaussian(PaperBaseline):
             float(level): int(count)
             for level, count in zip(*np.unique(least, return_counts=True), strict=True)
         }
-        return facts.process.calibrate(levels)
+        return charging.of(facts).calibrate(levels)
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
         """See `Mechanism.costs`."""

@@ -5,7 +5,6 @@ plan's queries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,11 @@ from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import PrivacyError
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import NoisyQuery
 from fedlgm.training.example_level.engine import ClippedSum
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.scaling import one_by_one
-
-if TYPE_CHECKING:
-    from fedlgm.planning.plan import ReleasePlan
-    from fedlgm.planning.queries import NoisyQuery
 
 
 def bounded_updates(

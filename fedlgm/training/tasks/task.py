@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import users_code
 from fedlgm.training import inputs
-
-if TYPE_CHECKING:
-    from fedlgm.training.tasks.set_metrics import Metric
+from fedlgm.training.tasks.set_metrics import Metric
 
 _PROBED = 2  # examples that show the shape of a model's outputs
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlgm import libraries
 from simulations.progress import progress
 from simulations.shell import Commands, JsonOption, console, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedlgm_lab.attacks.membership import MembershipResult
     from fedlgm_lab.attacks.runs.membership import Population
 
@@ -335,7 +334,7 @@ def _spent(result: Mapping[str, Any]) -> str:
     return f"epsilon claimed {claimed}, {label} {proven} at delta {result['delta']:g}: {result['guarantee']}"
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, *columns: str) -> libraries.Table:
     from simulations.tables import table
 
     return table(title, columns, left=columns[:1])

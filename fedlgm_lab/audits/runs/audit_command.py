@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fedlgm import libraries
+from fedlgm_lab import audits
 from simulations.progress import progress as bar
 from simulations.shell import JsonOption, console, print_json
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from fedlgm_lab.audits import AuditResult
 
 FAILED = 1
 """Exit status of an audit that contradicts the report."""
@@ -110,7 +107,7 @@ def audit(
         raise typer.Exit(FAILED)
 
 
-def table(result: AuditResult, picture: Path | None = None) -> Group:
+def table(result: audits.AuditResult, picture: Path | None = None) -> libraries.Group:
     """Claimed, proven and audited epsilon, then layers and checks."""
     from rich.console import Group
     from rich.markup import escape

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
+from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits import (
     CONFIDENCE,
@@ -78,7 +79,7 @@ class RunAudit:
                 "run.audit = false"
             )
         rounds, facts = assembly.recipe.federation.rounds, assembly.facts
-        if facts.run is None:
+        if charging.of(facts).run is None:
             every = -(
                 -rounds // _WATCHED
             )  # much of what canaries cost is the same for few and for many
@@ -152,7 +153,7 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         assembly.facts.sampling.rate,
         assembly.facts.relation,
         str(result["guarantee"]),
-        assembly.facts.run,
+        charging.of(assembly.facts).run,
     )
 
 

@@ -16,6 +16,7 @@ from fedlgm.noise import correlation
 from fedlgm.noise.integer_noise import LAWS
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import local_release
+from fedlgm.planning import charging
 from fedlgm.planning import trust as noised_by
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import LocalSteps
@@ -244,7 +245,7 @@ def test_single_precision_does_not_hold_words():
 def test_whole_orders_cost_a_little_more_noise_and_stay_within_the_budget():
     budget = {"epsilon": 8.0, "delta": 1e-5, "rounds": 20, "max_participations": 20}
     gaussian, skellam = (facts_of(**budget, shares=Shares(7, 1, noise)) for noise in LAWS)
-    least, more = gaussian.process.calibrate(), skellam.process.calibrate()
+    least, more = charging.of(gaussian).calibrate(), charging.of(skellam).calibrate()
     assert least < more < 1.01 * least
     event = skellam.noised_by.event(more / 2, 1.0)
     assert 7.999 < composed_epsilon([(event, 20)], 1e-5, "rdp") <= 8.0

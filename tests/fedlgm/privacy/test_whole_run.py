@@ -16,6 +16,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import correlation
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.transcript import Transcript
@@ -162,7 +163,9 @@ class TestPlans:
     def test_a_plan_knows_its_place(self):
         method = self.method()
         for position, plan in enumerate(self.plans(method)):
-            assert plan.event == plan.facts.run.event(position, method.facts.least_multiplier)
+            assert plan.event == charging.of(plan.facts).run.event(
+                position, method.facts.least_multiplier
+            )
             again = type(plan).from_json(self.layers, plan.to_json())
             assert again.event == plan.event
             assert again.facts == plan.facts

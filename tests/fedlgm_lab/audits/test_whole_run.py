@@ -20,6 +20,7 @@ from fedlgm.noise.correlation import CorrelatedStream
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.audits import Audit, Canaries, CanaryRecord, Reported, Subject, audit_record
@@ -79,7 +80,7 @@ def audited(of: Subject, record: CanaryRecord, **options):
         of.delta,
         of.multipliers(plan),
         relation=of.facts.relation,
-        run=plan.facts.run,
+        run=charging.of(plan.facts).run,
     )
     return audit_record(record, of.layers, reported, **options)
 
@@ -111,9 +112,12 @@ def test_the_planned_run_costs_what_is_reported(noise, sampling, relation):
     """The canaries' best pattern reaches the sensitivity that the accountant uses."""
     of = subject(noise, sampling, relation)
     plan = of.method.plan(of.start)
-    shown = run_epsilon(plan.facts.run, 1 / of.multipliers(plan), 1.0, of.delta)
+    shown = run_epsilon(charging.of(plan.facts).run, 1 / of.multipliers(plan), 1.0, of.delta)
     assert 0.9999 * of.reported(plan) < shown <= of.reported(plan)
-    assert run_epsilon(plan.facts.run, 1 / of.multipliers(plan), 2.0, of.delta) > 2 * shown
+    assert (
+        run_epsilon(charging.of(plan.facts).run, 1 / of.multipliers(plan), 2.0, of.delta)
+        > 2 * shown
+    )
 
 
 @pytest.mark.slow
@@ -134,7 +138,7 @@ def test_what_canaries_see_is_as_planned(noise):
     either."""
     of = subject(noise)
     record = watched(of, count=800, seed=3)
-    view = View.of(record, of.method.plan(of.start).facts.run)
+    view = View.of(record, charging.of(of.method.plan(of.start).facts).run)
     for error in (
         view.sums - view.planned_sums,
         (view.seen - view.planned)[view.known.all(axis=1)].ravel(),
@@ -166,7 +170,7 @@ def independent(of: Subject, keys: KeyRing, std: np.ndarray | None = None):
 
 
 def independent_of_the_rounds_own_size(of: Subject, keys: KeyRing):
-    return independent(of, keys, of.method.plan(of.start).facts.run.noise_std)
+    return independent(of, keys, charging.of(of.method.plan(of.start).facts).run.noise_std)
 
 
 def with_other_bands(bands: int):
@@ -310,7 +314,7 @@ def test_the_audit_of_a_mechanism_in_such_a_run():
 
 def test_amplified_runs_are_composed_of_sampled_releases():
     of = subject("banded", Sampling("grouped-poisson", 40, 0.2, GROUPS))
-    run, multiplier = of.method.plan(of.start).facts.run, of.facts.noise_multiplier
+    run, multiplier = charging.of(of.method.plan(of.start).facts).run, of.facts.noise_multiplier
     one = privacy.events.gaussian_event(multiplier / run.growth, run.sampling.within_group)
     exact = privacy.accounting.composed_epsilon([(one, ROUNDS // GROUPS)], 1e-5)
     assert run_epsilon(run, np.full(1, 1 / multiplier), 1.0, 1e-5) == pytest.approx(exact, rel=1e-5)

@@ -1,0 +1,246 @@
+"""Plain records that facts and plans hold: the sampling, the shares of the noise, and a released
+part.
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from fedlgm.errors import ConfigError, check_count, check_known, check_rate
+from fedlgm.extension.loader import sealed
+from fedlgm.noise import integer_noise
+from fedlgm.noise.integer_noise import IntegerNoise
+from fedlgm.privacy.guarantee import SharedUnit
+
+Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
+_ROUNDING = 1e-6
+
+
+@sealed
+@dataclass(frozen=True)
+class Sampling:
+    """Rule that chooses the participants of a round.
+
+    With "poisson" and "fixed" every client may take part in any round. With the other schemes a
+    client is invited again `separation` = b rounds after its last invitation at the earliest,
+    whether or not it answered:
+
+    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round
+      t all clients of group t mod b take part (rounds from 0).
+    * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
+      rounds.
+    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
+      probability b `rate`.
+
+    Example:
+        >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
+        0.4
+
+    Attributes:
+        scheme: "poisson" (each client independently with probability `rate`), "fixed"
+            (`rate * population` clients without replacement), or one of the schemes above.
+        population: number N of registered clients; public.
+        rate: q in (0, 1], expected share of the clients in a round.
+        separation: b for the schemes with a separation; None for the others.
+        of: "user" if the participants are users with several clients each; None if they are clients
+            or examples.
+
+    Raises:
+        ConfigError: a number is outside its range, or the population cannot keep the separation.
+    """
+
+    scheme: Scheme
+    population: int
+    rate: float
+    separation: int | None = None
+    of: SharedUnit | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_known("sampling scheme", self.scheme, Scheme)
+        if self.of is not None:
+            check_known("unit of several clients", self.of, SharedUnit)
+        check_count("the population", self.population)
+        check_rate(rate=self.rate)
+        if (
+            self.scheme in ("fixed", "min-separation")
+            and abs(self.expected - round(self.expected)) > _ROUNDING
+        ):
+            # A rounded cohort would be sampled at another rate than the one that is accounted for.
+            raise ConfigError(
+                f"a fixed cohort must be a whole number of clients, got {self.expected:g}"
+            )
+        if self.scheme in ("poisson", "fixed"):
+            if self.separation is not None:
+                raise ConfigError(
+                    f"{self.scheme} sampling keeps no rounds between participations: use "
+                    "'min-separation'"
+                )
+        else:
+            self._check_separation()
+
+    def _check_separation(self) -> None:
+        b, cohort = self.separation, self.expected
+        if not (isinstance(b, numbers.Integral) and b >= 1):
+            raise ConfigError(
+                f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}"
+            )
+        if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
+            raise ConfigError(
+                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is "
+                f"{self.rate:g}"
+            )
+        if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
+            raise ConfigError(
+                f"{round(cohort)} clients per round, none of them again within {b} rounds, need a "
+                "population of at "
+                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the "
+                "separation"
+            )
+        if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
+            raise ConfigError(
+                f"with {b} groups a client takes part in its group's rounds with probability {b} x "
+                f"{self.rate:g} = "
+                f"{b * self.rate:g}, which is more than 1: take at most "
+                f"{int(1 / self.rate + _ROUNDING)} groups or a "
+                "lower rate"
+            )
+
+    @property
+    def expected(self) -> float:
+        """Public cohort size q N, the denominator of every mean; never the realised count."""
+        return self.rate * self.population
+
+    @property
+    def within_group(self) -> float:
+        """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1
+        in "cyclic".
+
+        For a scheme without groups this is q.
+        """
+        if self.scheme == "cyclic":
+            return 1.0
+        return (
+            min(1.0, (self.separation or 1) * self.rate)
+            if self.scheme == "grouped-poisson"
+            else self.rate
+        )
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether secret draws lower the cost of a participation."""
+        return self.scheme != "min-separation" and self.within_group < 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def least_threshold(nodes: int, colluders: int) -> int:
+    """Smallest number of answers that two halves of a round's nodes cannot both reach.
+
+    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an
+    honest node is in both sets, and it answers for only one: 2 t > n + m.
+
+    Example:
+        >>> least_threshold(10, 1), least_threshold(30, 3)
+        (6, 17)
+    """
+    return (nodes + colluders) // 2 + 1
+
+
+@sealed
+@dataclass(frozen=True)
+class Shares:
+    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong
+    to the server.
+
+    Example:
+        >>> Shares(20, 3).honest
+        17
+
+    Attributes:
+        threshold: nodes t that must answer; with fewer the round is void.
+        colluders: nodes m that may pass their knowledge, including their own noise, to the server.
+        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
+
+    Raises:
+        ConfigError: a number is outside its range, there are no more answers than colluders, or the
+            law is unknown.
+    """
+
+    threshold: int
+    colluders: int = 0
+    noise: str = integer_noise.DiscreteGaussian.name
+
+    def __post_init__(self) -> None:
+        check_count("threshold", self.threshold)
+        check_count("colluders", self.colluders, least=0)
+        if self.threshold <= self.colluders:
+            raise ConfigError(
+                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest "
+                "node whose noise "
+                "counts: raise the threshold, or count on fewer colluders"
+            )
+        integer_noise.get(self.noise)
+
+    @property
+    def law(self) -> IntegerNoise:
+        """The law of the nodes' noise."""
+        return integer_noise.get(self.noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form without the default law, because noise is keyed by this text."""
+        record = asdict(self)
+        if self.noise == integer_noise.DiscreteGaussian.name:
+            del record["noise"]
+        return record
+
+    @property
+    def honest(self) -> int:
+        """Number of nodes whose noise counts, t - m."""
+        return self.threshold - self.colluders
+
+    def check(self, asked: int) -> None:
+        """Refuse a threshold that two halves of a round's nodes could both reach, or that they
+        cannot reach at all.
+
+        Raises:
+            ConfigError: the threshold is below `least_threshold` or above n.
+        """
+        t, m = self.threshold, self.colluders
+        least = least_threshold(asked, m)
+        if t > asked:
+            raise ConfigError(
+                f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the "
+                "threshold"
+            )
+        if t < least:
+            raise ConfigError(
+                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open "
+                "two sums of one "
+                f"round: the threshold must be at least {least}"
+            )
+
+
+class Part(NamedTuple):
+    """A piece of the released vector: a layer or an auxiliary query.
+
+    Attributes:
+        name: name of the layer or query.
+        size: coordinates.
+        clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
+        sigma: noise scale that one noising party adds (std, or Laplace scale b).
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example")).parts[1]
+        Part(name='b', size=1, clip=4.0, sigma=5.0)
+    """
+
+    name: str
+    size: int
+    clip: float
+    sigma: float

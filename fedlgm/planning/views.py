@@ -1,0 +1,127 @@
+"""The parts of facts and plans that trust models and charges read. Both come before the plan, so
+they do not import it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from fedlgm.noise.draws import Family, NoiseBackend
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.records import Part, Sampling, Shares
+from fedlgm.privacy.guarantee import Relation
+
+
+class Facts(Protocol):
+    """The facts of a run that a trust model reads (`fedlgm.planning.facts.RunFacts`)."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_*."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Rule that chooses the participants of a round."""
+
+    @property
+    def relation(self) -> Relation:
+        """Neighbouring relation."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+
+    @property
+    def releases(self) -> int:
+        """Largest number of releases that can contain one client's data."""
+
+    @property
+    def epsilon(self) -> float | None:
+        """Budget of the whole run."""
+
+    @property
+    def delta(self) -> float | None:
+        """Delta of this budget."""
+
+    @property
+    def accountant(self) -> str:
+        """Name of the accountant."""
+
+    @property
+    def steps(self) -> object | None:
+        """Private steps of a client in a round; None without them."""
+
+    @property
+    def shares(self) -> Shares | None:
+        """The clients whose noise counts under distributed trust; otherwise None."""
+
+    def budget(self) -> tuple[float, float]:
+        """(epsilon, delta)."""
+
+
+class Plan(Protocol):
+    """The numbers of a plan that a trust model reads (`fedlgm.planning.plan.ReleasePlan`)."""
+
+    @property
+    def protected(self) -> bool:
+        """Whether the plan's event is that of a private release."""
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of the run."""
+
+    @property
+    def family(self) -> Family:
+        """Family of the noise."""
+
+    @property
+    def bounded_by(self) -> str:
+        """The party that bounds contributions."""
+
+    @property
+    def size(self) -> int:
+        """Length of the released vector."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything released."""
+
+    @property
+    def effective_multiplier(self) -> float:
+        """sigma_eff under add-or-remove-one."""
+
+
+class Sum(Protocol):
+    """A sum of clients' replies (`fedlgm.aggregation.BoundedSum`)."""
+
+    @property
+    def total(self) -> Tensor:
+        """The sum, [plan.size]."""
+
+    @property
+    def count(self) -> int:
+        """Number of clients in it."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of its round."""
+
+
+class Source(Protocol):
+    """Draws the noise of a trust model (`fedlgm.noise.run_noise.NoiseSource`)."""
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The ring of a round's noise."""
+
+    def add_(
+        self,
+        total: Tensor,
+        plan: Plan,
+        ring: KeyRing,
+        round: int,
+        party: int,
+        backend: NoiseBackend,
+    ) -> Tensor:
+        """Add a release's noise to its sum, in place."""
