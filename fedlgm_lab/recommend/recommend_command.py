@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, cast
 
 import typer
+from rich.console import Group
 
-from fedlgm import libraries
 from fedlgm_lab.recommend.score_rows import Advice
 from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 
@@ -34,12 +34,11 @@ def recommend(
     from fedlgm_lab.recommend.recommend import recommend as recommending
 
     found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
-    show(cast("Advice", dict(found)), tables, as_json)
+    show(cast(Advice, dict(found)), tables, as_json)
 
 
-def tables(found: Advice) -> libraries.Group:
+def tables(found: Advice) -> Group:
     """Tables of rules and layers, a picture, and the advice."""
-    from rich.console import Group
     from rich.markup import escape
     from rich.text import Text
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from fedlgm_lab.risk.measure import Findings
+from fedlgm_lab.risk.measure import Findings
 
 
 def figure(found: Findings, weights: list[float]) -> Figure:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from fedlgm import libraries
 from fedlgm.errors import ConfigError
@@ -14,14 +16,33 @@ from fedlgm.files import path_of, write_whole
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.statistics import interval
 
-if TYPE_CHECKING:
-    from fedlgm_lab.studies.results import Study
-
 _KINDS = (".png", ".svg", ".pdf")
 
 
+class Drawn(Protocol):
+    """The figures of a study, see `fedlgm_lab.studies.results.Study`."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Key columns of the cells."""
+        ...
+
+    @property
+    def compared_keys(self) -> list[str]:
+        """Keys whose values compared methods share."""
+        ...
+
+    def to_frame(self) -> DataFrame:
+        """One row per run."""
+        ...
+
+    def history(self) -> DataFrame:
+        """One row per run and round."""
+        ...
+
+
 def draw(
-    study: Study,
+    study: Drawn,
     path: Path | str | None,
     x: str | None,
     hue: str | Sequence[str] | None,
@@ -30,8 +51,6 @@ def draw(
     labels: Mapping[str, str],
 ) -> libraries.Figure:
     """See `Study.plot`."""
-    from matplotlib.figure import Figure as Drawn
-
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
     file = None if path is None else path_of("path", path)
@@ -56,7 +75,7 @@ def draw(
     data = study.history() if over == "round" else frame
     frames.check_metric(data, frames.metrics_of(frame, study.keys), y)
 
-    class Shown(Drawn):
+    class Shown(Figure):
         """A figure that a notebook shows without matplotlib's global state."""
 
         def _repr_png_(self) -> bytes:

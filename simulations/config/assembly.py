@@ -36,6 +36,7 @@ from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.own_figures import own_figures
+from simulations import tools
 from simulations.config import trials
 from simulations.config.facts import facts_of, published_examples
 from simulations.config.fixed_noise import require_noise
@@ -43,7 +44,6 @@ from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.spent import method_beside, require_planned
-from simulations.config.watching import watch_of
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep, ResumableStep
 
@@ -295,10 +295,9 @@ class Assembly:
             self.recipe.run.patience is not None and self.spent is None
         ):  # with statistics, the budget is kept by design
             require_planned(self.method, plan)
-        audit = watch_of(self)
-        if audit is not None and not isinstance(self.mechanism, UsesPrivateNorms):
+        if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
             with prefix_key("run.audit"):
-                audit.check(plan)
+                tools.RunAudit().check(plan)
 
     def check_model(self) -> nn.Module:
         """Refuse a model, task or server optimizer that does not work, using only the public test

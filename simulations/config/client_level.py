@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,11 +23,7 @@ from fedlgm.privacy.guarantee import Relation
 from fedlgm.training import ClientTask
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks import Task
-from simulations.config.unit import UnitKind
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.config.recipe import Recipe
+from simulations.config.unit import Parts, Settings, UnitKind
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
 _ALONE = (
@@ -59,7 +54,7 @@ class ClientLevel(UnitKind):
 
     verb, flat = "bounds whole clients", "gaussian"
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Settings) -> None:
         """See `UnitKind.check`."""
         federation, privacy, local = (
             recipe.federation,
@@ -98,7 +93,7 @@ class ClientLevel(UnitKind):
                 "costs privacy"
             )
 
-    def _check_separation(self, recipe: Recipe) -> None:
+    def _check_separation(self, recipe: Settings) -> None:
         privacy, rounds = recipe.privacy, recipe.federation.rounds
         if (
             recipe.federation.sampling == "grouped-poisson"
@@ -119,7 +114,7 @@ class ClientLevel(UnitKind):
             if privacy.bands is not None and most is not None and privacy.bands > most:
                 raise ConfigError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
 
-    def warn_of_delta(self, recipe: Recipe) -> None:
+    def warn_of_delta(self, recipe: Settings) -> None:
         """See `UnitKind.warn_of_delta`."""
         delta, count, unit = recipe.privacy.delta, recipe.sampling.population, recipe.unit
         if delta >= 1 / count and recipe.mechanism.name != "none":
@@ -130,17 +125,17 @@ class ClientLevel(UnitKind):
                 stacklevel=3,
             )
 
-    def relation(self, recipe: Recipe) -> Relation:
+    def relation(self, recipe: Settings) -> Relation:
         """See `UnitKind.relation`."""
         if recipe.federation.sampling == "min-separation":
             return "zero-out"
         return "replace-one" if recipe.federation.sampling == "fixed" else recipe.noised_by.relation
 
-    def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """See `UnitKind.sampled`: clients."""
         return recipe.sampling, None
 
-    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
         recipe, section = assembly.recipe, assembly.recipe.training
         trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
@@ -150,7 +145,7 @@ class ClientLevel(UnitKind):
 
         return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
 
-    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+    def conditions(self, assembly: Parts) -> tuple[str, ...]:
         """See `UnitKind.conditions`; there is one more if a user's parts could carry state between
         clients.
         """
@@ -164,9 +159,7 @@ class ClientLevel(UnitKind):
             why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
         return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
 
-    def try_training(
-        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
-    ) -> None:
+    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""
         module = assembly.module()
 
@@ -178,7 +171,7 @@ class ClientLevel(UnitKind):
 
         try_clients(module, updates, task, x, y, owner)
 
-    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
         task = ClientTask(x, y, order, 1, assembly.first_plan().trained)

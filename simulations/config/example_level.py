@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -28,13 +28,8 @@ from fedlgm.training.example_level.trial import try_examples
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
 from fedlgm.training.tasks import Task
-from simulations.config.unit import UnitKind
+from simulations.config.unit import Parts, Settings, UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.config.recipe import Recipe
-
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 MOST_PARAMETERS = 50_000
@@ -50,7 +45,7 @@ class ExampleLevel(UnitKind):
     redraws = side_by_side = False
     keys = ("training.sampling_rate", "training.steps", "training.exact_sums")
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Settings) -> None:
         """See `UnitKind.check`."""
         federation, training, budget, run = (
             recipe.federation,
@@ -161,11 +156,11 @@ class ExampleLevel(UnitKind):
                 "made (optimizer, lr, momentum): leave them out"
             )
 
-    def relation(self, recipe: Recipe) -> Relation:
+    def relation(self, recipe: Settings) -> Relation:
         """See `UnitKind.relation`."""
         return "add-remove"
 
-    def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """See `UnitKind.sampled`; the unit is an example, by the server's count of examples or
         within each client.
         """
@@ -183,11 +178,11 @@ class ExampleLevel(UnitKind):
             )
         return Sampling("poisson", examples, training.batch_size / examples), None
 
-    def division(self, recipe: Recipe) -> str:
+    def division(self, recipe: Settings) -> str:
         """See `UnitKind.division`; an example is the same unit at every client."""
         return ""
 
-    def counts_examples(self, recipe: Recipe) -> bool:
+    def counts_examples(self, recipe: Settings) -> bool:
         """Whether the server adds the noise."""
         return not recipe.noised_by.uploads_released
 
@@ -200,11 +195,11 @@ class ExampleLevel(UnitKind):
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
 
-    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+    def examples(self, recipe: Settings, partition: Partition) -> list[np.ndarray]:
         """See `UnitKind.examples`."""
         return list(partition.order[:, None])
 
-    def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
+    def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
         """A step on the noisy mean gradient with the settings of [training], if a round is a
         step.
         """
@@ -222,7 +217,7 @@ class ExampleLevel(UnitKind):
         )
         return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
 
-    def check_data(self, assembly: Assembly, module: nn.Module) -> None:
+    def check_data(self, assembly: Parts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's
         data.
         """
@@ -249,7 +244,7 @@ class ExampleLevel(UnitKind):
                 stacklevel=2,
             )
 
-    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+    def conditions(self, assembly: Parts) -> tuple[str, ...]:
         """See `UnitKind.conditions`; the trainer states its own for inputs like the public
         examples.
         """
@@ -259,13 +254,13 @@ class ExampleLevel(UnitKind):
             self._trainer(assembly, assembly.module()).condition(x),
         )
 
-    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
         return ExampleWork(
             self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source
         )
 
-    def _trainer(self, assembly: Assembly, module: nn.Module) -> ExampleTrainer:
+    def _trainer(self, assembly: Parts, module: nn.Module) -> ExampleTrainer:
         """A new trainer, in this module.
 
         Raises:
@@ -279,13 +274,11 @@ class ExampleLevel(UnitKind):
             module, layers, assembly.mechanism, assembly.device, task, exact, native
         )
 
-    def try_training(
-        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
-    ) -> None:
+    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""
         try_examples(assembly.module(), assembly.layers, fresh(task), x, y, owner)
 
-    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""
         if assembly.layers.size > MOST_PARAMETERS:
             raise ConfigError(
@@ -298,7 +291,7 @@ class ExampleLevel(UnitKind):
         )
         gradients.sum(x, y, FlatClip(1.0))
 
-    def words(self, assembly: Assembly) -> str:
+    def words(self, assembly: Parts) -> str:
         """See `UnitKind.words`."""
         facts, sampling, cohorts = assembly.facts, assembly.facts.sampling, assembly.cohorts
         if facts.steps:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedlgm import data
 from fedlgm.extension.loader import is_object
 from fedlgm.planning.facts import RunFacts
-
-if TYPE_CHECKING:
-    from simulations.config.recipe import Recipe
+from simulations.config.unit import Settings
 
 
-def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
+def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
     """The public facts of a run, whose noise multiplier is not yet calibrated.
 
     Args:
@@ -41,7 +37,7 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
     )
 
 
-def published_examples(recipe: Recipe) -> int | None:
+def published_examples(recipe: Settings) -> int | None:
     """Number of training examples as published or as stated by the recipe; None if only the data
     contain it.
 

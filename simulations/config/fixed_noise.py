@@ -5,21 +5,19 @@ budget.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning import charging
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
-
-if TYPE_CHECKING:
-    from simulations.config.recipe import Recipe
+from simulations.config.facts import facts_of, published_examples
+from simulations.config.unit import Settings
 
 _AGREE = 1e-4  # relative
 
 
-def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
+def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
     """Epsilon of all rounds of a recipe at this noise multiplier, for `privacy.delta`.
 
     Args:
@@ -36,7 +34,6 @@ def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
         True
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
-    from simulations.config.facts import facts_of, published_examples
 
     examples = published_examples(recipe)
     if examples is None and recipe.protects.counts_examples(recipe):
@@ -67,7 +64,7 @@ def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
     return epsilon
 
 
-def require_agreement(recipe: Recipe, noise_multiplier: float, epsilon: float) -> None:
+def require_agreement(recipe: Settings, noise_multiplier: float, epsilon: float) -> None:
     """Refuse a budget beside a noise multiplier from which another epsilon follows
     (ConfigError).
     """
@@ -80,7 +77,7 @@ def require_agreement(recipe: Recipe, noise_multiplier: float, epsilon: float) -
         )
 
 
-def require_noise(recipe: Recipe, method: Method) -> None:
+def require_noise(recipe: Settings, method: Method) -> None:
     """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set
     (ConfigError).
     """

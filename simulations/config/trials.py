@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from torch import nn
 
+from fedlgm.data import DataSet
 from fedlgm.errors import prefix_key
 from fedlgm.extension.loader import is_reference, load_object, passed, users_code
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import require_same_losses
 from fedlgm.training import models
 from fedlgm.training.tasks import Task
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
+from simulations.config.own import Own
+from simulations.config.unit import Parts
 
 _PROBED = 8  # public examples
 
 
-def try_training(assembly: Assembly, task: Task) -> None:
+class Tried(Parts, Protocol):
+    """The objects of a run, with a user's."""
+
+    @property
+    def own(self) -> Own:
+        """A user's objects that replace names in the recipe."""
+        ...
+
+    @property
+    def dataset(self) -> DataSet:
+        """The data."""
+        ...
+
+    @property
+    def on_parts(self) -> list[Task]:
+        """Copies of a user's task that have prepared parts of the data."""
+        ...
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the model is a user's."""
+        ...
+
+
+def try_training(assembly: Tried, task: Task) -> None:
     """Refuse a user's model or task that cannot be trained on a few public examples.
 
     Args:

@@ -3,29 +3,192 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from clients import ClientSource, LocalWork
 from fedlgm.data import Partition
 from fedlgm.extension.loader import package_of
+from fedlgm.extension.trial import Examples
 from fedlgm.mechanisms import Mechanism
+from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.trust import NoisedBy
 from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
+from fedlgm.training import Trainer
 from fedlgm.training.inputs import Inputs
+from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.tasks import Task
+from simulations.config.named_sections import Data, MechanismSection, Model, TrainerSection
+from simulations.config.sections import Federation, Privacy, Run, Training
 from strategies.server_optimizer import ResumableStep, server_step
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.config.recipe import Recipe
 
 _PREPARES = "conditional on the task preparing every example from that example alone (tested on halves of the data)"
 _SAME_EXAMPLES = {"pixels", "image_size", "channels", "inputs"}
 """Keys of [data] that change how an example is read, and not which examples there are or who holds
 them."""
+
+
+class Settings(Protocol):
+    """A recipe, `simulations.config.recipe.Recipe`, as the rules of a unit read it."""
+
+    @property
+    def data(self) -> Data:
+        """The data and their division among the clients."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    @property
+    def trainer(self) -> TrainerSection | None:
+        """The kind of training."""
+        ...
+
+    @property
+    def federation(self) -> Federation:
+        """Clients, rounds and the sampling of clients."""
+        ...
+
+    @property
+    def training(self) -> Training:
+        """The clients' training."""
+        ...
+
+    @property
+    def mechanism(self) -> MechanismSection:
+        """The mechanism."""
+        ...
+
+    @property
+    def privacy(self) -> Privacy:
+        """Unit, trust and budget."""
+        ...
+
+    @property
+    def run(self) -> Run:
+        """Settings without effect on the privacy figures."""
+        ...
+
+    @property
+    def unit(self) -> Unit:
+        """The unit whose data a neighbour changes."""
+        ...
+
+    @property
+    def noised_by(self) -> NoisedBy:
+        """The party that adds the noise."""
+        ...
+
+    @property
+    def shares(self) -> Shares | None:
+        """The shares of the noise."""
+        ...
+
+    @property
+    def protects(self) -> UnitKind:
+        """The rules of the unit of protection."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling of the participants."""
+        ...
+
+    @property
+    def noise(self) -> Any:
+        """Correlation of the noise over the rounds; None for independent noise."""
+        ...
+
+    @property
+    def relation(self) -> Relation:
+        """The neighbouring relation."""
+        ...
+
+
+class Parts(Protocol):
+    """The objects of a run, `simulations.config.assembly.Assembly`, as a unit uses them."""
+
+    @property
+    def recipe(self) -> Settings:
+        """The recipe."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """The model's task."""
+        ...
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples of each client, [clients]."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which clients train."""
+        ...
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        ...
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism."""
+        ...
+
+    @property
+    def layers(self) -> LayerTable:
+        """The model's layers as the mechanism sees them."""
+        ...
+
+    @property
+    def cohorts(self) -> Sampling:
+        """The choice of a round's clients."""
+        ...
+
+    @property
+    def facts(self) -> RunFacts:
+        """The run's public facts."""
+        ...
+
+    @property
+    def trainer_kind(self) -> TrainerKind:
+        """The clients' kind of training."""
+        ...
+
+    def module(self) -> nn.Module:
+        """A fresh initial model."""
+        ...
+
+    def initial_model(self) -> Tensor:
+        """The initial global model [D]."""
+        ...
+
+    def first_plan(self) -> ReleasePlan:
+        """The first round's plan."""
+        ...
+
+    def public_examples(self, rows: slice | np.ndarray = ...) -> Examples:
+        """Test examples, which are public: inputs and targets of these rows."""
+        ...
+
+    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+        """A new trainer."""
+        ...
+
+    def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
+        """The compiled kernel's trainer."""
+        ...
 
 
 class UnitKind:
@@ -49,7 +212,7 @@ class UnitKind:
     side_by_side = True
     keys: tuple[str, ...] = ()
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Settings) -> None:
         """Refuse settings that do not fit together.
 
         Raises:
@@ -57,16 +220,16 @@ class UnitKind:
         """
         raise NotImplementedError
 
-    def warn_of_delta(self, recipe: Recipe) -> None:
+    def warn_of_delta(self, recipe: Settings) -> None:
         """Warn of a delta that permits the release of one unit's data, if the recipe gives the
         number of units.
         """
 
-    def relation(self, recipe: Recipe) -> Relation:
+    def relation(self, recipe: Settings) -> Relation:
         """The neighbouring relation that follows from the settings."""
         raise NotImplementedError
 
-    def division(self, recipe: Recipe) -> str:
+    def division(self, recipe: Settings) -> str:
         """The assignment of examples to units; runs with different assignments have no unit in
         common.
         """
@@ -74,7 +237,7 @@ class UnitKind:
             [recipe.data.model_dump(mode="json", exclude=_SAME_EXAMPLES), recipe.federation.clients]
         )
 
-    def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """The sampled unit of a round, and the clients' own noisy steps.
 
         Args:
@@ -86,7 +249,7 @@ class UnitKind:
         """
         raise NotImplementedError
 
-    def counts_examples(self, recipe: Recipe) -> bool:
+    def counts_examples(self, recipe: Settings) -> bool:
         """Whether the number of all clients' examples is a public fact of the run."""
         return False
 
@@ -99,7 +262,7 @@ class UnitKind:
         """
         return facts.with_multiplier(mechanism.calibrate(facts))
 
-    def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
+    def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
         """The server's step.
 
         Args:
@@ -111,20 +274,18 @@ class UnitKind:
             own or federation.server_optimizer, federation.server_lr, federation.server_momentum
         )
 
-    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+    def conditions(self, assembly: Parts) -> tuple[str, ...]:
         """Assumptions of a run's guarantee about users' parts (`RunFacts.assumes`)."""
         return () if package_of(type(assembly.task).prepare) == "fedlgm" else (_PREPARES,)
 
-    def check_data(self, assembly: Assembly, module: nn.Module) -> None:
+    def check_data(self, assembly: Parts, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
 
-    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
         """The clients' training and data, whose contributions protect this unit."""
         raise NotImplementedError
 
-    def try_training(
-        self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type
-    ) -> None:
+    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """Refuse a user's model or task that cannot be trained on a few public examples.
 
         Args:
@@ -139,7 +300,7 @@ class UnitKind:
         """
         raise NotImplementedError
 
-    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
         """Train a few public examples with the compiled kernel.
 
         Raises:
@@ -148,13 +309,13 @@ class UnitKind:
         """
         raise NotImplementedError
 
-    def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+    def efforts(self, recipe: Settings, sizes: np.ndarray) -> np.ndarray:
         """Examples of each participant of the sampling, [population], from those of the clients,
         [clients].
         """
         return sizes
 
-    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+    def examples(self, recipe: Settings, partition: Partition) -> list[np.ndarray]:
         """Rows of each unit's examples; no row is in two units."""
         return list(partition)
 
@@ -165,7 +326,7 @@ class UnitKind:
             ConfigError: real nodes cannot protect this unit; the message gives the reason.
         """
 
-    def words(self, assembly: Assembly) -> str:
+    def words(self, assembly: Parts) -> str:
         """The units in a release, and their probability."""
         cohorts = assembly.cohorts
         return f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {assembly.facts.relation}"

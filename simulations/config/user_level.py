@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from clients import ClientSource, LocalWork
@@ -11,10 +9,7 @@ from clients.users import UserWork
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError
 from simulations.config.client_level import ClientLevel
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.config.recipe import Recipe
+from simulations.config.unit import Parts, Settings
 
 
 class UserLevel(ClientLevel):
@@ -29,7 +24,7 @@ class UserLevel(ClientLevel):
     of = "user"
     keys = ("federation.users",)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Settings) -> None:
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError(
@@ -55,22 +50,22 @@ class UserLevel(ClientLevel):
             )
         super().check(recipe)
 
-    def division(self, recipe: Recipe) -> str:
+    def division(self, recipe: Settings) -> str:
         """See `UnitKind.division`; it combines the division among the clients with the clients of
         each user.
         """
         return f"{super().division(recipe)} {recipe.federation.members}"
 
-    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
         own, users = super().work(assembly, source), assembly.recipe.federation.members
         return UserWork(own.trainer, own.settings, own.source, own.straggler_rate, users=users)
 
-    def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+    def efforts(self, recipe: Settings, sizes: np.ndarray) -> np.ndarray:
         """See `UnitKind.efforts`: the examples of all clients of a user."""
         return np.array([sizes[list(clients)].sum() for clients in recipe.federation.members])
 
-    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+    def examples(self, recipe: Settings, partition: Partition) -> list[np.ndarray]:
         """See `UnitKind.examples`."""
         return [
             np.concatenate([partition[client] for client in clients])
@@ -87,6 +82,6 @@ class UserLevel(ClientLevel):
             "privacy.unit = 'client'"
         )
 
-    def words(self, assembly: Assembly) -> str:
+    def words(self, assembly: Parts) -> str:
         """See `UnitKind.words`."""
         return super().words(assembly).replace(" clients,", f" {self.of}s with all their clients,")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
+from simulations.config.assembly import Assembly
 from simulations.engines.base import Engine, EngineOptions, Serve
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
 
 
 class AutoEngine(Engine):

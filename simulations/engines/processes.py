@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, Message
@@ -33,11 +33,9 @@ from clients import AnyClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
+from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
 
 _WORKER_GIB = 0.1  # that a worker writes, with a small model
 _ENDING_S = 5.0  # until a process that does not end is killed

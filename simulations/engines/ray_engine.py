@@ -6,12 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine, OpenGrid, require_ray
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
 
 
 class RayEngine(GridEngine):

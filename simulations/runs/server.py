@@ -20,7 +20,6 @@ from fedlgm.planning import charging
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.assembly import Assembly
-from simulations.config.watching import watch_of
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
@@ -31,6 +30,7 @@ from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.stopping import StoppedEarly
 from simulations.runs.trackers import RunStart, Tracker, Trackers
+from simulations.runs.watching import watch_of
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
 

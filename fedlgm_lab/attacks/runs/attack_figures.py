@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedlgm_lab.attacks.membership import MembershipResult
-
-if TYPE_CHECKING:
-    from fedlgm_lab.attacks.runs.gan import ClassFinding
-    from fedlgm_lab.attacks.runs.inversion import Finding
+from fedlgm_lab.attacks.runs.gan import ClassFinding
+from fedlgm_lab.attacks.runs.inversion import Finding
 
 _COLUMNS = 12
 

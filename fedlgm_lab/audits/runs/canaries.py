@@ -63,7 +63,7 @@ class LoggedCanaries:
 
 
 class RunAudit:
-    """The audit of a run by canaries; see `simulations.config.watching.Watch`."""
+    """The audit of a run by canaries; see `simulations.runs.watching.Watch`."""
 
     def check(self, plan: ReleasePlan) -> None:
         """See `Watch.check`."""

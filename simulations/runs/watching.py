@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import ReleaseObserver
 from fedlgm.planning.plan import ReleasePlan
 from simulations import tools
-
-if TYPE_CHECKING:
-    from simulations.config.assembly import Assembly
-    from simulations.runs.folder import RunFolder
-    from simulations.runs.rows import RunSummary
+from simulations.config.assembly import Assembly
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 
 
 class Watch(Protocol):
