@@ -10,6 +10,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from fedlgm.package_conflicts import PACKAGES as ALL
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
@@ -116,8 +118,8 @@ def test_a_registry_imports_only_its_own_variants_and_defaults(graph: grimp.Impo
         assert not {other for other in found - inside if _within(other, VARIANTS)}, registry
 
 
-def test_no_modules_import_each_other_at_run_time() -> None:
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+def test_no_modules_import_each_other_even_for_their_types() -> None:
+    graph = grimp.build_graph(*ALL, cache_dir=None)
     TopologicalSorter(
         {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     ).prepare()

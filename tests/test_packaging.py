@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from patience import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
+PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
 
 
 def closure(extras: tuple[str, ...]) -> dict[str, metadata.Distribution]:

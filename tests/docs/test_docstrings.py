@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("fedlgm", "strategies", "clients", "simulations")
+PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
 LONG = {
     "simulations.api",
     "simulations.exports.export",

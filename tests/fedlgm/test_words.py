@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
+PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
 OWNER = ROOT / "fedlgm" / "privacy" / "guarantee.py"
 WORDS = {"status", "unit", "relation", "trust", "reason"}
 NAMES = {"guarantee_status"}

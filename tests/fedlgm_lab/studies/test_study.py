@@ -404,14 +404,6 @@ def test_a_line_joins_no_different_settings() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (
-            lambda study: study.to_frame("accuracy"),
-            "Study.to_frame: too many positional arguments; it takes none",
-        ),
-        (
-            lambda study: study.table(3),
-            "Study.table: metrics must be a string or a sequence of strings or None, got 3",
-        ),
         (lambda study: study.table("f1"), "no metric 'f1' in this study; it has accuracy, "),
         (
             lambda study: study.to_latex("no/t.tex"),
@@ -426,16 +418,8 @@ def test_a_line_joins_no_different_settings() -> None:
             "cannot write no/p.svg: there is no folder no; create it first",
         ),
         (
-            lambda study: study.plot(labels=["a"]),
-            "Study.plot: labels must be a dict or None, got ['a']",
-        ),
-        (
             lambda study: study.plot(y="method"),
             "no metric 'method' in this study; it has accuracy, ",
-        ),
-        (
-            lambda study: study.difference("uniform"),
-            "Study.difference: missing a required argument: 'b'; it takes a, b",
         ),
         (
             lambda study: study.difference("uniform", "mine", "status"),

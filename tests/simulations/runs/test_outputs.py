@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlgm.noise.keys import KeyRing
+from fedlgm.package_conflicts import PACKAGES
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm_lab.reports import report as reporting
 from fedlgm_lab.studies import comparison, running
@@ -175,11 +176,7 @@ def test_the_sentence_is_made_in_one_place():
     """Whoever writes status and frame together writes it by hand."""
     root = Path(recipes.__file__).parents[2]
     own = root / "fedlgm" / "privacy" / "guarantee.py"
-    for path in (
-        path
-        for name in ("fedlgm", "clients", "strategies", "simulations")
-        for path in root.glob(f"{name}/**/*.py")
-    ):
+    for path in (path for name in PACKAGES for path in root.glob(f"{name}/**/*.py")):
         for words in ("a trusted server adds the noise", "each client adds its own noise"):
             assert path == own or f", {words}" not in path.read_text(), path
     sentence = Guarantee("none", "no noise", unit="example").sentence(noise_reproducible=True)
