@@ -185,6 +185,6 @@ class _Former(MetaPathFinder, InspectLoader):
 
 
 def install() -> None:
-    """Let Python find modules under their former names, after all other ways of finding them."""
+    """Let Python find modules under their former names, before it looks into folders: a module must not load twice."""
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
-        sys.meta_path.append(_Former())
+        sys.meta_path.insert(0, _Former())
