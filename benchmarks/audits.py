@@ -165,8 +165,7 @@ def false_alarms(kept: Values, audits: int, runs: int, commands: int) -> str:
     )
     together = (
         f"Of all {whole:,} complete audits {failed} failed: {1000 * failed / whole:.1f} in a "
-        "thousand (95 % interval "
-        f"{low:.1f} to {high:.1f})."
+        f"thousand (95 % interval {low:.1f} to {high:.1f})."
     )
     return f"{table(['mechanism', *header], rows)}\n\n{together}"
 

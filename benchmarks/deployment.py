@@ -478,8 +478,8 @@ def main() -> None:
         )
     print(
         f"round time {result['round_time_ratio']:.2f} of Flower's; "
-        f"{result['bytes_over_model']:.2f} model sizes on the "
-        f"wire per message; a charge takes {result['ledger_charge']['median_ms']:.1f} ms (p99 "
+        f"{result['bytes_over_model']:.2f} model sizes on the wire per message; a charge takes "
+        f"{result['ledger_charge']['median_ms']:.1f} ms (p99 "
         f"{result['ledger_charge']['p99_ms']:.1f} ms)"
     )
 

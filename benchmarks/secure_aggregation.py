@@ -285,11 +285,9 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['nodes']} nodes, {row['neighbours']} neighbours, {row['parameters']} "
-            "parameters: "
-            f"{row['node_ms']:.1f} ms per node, {row.get('server_ms', math.nan):.0f} ms for the "
-            "server, "
-            f"{row['bytes_up'] / 1e3:.0f} kB up, "
-            f"{row['bytes_down'] / 1e3:.0f} kB down"
+            f"parameters: {row['node_ms']:.1f} ms per node, {row.get('server_ms', math.nan):.0f} "
+            f"ms for the server, {row['bytes_up'] / 1e3:.0f} kB up, {row['bytes_down'] / 1e3:.0f} "
+            "kB down"
         )
 
 

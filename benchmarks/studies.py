@@ -85,35 +85,27 @@ NOTES = {
     ),
     "003-table-4": _MORE_SEEDS.format("three"),
     "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the "
-    "recipe's 17, at rates "
-    "that were not searched. The difference that refutes a claim is 0.3 points.",
+    "recipe's 17, at rates that were not searched. The difference that refutes a claim is 0.3 "
+    "points.",
     "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy "
-    "does not depend on "
-    "the budget yet, so they cannot separate the rules.",
+    "does not depend on the budget yet, so they cannot separate the rules.",
     "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, "
-    "accuracy falls as the "
-    "budget grows: the sigmoid network starts at chance level and leaves it sooner with more noise "
-    "(flat Gaussian, one "
-    "further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at "
-    "epsilon 8). The "
-    "figures do not compare the rules at their final accuracy.",
+    "accuracy falls as the budget grows: the sigmoid network starts at chance level and leaves "
+    "it sooner with more noise (flat Gaussian, one further run each: 37 % in round 40 at epsilon "
+    "1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The figures do not compare the "
+    "rules at their final accuracy.",
     "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a "
-    "rate that was not "
-    "searched.",
+    "rate that was not searched.",
     "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the "
-    "methods of the "
-    "claims ran, none of the rows with MedClip.",
+    "methods of the claims ran, none of the rows with MedClip.",
     "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
     "on these seeds.",
     "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
     "on these seeds.",
     "layer-choice": "The initial weights of a network that narrows have their largest norms in the "
-    "first layers, so "
-    "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the "
-    "output layer, and the "
-    "other winner differed by seed. The setting thus favours the vote. The rate of one layer by "
-    "norm is the lowest "
-    "searched.",
+    "first layers, so LaDP's rule leaves the output layer at its random start. All votes for two "
+    "layers kept the output layer, and the other winner differed by seed. The setting thus "
+    "favours the vote. The rate of one layer by norm is the lowest searched.",
 }
 """Caveats of kept runs, shown on the page."""
 
@@ -288,11 +280,10 @@ def saved() -> str:
     found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))
     return (
         f"On {found['cores']} cores a study of {found['runs']} runs of {found['rounds']} rounds "
-        "took "
-        f"{found['two_workers']:.2f} times as long with two workers as with one, and a second call "
-        f"{found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal "
-        "frames). The command is "
-        "`python -m benchmarks.studies ratios` ([data](study-ratios.json))."
+        f"took {found['two_workers']:.2f} times as long with two workers as with one, and a second "
+        f"call {found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal "
+        "frames). The command is `python -m benchmarks.studies ratios` "
+        "([data](study-ratios.json))."
     )
 
 

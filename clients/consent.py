@@ -65,9 +65,8 @@ class Consent:
     def __post_init__(self) -> None:
         if self.protected and not self.facts.noise_multiplier > 0:
             raise ConfigError(
-                "a consent without a noise multiplier agrees to any noise: take the facts with the "
-                "calibrated "
-                "multiplier, as in Method.of(...).facts"
+                "a consent without a noise multiplier agrees to any noise: take the facts with "
+                "the calibrated multiplier, as in Method.of(...).facts"
             )
 
     def check(self, plan: ReleasePlan) -> None:
@@ -91,8 +90,7 @@ class Consent:
         if plan.bounded_by != self.bounded_by:
             raise PrivacyError(
                 f"this client agreed to contributions bounded by the {self.bounded_by}: it refuses "
-                "a plan that leaves "
-                f"it to the {plan.bounded_by}"
+                f"a plan that leaves it to the {plan.bounded_by}"
             )
         if plan.family != self.family:
             raise PrivacyError(
@@ -103,8 +101,7 @@ class Consent:
         if _alike(plan) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
                 f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it "
-                "refuses a plan with "
-                f"{plan.effective_multiplier:g}"
+                f"refuses a plan with {plan.effective_multiplier:g}"
             )
 
     def _check_steps(self, plan: ReleasePlan) -> None:
@@ -120,8 +117,7 @@ class Consent:
         if asked.count > agreed.count or asked.rate > agreed.rate * _ROUNDING:
             raise PrivacyError(
                 f"this client agreed to {agreed.count} steps per round at the rate "
-                f"{agreed.rate:g}: it refuses a plan "
-                f"with {asked.count} at {asked.rate:g}"
+                f"{agreed.rate:g}: it refuses a plan with {asked.count} at {asked.rate:g}"
             )
         if plan.facts.relation != self.facts.relation:
             raise PrivacyError(
@@ -175,8 +171,7 @@ class Consent:
         if len(after) > releases or sum(after) > allowance * _ROUNDING:
             raise PrivacyError(
                 f"client {client} has made the {releases} releases it agreed to "
-                "(privacy.max_participations), "
-                "or fewer with less noise, and refuses another"
+                "(privacy.max_participations), or fewer with less noise, and refuses another"
             )
         if not made:
             record[keys], record[costs] = [key], after
@@ -240,16 +235,14 @@ class Agreed:
         if not (asked.plan.facts.noised_by.alone or self.summed):
             raise PrivacyError(
                 "the plan protects a sum of several nodes, but the server would see this client's "
-                "answer separately: "
-                "run it over nodes with secure aggregation, or in a simulation"
+                "answer separately: run it over nodes with secure aggregation, or in a simulation"
             )
         if self.consent is not None:
             self.consent.check(asked.plan)
         elif own and self.needed:
             raise PrivacyError(
                 "this client has not agreed to add its own noise, as local trust requires: give "
-                "PrivateClientApp (or "
-                "PrivateUpdates) a consent=Consent(...)"
+                "PrivateClientApp (or PrivateUpdates) a consent=Consent(...)"
             )
         if not own:
             return Keys(self.keys, self.keys)

@@ -221,8 +221,8 @@ def _says_what_failed(record: logging.LogRecord) -> bool:
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (
             ". The SuperLink (--superlink) cannot be reached: its operator should look at its "
-            "processes and start "
-            "those again that have ended; this SuperNode then connects by itself"
+            "processes and start those again that have ended; this SuperNode then connects by "
+            "itself"
         )
     return True
 

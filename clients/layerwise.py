@@ -71,8 +71,7 @@ class LayerwiseClient:
         if isinstance(serves, OneClient) and not serves.simulated and not keys.secret:
             raise ConfigError(
                 "run.seed: a real node refuses a public seed, with which its noise could be drawn "
-                "again: leave it out "
-                "(--set run.seed=none)"
+                "again: leave it out (--set run.seed=none)"
             )
         self._work, self._layers, self._keys, self._serves, self._consent = (
             work,

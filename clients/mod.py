@@ -243,9 +243,8 @@ class PrivateClientApp(ReplyingApp):
             )
             raise ConfigError(
                 f"PrivateClientApp takes the model, an nn.Module, not {given}: an app with a "
-                "client_fn (NumPyClient) "
-                "moves its training loop under @app.train(), as docs/how-to/flower-app.md shows "
-                "under 'An older app'"
+                "client_fn (NumPyClient) moves its training loop under @app.train(), as "
+                "docs/how-to/flower-app.md shows under 'An older app'"
             )
         wrong = misfit(PrivateUpdates, model, **options)
         if wrong:
@@ -299,8 +298,8 @@ class PrivateClientApp(ReplyingApp):
         warnings.warn(
             Notice(
                 "functions under @app.evaluate are not called, because their figures of private "
-                "data would leave the "
-                "client unprotected: evaluate on the server, with start(evaluate_fn=...)"
+                "data would leave the client unprotected: evaluate on the server, with "
+                "start(evaluate_fn=...)"
             ),
             stacklevel=2,
         )
@@ -317,8 +316,8 @@ def _refuse_noise_of_flower(mod: Any) -> None:
         if name in _FLOWERS_NOISE and str(kind.__module__).startswith("flwr."):
             raise ConfigError(
                 f"mods: {name} is a part of Flower's own differential privacy: the update is "
-                "bounded already, and a "
-                "second bound or noise only adds error that no ledger counts; leave it out"
+                "bounded already, and a second bound or noise only adds error that no ledger "
+                "counts; leave it out"
             )
 
 

@@ -87,8 +87,8 @@ class OneClient:
         if stated != population:
             raise ConfigError(
                 f"this node is one of {stated} clients ({wire.PARTITIONS}), but the run has "
-                f"{population}: start it "
-                f"with {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
+                f"{population}: start it with "
+                f"{wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return cls(number, population, simulated)
 

@@ -208,8 +208,7 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
             raise
         raise DiskError(
             f"cannot work on the {what} {folder}: {why(error)}; the user must own its files, and "
-            "the disk "
-            "must be writable and have free space"
+            "the disk must be writable and have free space"
         ) from error
 
 

@@ -48,9 +48,8 @@ def compare(
         str | None,
         typer.Option(
             help="Mechanisms, separated by commas: NAME, NAME:VARIANT or package.module:Class. The "
-            "first is the "
-            "reference. Default: the recipe's own, uniform and gaussian (example-level recipes: "
-            "dp-sgd and auto-s)."
+            "first is the reference. Default: the recipe's own, uniform and gaussian "
+            "(example-level recipes: dp-sgd and auto-s)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,

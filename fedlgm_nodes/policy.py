@@ -330,8 +330,8 @@ class Distributed(_Section):
         if self.min_cohort <= self.max_colluders + 1:
             raise ValueError(
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = "
-                f"{self.max_colluders + 1}: a node's "
-                "vector could otherwise be hidden only among those of colluders"
+                f"{self.max_colluders + 1}: a node's vector could otherwise be hidden only among "
+                "those of colluders"
             )
         return self
 
@@ -419,8 +419,7 @@ class Policy(_Section):
             raise Refusal(
                 "privacy",
                 "noise correlated over more rounds than lie between two participations of this "
-                "node, which charges "
-                "each participation separately",
+                "node, which charges each participation separately",
             )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])
@@ -457,8 +456,8 @@ class Policy(_Section):
             raise Refusal(
                 "privacy",
                 "a plan that protects single examples (privacy.unit = 'example'); this node's "
-                "budget protects all of "
-                "its data at once, so it answers plans with bounds on its whole update",
+                "budget protects all of its data at once, so it answers plans with bounds on its "
+                "whole update",
             )
         steps = plan.facts.steps
         if steps is None:  # with them, the facts themselves refuse another trust than local
@@ -476,7 +475,6 @@ class Policy(_Section):
         if steps.count > MOST_STEPS or steps.count * steps.rate > most:
             raise Refusal(
                 "work",
-                f"{steps.count} steps that sample each example with probability {steps.rate:g}; at "
-                f"most {MOST_STEPS} "
-                f"steps, and {most} passes over the data, are allowed",
+                f"{steps.count} steps that sample each example with probability {steps.rate:g}; "
+                f"at most {MOST_STEPS} steps, and {most} passes over the data, are allowed",
             )

@@ -153,8 +153,7 @@ def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) 
     if objects and not engine.in_process:
         raise ConfigError(
             f"with engine {engine.name!r} the server is another process, which a tracker object "
-            "cannot reach: name "
-            "it as 'package.module:name'"
+            "cannot reach: name it as 'package.module:name'"
         )
 
 

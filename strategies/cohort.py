@@ -111,8 +111,7 @@ def require_once(cohort: np.ndarray, population: int) -> None:
     if len(np.unique(cohort)) < len(cohort) or ((cohort < 0) | (cohort >= population)).any():
         raise PrivacyError(
             f"a cohort may hold each of {population} participants only once, because each is "
-            "charged for one "
-            f"contribution; got {cohort.tolist()}"
+            f"charged for one contribution; got {cohort.tolist()}"
         )
 
 

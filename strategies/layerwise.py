@@ -148,9 +148,8 @@ class LayerwiseFedAvg(FedAvg):
         ):
             raise ConfigError(
                 "run.seed: a server of real nodes refuses a public seed, with which noise and "
-                "cohorts could be drawn "
-                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try it "
-                "without protection"
+                "cohorts could be drawn again: leave it out (--set run.seed=none), or set "
+                "run.test_mode=true to try it without protection"
             )
         self.method, self.transcript = method, transcript
         self.sampler, self.optimizer, self.releaser, self.nodes = (

@@ -70,9 +70,8 @@ class AnyNode:
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
                         f"node {node} serves only client {answer.get(wire.PARTITION)!r}, but this "
-                        "run is a simulation "
-                        "whose nodes serve any client: use a strategy with OneNodePerClient (nodes "
-                        "= 'clients')"
+                        "run is a simulation whose nodes serve any client: use a strategy with "
+                        "OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
             if not self._nodes:
@@ -162,9 +161,8 @@ class OneNodePerClient:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 raise RunError(
                     f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, "
-                    "beginning with "
-                    "client "
-                    f"{missing[0]}: start them, or set federation.quorum to begin without"
+                    f"beginning with client {missing[0]}: start them, or set federation.quorum to "
+                    "begin without"
                 )
             time.sleep(_POLL_S)
         if missing:
@@ -198,8 +196,8 @@ class OneNodePerClient:
                 if client in self._nodes:
                     raise RunError(
                         f"nodes {self._nodes[client]} and {node} both say that they are client "
-                        f"{client}, so its data "
-                        f"would count twice: give every node a different {wire.PARTITION}"
+                        f"{client}, so its data would count twice: give every node a different "
+                        f"{wire.PARTITION}"
                     )
                 self._nodes[client] = node
             except RunError as error:
@@ -222,14 +220,13 @@ class OneNodePerClient:
         if client == wire.ANY_CLIENT:
             raise RunError(
                 f"node {node} serves any client, but this run has one node per client: a "
-                "simulation's worker must not "
-                "answer here; start the node for one client (nodes = 'clients')"
+                "simulation's worker must not answer here; start the node for one client (nodes = "
+                "'clients')"
             )
         if stated != population or not isinstance(client, int) or not 0 <= client < population:
             raise RunError(
                 f"node {node} says that it is client {client!r} of {stated!r}, but the run has "
-                f"{population} clients: "
-                f"set its {wire.PARTITION} and "
+                f"{population} clients: set its {wire.PARTITION} and "
                 f"{wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return client

@@ -159,8 +159,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if isinstance(chosen, BoundsExamples):
             raise ConfigError(
                 f"{chosen.name} bounds examples, which only clients that train by it can do: "
-                "PrivateFedAvg needs a "
-                "mechanism that bounds clients' updates"
+                "PrivateFedAvg needs a mechanism that bounds clients' updates"
             )
         if not isinstance(nodes, OneNodePerClient | None):
             raise ConfigError(
@@ -175,8 +174,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if any(noisy.query.of_data for noisy in method.plan(start).queries):
             raise ConfigError(
                 f"{chosen.name} asks clients for a vote by the loss of their data, which no "
-                "PrivateClientApp can "
-                "evaluate: use mechanism='water-filling' or 'gaussian'"
+                "PrivateClientApp can evaluate: use mechanism='water-filling' or 'gaussian'"
             )
         self._module = copied(module)
         _warn_of(module, delta, clients)
@@ -234,8 +232,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if num_rounds is not None and num_rounds > (planned := self.method.facts.rounds):
             text = (
                 f"num_rounds = {num_rounds} is ignored: the noise is calibrated to rounds = "
-                f"{planned} of "
-                "PrivateFedAvg, which are run"
+                f"{planned} of PrivateFedAvg, which are run"
             )
             warnings.warn(Notice(text), stacklevel=3)
         wanted = left if num_rounds is None else min(int(num_rounds), left)
@@ -274,10 +271,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """
         if not self._starting:
             raise ConfigError(
-                "another strategy wraps PrivateFedAvg, such as one of Flower's DifferentialPrivacy "
-                "strategies: its "
-                "bounds and noise would come on top of those that are charged; start PrivateFedAvg "
-                "itself"
+                "another strategy wraps PrivateFedAvg, such as one of Flower's "
+                "DifferentialPrivacy strategies: its bounds and noise would come on top of those "
+                "that are charged; start PrivateFedAvg itself"
             )
 
     def initialize_parameters(self, *_: Any, **__: Any) -> Any:
@@ -288,8 +284,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """
         raise ConfigError(
             "start_simulation, start_server and ServerAppComponents start strategies of Flower's "
-            "older interface: call "
-            "PrivateFedAvg(...).start(grid) in the function under @app.main() of a ServerApp"
+            "older interface: call PrivateFedAvg(...).start(grid) in the function under "
+            "@app.main() of a ServerApp"
         )
 
     def configure_train(
@@ -346,8 +342,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def _without(self, missing: KeyError) -> ConfigError:
         return ConfigError(
             f"{type(self).__name__}.aggregate_train looks for {missing}, which no client sends: "
-            "clients' metrics are "
-            "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
+            "clients' metrics are not protected and stay with them; evaluate on the server with "
+            "start(evaluate_fn=...)"
         )
 
     def _print_cost(self) -> None:
@@ -356,8 +352,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         head = self.releaser.ledger.head()
         print(
             f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: "
-            f"{self.guarantee()}; "
-            f"ledger head {head}",
+            f"{self.guarantee()}; ledger head {head}",
             flush=True,
         )
 
@@ -437,8 +432,8 @@ def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> Metric
     if not isinstance(figures, MetricRecord | None):
         raise ConfigError(
             "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, "
-            "'accuracy': 0.9}), or None, "
-            f"got {type(figures).__name__}; (loss, metrics) is of Flower's older interface"
+            f"'accuracy': 0.9}}), or None, got {type(figures).__name__}; (loss, metrics) is of "
+            "Flower's older interface"
         )
     return figures
 
@@ -452,9 +447,8 @@ def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
             return
     warnings.warn(
         Notice(
-            "initial_arrays differ from the weights of the model that PrivateFedAvg was made with, "
-            "which is the one "
-            "that is trained: load them into that model first"
+            "initial_arrays differ from the weights of the model that PrivateFedAvg was made "
+            "with, which is the one that is trained: load them into that model first"
         ),
         stacklevel=3,
     )
@@ -466,8 +460,7 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
         warnings.warn(
             Notice(
                 f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such "
-                "a guarantee "
-                "permits the full publication of one client's data"
+                "a guarantee permits the full publication of one client's data"
             ),
             stacklevel=3,
         )
@@ -477,8 +470,8 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
         warnings.warn(
             Notice(
                 "the model has running statistics (BatchNorm): they stay on the clients, and the "
-                "result has those of "
-                "the initial model; use GroupNorm (fedlgm.models.to_groupnorm replaces them)"
+                "result has those of the initial model; use GroupNorm (fedlgm.models.to_groupnorm "
+                "replaces them)"
             ),
             stacklevel=3,
         )

@@ -169,8 +169,7 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
     if values.shape != (plan.size,) or values.dtype not in (np.float32, np.float64):
         raise PrivacyError(
             f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the "
-            "plan releases "
-            f"{plan.size} numbers"
+            f"plan releases {plan.size} numbers"
         )
     return values
 

@@ -144,8 +144,7 @@ class OwnStep:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
                 f"server optimizer {self.label}: step must return the next model, a tensor of "
-                "shape "
-                f"{tuple(model.shape)}, but it returns {given}"
+                f"shape {tuple(model.shape)}, but it returns {given}"
             )
         return found.to(torch.float32)
 
@@ -165,9 +164,8 @@ class OwnStep:
             warnings.warn(
                 Notice(
                     f"server optimizer {self.label} starts afresh: if it has a state, it needs "
-                    "state() and "
-                    "restore(), so that the resumed run ends where it would have ended without the "
-                    "interruption"
+                    "state() and restore(), so that the resumed run ends where it would have "
+                    "ended without the interruption"
                 ),
                 stacklevel=2,
             )
@@ -199,10 +197,9 @@ def require_finite(model: Tensor, round: int) -> None:
     if lost:
         raise DivergedError(
             f"training diverged in round {round}: after the server step {lost} of the model's "
-            f"{model.numel()} values "
-            "are NaN or infinite; start a new run with smaller steps: a smaller server learning "
-            "rate "
-            "(federation.server_lr), training.lr or mechanism.bound, or another server optimizer"
+            f"{model.numel()} values are NaN or infinite; start a new run with smaller steps: a "
+            "smaller server learning rate (federation.server_lr), training.lr or mechanism.bound, "
+            "or another server optimizer"
         )
 
 

@@ -17,16 +17,14 @@ PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
     "fedlgm": "extension.testing papers privacy.floor privacy.selection",
     "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress "
-    "shell signals "
-    "standardise summaries tables",
+    "shell signals standardise summaries tables",
 }
 """Modules that are built on runs."""
 _VARIANTS = {
     "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
     "fedlgm.data": "bundled images named_tables sources text",
     "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores "
-    "layer_vote lm_dp_sgd "
-    "profiles risk_aware voted_filling water_filling",
+    "layer_vote lm_dp_sgd profiles risk_aware voted_filling water_filling",
     "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule "
     "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
@@ -35,8 +33,7 @@ _VARIANTS = {
     "strategies": "private_fedavg",
     "simulations.config": "example_level user_level",
     "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes "
-    "processes ray ray_engine "
-    "superlink",
+    "processes ray ray_engine superlink",
     "simulations.runs.trackers": "mlflow tensorboard values wandb",
 }
 """Exchangeable parts, in files that only a registry names."""
@@ -57,8 +54,7 @@ _DEFAULTS = {
     "fedlgm.training.models": "built copies dense requirements",
     "fedlgm.training.tasks": "classification evaluation set_metrics task",
     "simulations.config": "client_level extends fixed_noise messages named_sections overrides "
-    "public_seed sections "
-    "unit",
+    "public_seed sections unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }
 """Modules of the core that registries import."""

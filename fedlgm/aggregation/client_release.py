@@ -181,8 +181,7 @@ def client_release(
         if query.of_data and query.name not in contributions.answers:
             raise ConfigError(
                 f"the plan's query {query.name!r} is answered from a client's data, which these "
-                "clients cannot do: "
-                "choose a mechanism without it"
+                "clients cannot do: choose a mechanism without it"
             )
     keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:

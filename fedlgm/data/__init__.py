@@ -170,9 +170,8 @@ def load(
     if name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         raise ConfigError(
             f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file "
-            "and data.target; in "
-            "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': "
-            "column}"
+            "and data.target; in Python pass tables, data={'train': pandas.read_csv(...), 'test': "
+            "..., 'target': column}"
         )
     if name.lower().endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(
@@ -220,8 +219,8 @@ def only_test_examples(
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which "
-            "may be private: give "
-            "public examples as another set, such as a function of your own that returns only them"
+            "may be private: give public examples as another set, such as a function of your own "
+            "that returns only them"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
         found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
@@ -430,13 +429,10 @@ def _own(found: Any, label: str) -> DataSet:
     if is_table(found):
         raise DataError(
             "data: one table has no test part of public examples: pass {'train': table, 'test': "
-            "table}, as "
-            "dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
+            "table}, as dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, "
-        "or a function that "
-        f"returns one, not an object of type {type(found).__name__}: a pair (x, y) or a torch data "
-        "set is only one "
-        "of the two parts"
+        f"or a function that returns one, not an object of type {type(found).__name__}: a pair (x, "
+        "y) or a torch data set is only one of the two parts"
     )

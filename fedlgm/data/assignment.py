@@ -176,8 +176,7 @@ def isolation_i(
     if private_share < 1 or share < 1:
         raise ConfigError(
             f"partition scheme 'isolation-i' cannot divide {len(labels)} samples among {clients} "
-            "clients of "
-            f"{labels_per_client} labels: use fewer clients or labels"
+            f"clients of {labels_per_client} labels: use fewer clients or labels"
         )
     counts = np.zeros((clients, len(stock)), dtype=np.int64)
     np.put_along_axis(counts, choice, share, axis=1)

@@ -111,8 +111,7 @@ def synthetic(
     if min(samples, classes, *shape) < 1 or seed < 0:
         raise ConfigError(
             "synthetic data needs samples, classes and shape of at least 1 and a seed of at least "
-            "0, "
-            f"got samples={samples}, classes={classes}, shape={shape}, seed={seed}"
+            f"0, got samples={samples}, classes={classes}, shape={shape}, seed={seed}"
         )
     # The set is a public constant of its seed, not a stream of a run: it does not go through a
     # run's KeyRing.

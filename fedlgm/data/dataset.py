@@ -173,8 +173,8 @@ class DataSet:
         if headers[0] != headers[1] and all(headers):
             raise DataError(
                 f"test inputs: the columns {', '.join(map(str, headers[1]))} are not those of the "
-                "training inputs in "
-                f"their order ({', '.join(map(str, headers[0]))}): give test[train.columns]"
+                f"training inputs in their order ({', '.join(map(str, headers[0]))}): give "
+                "test[train.columns]"
             )
         if columns is None and tables.is_table(test[0]) and headers[0] == headers[1]:
             columns = tables.describe(test[0], headers[1], inputs.first(test_x))

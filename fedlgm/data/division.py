@@ -70,8 +70,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     if not callable(found):
         raise ConfigError(
             f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner "
-            "of "
-            "flwr-datasets, nor a function (data, clients, seed, **options)"
+            "of flwr-datasets, nor a function (data, clients, seed, **options)"
         )
     with users_code(f"partition scheme {label}", found):
         given = found(data, clients, seed, **values)
@@ -102,10 +101,9 @@ def _labels(data: DataSet, scheme: str) -> np.ndarray:
     if needs_labels(scheme):
         raise ConfigError(
             f"partition scheme {scheme!r} divides by integer labels [n], but the targets of "
-            f"{data.name!r} are "
-            f"{y.dtype} {y.shape}: use 'iid', 'natural' (with users or clients of the set's own), "
-            "or a scheme of your "
-            "own; one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
+            f"{data.name!r} are {y.dtype} {y.shape}: use 'iid', 'natural' (with users or clients "
+            "of the set's own), or a scheme of your own; one column of classes is y.ravel(), "
+            "one-hot rows are y.argmax(1)"
         )
     return np.zeros(len(y), dtype=np.int64)
 
@@ -127,7 +125,6 @@ def _natural(data: DataSet, clients: int, seed: int, values: dict[str, Any]) -> 
     if users is None:
         raise ConfigError(
             f"'natural' needs a set with clients or users of its own: {data.name!r} has none; name "
-            "the owner of each "
-            "example (users=), or divide by another scheme, such as 'iid'"
+            "the owner of each example (users=), or divide by another scheme, such as 'iid'"
         )
     return partition(_labels(data, "natural"), clients, "natural", seed=seed, users=users, **values)

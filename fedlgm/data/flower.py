@@ -29,8 +29,7 @@ def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
     if clients > len(labels):
         raise ConfigError(
             f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: "
-            "use at most one "
-            f"client per sample, or the scheme 'dirichlet-large' with a large alpha"
+            "use at most one client per sample, or the scheme 'dirichlet-large' with a large alpha"
         )
     return _owners(partitioners().IidPartitioner(clients), labels, ring)
 
@@ -66,9 +65,8 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
     except ValueError as error:
         raise ConfigError(
             f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} "
-            "clients: set a smaller "
-            "federation.clients (at most one per sample), or use the scheme 'dirichlet-large', "
-            "which takes any number"
+            "clients: set a smaller federation.clients (at most one per sample), or use the "
+            "scheme 'dirichlet-large', which takes any number"
         ) from error
 
 

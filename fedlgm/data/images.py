@@ -73,8 +73,8 @@ def load_folder(
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
         raise DataError(
             f"data {NAME!r} needs data.dir, a folder of images: {problem}; for a plan, "
-            "data.train_images and "
-            "data.image_classes, the numbers of its training images and classes, also suffice"
+            "data.train_images and data.image_classes, the numbers of its training images and "
+            "classes, also suffice"
         )
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
@@ -96,8 +96,8 @@ def load_folder(
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
                 f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated "
-                "number. Give the "
-                f"whole folder, or set data.{option} to {there} (to none: any number)"
+                f"number. Give the whole folder, or set data.{option} to {there} (to none: any "
+                "number)"
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
@@ -193,8 +193,7 @@ def _by_folder(folder: Path) -> _Found:
     if len(names) < 2:
         raise DataError(
             f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also "
-            "within train/ and "
-            "test/), or name an attribute of an attribute file"
+            "within train/ and test/), or name an attribute of an attribute file"
         )
     files, labels, tests = [], [], []
     for root, is_test in roots:
@@ -312,8 +311,7 @@ def _checked(
         private = [name for i, name in enumerate(names) if i not in public]
         raise DataError(
             f"{folder}: no test image has the class {private[0]!r}, so private images alone would "
-            "add an output to "
-            f"the model: add a test image of it, or leave its images out ({len(private)} such "
-            "classes)"
+            "add an output to the model: add a test image of it, or leave its images out "
+            f"({len(private)} such classes)"
         )
     return files, labels.astype(np.int64), tests, names

@@ -104,10 +104,9 @@ def _convert_targets(
             row = int(absent.to_numpy().argmax())
             raise DataError(
                 f"data.target: column {column!r} of {part!r} holds numbers, but "
-                f"{frame[column].iloc[row]!r} in "
-                f"{int(absent.sum())} rows, first in row {row}, counted from 0: leave these rows "
-                "out, or list the "
-                "names of all classes in data.labels"
+                f"{frame[column].iloc[row]!r} in {int(absent.sum())} rows, first in row {row}, "
+                "counted from 0: leave these rows out, or list the names of all classes in "
+                "data.labels"
             )
     if _is_number(public).all() and all(_is_number(frame[column]).all() for frame in frames):
         numbers = {text: float(text) for frame in frames for text in frame[column].unique()}
@@ -170,8 +169,8 @@ def read_hub(
     except ConnectionError as error:
         raise DataError(
             f"data: {name!r} is not in the local cache, and the Hugging Face Hub cannot be reached "
-            "or has no such data "
-            "set: check name and network, or set data.dir to a folder with its files"
+            "or has no such data set: check name and network, or set data.dir to a folder with "
+            "its files"
         ) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         where = f"{name!r}" if folder is None else f"{name!r} in {path}"
@@ -224,9 +223,8 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries
     ):
         raise DataError(
             f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "
-            "with commas, or read "
-            "it in "
-            f"Python and pass the table: pandas.read_csv(file, sep={mark!r})"
+            "with commas, or read it in Python and pass the table: pandas.read_csv(file, "
+            f"sep={mark!r})"
         )
     if not len(frame):
         raise DataError(

@@ -87,10 +87,9 @@ def class_numbers(
             known = "data.labels names" if labels is not None else "the public test part has"
             raise DataError(
                 f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are "
-                "none of the classes "
-                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list "
-                "the names of all "
-                "classes in data.labels (from Python: data={..., 'labels': [...]})"
+                f"none of the classes that {known} "
+                f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list the names of "
+                "all classes in data.labels (from Python: data={..., 'labels': [...]})"
             )
     return made["training"], made["test"], names
 
@@ -134,8 +133,7 @@ def refuse_masked(values: Any, what: str) -> None:
     if masked:
         raise DataError(
             f"{what}: {masked} values are masked: leave out their rows, or fill them with a public "
-            "figure, as in "
-            "x.filled(0)"
+            "figure, as in x.filled(0)"
         )
 
 

@@ -85,8 +85,7 @@ class Partition:
         if len(again):
             raise DataError(
                 f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which another client "
-                "has: a sample has "
-                "one owner"
+                "has: a sample has one owner"
             )
         owner = np.full(samples, -1, dtype=np.int64)
         owner[named] = holder

@@ -121,8 +121,7 @@ def upright(image: Any, channels: int) -> Any:
     if image.mode in ("F", "I"):
         raise DataError(
             f"an image of Pillow's mode {image.mode!r} does not say which values are black and "
-            "white: save it with 8 "
-            "or 16 bits per channel, or pass its pixels as arrays"
+            "white: save it with 8 or 16 bits per channel, or pass its pixels as arrays"
         )
     if image.mode.startswith("I;16"):
         image.load()

@@ -195,8 +195,8 @@ def locate(
     if found is None:
         raise DataError(
             f"{name} not found: looked for {', '.join(needed)} in {', '.join(map(str, folders))}. "
-            f"{problem} "
-            f"To fix it, {spec.advice} into {own / name} or a directory given as data_dir."
+            f"{problem} To fix it, {spec.advice} into {own / name} or a directory given as "
+            "data_dir."
         )
     return found
 

@@ -201,8 +201,8 @@ def describe(
         warnings.warn(
             Notice(
                 f"column {index!r} is an input of the model, but it has no name and may be the "
-                "index of a table: write "
-                "tables with index=False, or name the inputs in data.inputs"
+                "index of a table: write tables with index=False, or name the inputs in "
+                "data.inputs"
             ),
             stacklevel=2,
         )
@@ -237,8 +237,7 @@ def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float,
         if len(values) and values.min() == values.max():
             raise DataError(
                 f"data.standardise: all test rows have one value of {column['name']!r}: leave it "
-                "out of data.inputs, "
-                "or give the mean and deviation of each column"
+                "out of data.inputs, or give the mean and deviation of each column"
             )
         found[column["name"]] = float(values.mean()), float(values.std())
     return found
@@ -252,8 +251,7 @@ def _constants(name: str, given: Any) -> tuple[float, float]:
     if not (np.isfinite([mean, deviation]).all() and deviation > 0):
         raise DataError(
             f"data.standardise: {name!r} needs (mean, deviation), two finite numbers with a "
-            "deviation above 0, got "
-            f"{given!r}"
+            f"deviation above 0, got {given!r}"
         )
     return mean, deviation
 
@@ -276,8 +274,7 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
     if len(shape) != 2 or shape[1] != len(columns):
         raise DataError(
             f"columns: {len(columns)} {'is' if len(columns) == 1 else 'are'} described, but the "
-            f"{part} inputs are "
-            f"{shape}: describe each column of a table [n, d], in their order"
+            f"{part} inputs are {shape}: describe each column of a table [n, d], in their order"
         )
     names = []
     for column in columns:
@@ -381,8 +378,7 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
     if lost:
         raise DataError(
             f"data: column {options['text']!r} of {part!r} has no text in {len(lost)} of "
-            f"{len(column)} rows, first in "
-            f"row {lost[0]}, counted from 0: leave these rows out"
+            f"{len(column)} rows, first in row {lost[0]}, counted from 0: leave these rows out"
         )
     texts = list(column)
     encoded = options["tokenizer"](texts, truncation=length is not None, max_length=length)
@@ -409,10 +405,8 @@ def _of_tokens(
     if not masked and any(len(row) != width for row in parts["train"]["input_ids"]):
         raise DataError(
             f"data: all test rows have {width} tokens, but some training rows have fewer, and one "
-            "private row must not "
-            "decide whether the model gets a mask: give a number of tokens, as in data={..., "
-            "'length': 128}, or a "
-            "column 'attention_mask'"
+            "private row must not decide whether the model gets a mask: give a number of tokens, "
+            "as in data={..., 'length': 128}, or a column 'attention_mask'"
         )
     found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
     for part, columns in parts.items():
@@ -444,8 +438,8 @@ def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
     if length is None and longest["train"] > longest["test"]:
         raise DataError(
             "data: rows would be padded to the longest training row, which is private: one more "
-            "row would change the "
-            "inputs of all others; give a public number of tokens, as in data={..., 'length': 128}"
+            "row would change the inputs of all others; give a public number of tokens, as in "
+            "data={..., 'length': 128}"
         )
     if length is not None and most > length:
         raise DataError(
@@ -593,8 +587,8 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
     if len(lost):
         raise Unfit(
             f"{column} has no finite number in {len(lost)} of {len(found)} rows, first in row "
-            f"{lost[0]}, counted from "
-            "0: fill the gaps with a public figure, or leave the column out",
+            f"{lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column "
+            "out",
             f"gaps in {len(lost)} rows",
         )
     return found

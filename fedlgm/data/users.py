@@ -48,8 +48,7 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
     except ValueError as error:
         raise DataError(
             f"users must name the user of each of the {count} training examples, got lists of "
-            "several lengths; "
-            "lists of the examples of each client are data['clients']"
+            "several lengths; lists of the examples of each client are data['clients']"
         ) from error
     if ids.shape != (count,):
         raise DataError(
@@ -81,8 +80,7 @@ def _check_names(names: Sequence[str]) -> None:
             warnings.warn(
                 Notice(
                     f"users {other!r} and {name!r} count as two users: if they are one person, use "
-                    "one name, because "
-                    "epsilon is stated for one user"
+                    "one name, because epsilon is stated for one user"
                 ),
                 stacklevel=2,
             )

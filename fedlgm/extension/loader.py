@@ -82,8 +82,7 @@ def passed(own: Any, name: Any, what: str) -> Any:
     if own is None and is_object(name):
         raise ConfigError(
             f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it "
-            "again, as in "
-            f"simulations.resume(run, {what}=...)"
+            f"again, as in simulations.resume(run, {what}=...)"
         )
     return name if own is None else own
 
@@ -292,8 +291,7 @@ def sealed(kind: type[K]) -> type[K]:
     def refuse(derived: type) -> None:
         raise ConfigError(
             f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only "
-            "from the fields of "
-            f"{kind.__name__}"
+            f"from the fields of {kind.__name__}"
         )
 
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]

@@ -59,7 +59,6 @@ def rows_apart(
     if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
         raise PrivacyError(
             f"{what} remembers what it has seen, or draws random numbers: its value for a row may "
-            "depend only on "
-            "that row"
+            "depend only on that row"
         )
     return values

@@ -177,8 +177,8 @@ def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> Rele
     if plan.to_json() != resumed.to_json():
         raise PrivacyError(
             f"{mechanism.name}: after earlier rounds plan() returns a different plan from a new "
-            "object, such as a "
-            "resumed run makes: it must depend only on its arguments, and keep no state"
+            "object, such as a resumed run makes: it must depend only on its arguments, and keep "
+            "no state"
         )
     if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
         raise PrivacyError(
@@ -377,9 +377,8 @@ def check_model(
     _, after = (update.clone() for update in reverse)
     if not (torch.equal(first, again) and torch.equal(first, after)):
         raise ConfigError(
-            "model: its update depends on the client that was trained before: it or the task keeps "
-            "state, or draws "
-            "random numbers"
+            "model: its update depends on the client that was trained before: it or the task "
+            "keeps state, or draws random numbers"
         )
     if (
         vectorized and not drawn

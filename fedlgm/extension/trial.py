@@ -139,8 +139,8 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
 def _mixing(task: Task) -> ConfigError:
     return ConfigError(
         f"task {task.name!r} prepares an example by means of other training examples, such as "
-        "their mean, so that one "
-        "of them changes all others beyond every bound: use constants that are public"
+        "their mean, so that one of them changes all others beyond every bound: use constants "
+        "that are public"
     )
 
 
@@ -168,9 +168,8 @@ def require_same_losses(
     if not all(inputs.close(losses[0], other) for other in losses[1:]):
         raise ConfigError(
             f"task {task.name!r}: its losses depend on the training examples that it has prepared, "
-            "such as their mean, "
-            "so that one of them changes all updates beyond every bound: use constants that are "
-            "public"
+            "such as their mean, so that one of them changes all updates beyond every bound: use "
+            "constants that are public"
         )
 
 

@@ -224,8 +224,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
         raise ConfigError(
             f"mechanism {name!r} is neither a class derived from fedlgm.Mechanism nor an "
-            "allocation rule, a function "
-            "(bounds, sizes) -> shares"
+            "allocation rule, a function (bounds, sizes) -> shares"
         )
     return kind
 

@@ -71,8 +71,7 @@ class Alternate(Bounded):
         if len(found) > 1:
             raise ConfigError(
                 f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one "
-                "factor and other "
-                "parameters: use "
-                "mechanism.group_by = 'factor', 'kind' or 'tensor'"
+                "factor and other parameters: use mechanism.group_by = 'factor', 'kind' or "
+                "'tensor'"
             )
         return found.pop()

@@ -46,9 +46,9 @@ from fedlgm.training.example_level.scaling import (
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
 _EXACT = "in exact arithmetic (a batch's gradients are computed and, unless sums are exact, added up in float32)"
 _MEDCLIP = (
-    "MedClip derives bounds and noise scales from the private layer norms of the batch's examples, "
-    "and a noise scale "
-    "can be read off a large layer (docs/guarantees.md, section MedClip)"
+    "MedClip derives bounds and noise scales from the private layer norms of the batch's "
+    "examples, and a noise scale can be read off a large layer (docs/guarantees.md, section "
+    "MedClip)"
 )
 _STYLES = ("flat", "per-layer")
 
@@ -76,10 +76,8 @@ def example_plan(
     """
     if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
         raise ConfigError(
-            "an example-level step draws its examples by Poisson sampling, and the server (trust = "
-            "'central') or "
-            "each client "
-            "(facts.steps) adds the noise"
+            "an example-level step draws its examples by Poisson sampling, and the server (trust "
+            "= 'central') or each client (facts.steps) adds the noise"
         )
     guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")
     return ReleasePlan(layers, facts=facts, guarantee=guarantee, bounded_by="trainer", **release)
@@ -123,8 +121,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):
             raise ConfigError(
                 f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip "
-                "belong to style "
-                "'per-layer'"
+                "belong to style 'per-layer'"
             )
 
     def table(self, layers: LayerTable) -> LayerTable:

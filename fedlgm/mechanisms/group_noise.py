@@ -104,9 +104,8 @@ class GroupNoise(Bounded):
         if self.family == "laplace":
             raise ConfigError(
                 f"{self.name}: a run is accounted for as one mechanism by the rotational symmetry "
-                "of Gaussian noise, "
-                "which Laplace noise lacks: use a Gaussian mechanism, or independent noise with "
-                "Poisson sampling"
+                "of Gaussian noise, which Laplace noise lacks: use a Gaussian mechanism, or "
+                "independent noise with Poisson sampling"
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -227,9 +226,8 @@ def _largest_loss(
         if low < math.log(pure) - 2:
             raise PrivacyError(
                 f"the {accountant} accountant cannot show that {steps} releases with Laplace noise "
-                "meet "
-                f"epsilon={target:g}, delta={delta:g}: raise epsilon, or set delta = 0 for basic "
-                "composition"
+                f"meet epsilon={target:g}, delta={delta:g}: raise epsilon, or set delta = 0 for "
+                "basic composition"
             )
     while excess(high) < 0:
         low, high = high, high + 0.5

@@ -64,9 +64,8 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
     if reached > delta:
         raise PrivacyError(
             f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its "
-            "noise reaches only "
-            f"delta = {reached:.3g}; use the other constant, a larger delta, or calibration = "
-            "'equal-total'"
+            f"noise reaches only delta = {reached:.3g}; use the other constant, a larger delta, or "
+            "calibration = 'equal-total'"
         )
     return value
 

@@ -45,8 +45,7 @@ _PROVEN = (
 )
 _MEDCLIP = (
     "MedClip derives bounds and noise scales from the clients' private layer norms, and a noise "
-    "scale can be read off "
-    "a large layer (docs/guarantees.md, section MedClip)"
+    "scale can be read off a large layer (docs/guarantees.md, section MedClip)"
 )
 _BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": BelowShare}
 """Query whose answers the bounds follow, by the value of `norms`."""

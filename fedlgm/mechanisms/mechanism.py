@@ -125,8 +125,7 @@ class Mechanism:
         if not np.allclose(self.costs(layers, facts.rounds), 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
                 f"{self.name}: {what} is accounted for as one mechanism with the same noise "
-                "multiplier in every round; "
-                "this mechanism's noise changes over the rounds"
+                "multiplier in every round; this mechanism's noise changes over the rounds"
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -278,8 +277,7 @@ def require_mechanism(found: Any) -> Mechanism:
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
         raise ConfigError(
             "a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made "
-            "with its name, as in "
-            f"InverseSize('inverse-size'); got {what}{rule_hint(found)}"
+            f"with its name, as in InverseSize('inverse-size'); got {what}{rule_hint(found)}"
         )
     return found
 

@@ -117,9 +117,8 @@ class Method:
         ):
             raise ConfigError(
                 f"noise_multiplier = {facts.noise_multiplier:g} and epsilon = {facts.epsilon:g} "
-                "are both given, but "
-                f"this epsilon needs {to.noise_multiplier:.6g}: leave out epsilon, or set "
-                "noise_multiplier to 0"
+                f"are both given, but this epsilon needs {to.noise_multiplier:.6g}: leave out "
+                "epsilon, or set noise_multiplier to 0"
             )
         return cls(mechanism, layers, to)
 
@@ -143,8 +142,7 @@ class Method:
             )
             raise ConfigError(
                 f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants "
-                "at rate "
-                f"{own.rate:g}{apart}: its sampler must draw by facts.sampling"
+                f"at rate {own.rate:g}{apart}: its sampler must draw by facts.sampling"
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
@@ -241,8 +239,7 @@ class Method:
             other = [f for f in fields if getattr(plan.facts, f) != getattr(self.facts, f)]
             raise PrivacyError(
                 f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its "
-                "cost follows from "
-                "them: pass `facts` on unchanged"
+                "cost follows from them: pass `facts` on unchanged"
             )
         plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
@@ -272,10 +269,8 @@ class Method:
         if last is not None and last.protected and last.family != plan.family:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, but the round "
-                "before had "
-                f"{last.family} noise: fix the kind of noise before the run, because costs that "
-                "depend on past "
-                "releases do not compose"
+                f"before had {last.family} noise: fix the kind of noise before the run, because "
+                "costs that depend on past releases do not compose"
             )
         own = (
             plan.effective_multiplier if plan.size else self.facts.noise_multiplier
@@ -285,16 +280,15 @@ class Method:
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's "
-                "multiplier, but "
-                f"its costs() say {fixed:.6g}: override costs() if the costs are fixed before the "
-                "run; past releases "
-                "may change how noise is spread, but not how much noise there is"
+                f"multiplier, but its costs() say {fixed:.6g}: override costs() if the costs are "
+                "fixed before the run; past releases may change how noise is spread, but not how "
+                "much noise there is"
             )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:
         if plan.protected:
             raise PrivacyError(
                 f"{self.mechanism.name}: its plans depend on private data (UsesPrivateNorms, "
-                "UsesPrivateUpdates), so "
-                "noise does not make them private: they must be of the type UnprotectedPlan"
+                "UsesPrivateUpdates), so noise does not make them private: they must be of the "
+                "type UnprotectedPlan"
             )

@@ -55,14 +55,12 @@ from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
 _PROVEN = (
     "every example's layers are scaled to shares of its clipped length that do not depend on the "
-    "batch, before noise "
-    "of a public scale is added to the sum"
+    "batch, before noise of a public scale is added to the sum"
 )
 _PUBLISHED = (
     "the layer weights are computed from the private batch, so that one example changes every "
-    "other example's "
-    "contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C (docs/guarantees.md, "
-    "section LM-DP-SGD)"
+    "other example's contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C "
+    "(docs/guarantees.md, section LM-DP-SGD)"
 )
 _JUST_BELOW = 1 - 2.0**-40
 """Factor on weights, so that rounding does not make their squares add up to more than 1."""

@@ -89,17 +89,16 @@ class IntegerGrid:
         if units * multiplier < law.least_deviation * math.sqrt(honest):
             raise ConfigError(
                 f"each of {honest} honest nodes would add noise of "
-                f"{units * multiplier / math.sqrt(honest):.2g} grid "
-                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not "
-                f"fit into {BITS} bits: "
-                f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or "
+                f"{units * multiplier / math.sqrt(honest):.2g} grid units, fewer than "
+                f"{law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} "
+                f"bits: the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or "
                 "federation.clients"
             )
         if units < _LEAST_UNITS * math.sqrt(plan.size):
             raise ConfigError(
                 f"a bound of {units} grid units is too coarse for {plan.size} numbers, because a "
-                "sum with a noise "
-                f"multiplier of {multiplier:.3g} must fit into {BITS} bits: raise privacy.epsilon"
+                f"sum with a noise multiplier of {multiplier:.3g} must fit into {BITS} bits: raise "
+                "privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
         variance = law.variance((units * multiplier) ** 2, honest)

@@ -168,8 +168,8 @@ class NoiseRings:
         if missing:
             raise RunError(
                 f"the noise of round {missing[0]} cannot be drawn again, and the noise of later "
-                "rounds depends on it: "
-                "restore the run's private files from a backup, or start a new run"
+                "rounds depends on it: restore the run's private files from a backup, or start a "
+                "new run"
             )
         return [self._rings[round] for round in range(1, rounds + 1)]
 
@@ -359,8 +359,7 @@ def check_cpu(tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
         raise ConfigError(
             "noise backend 'cpu' draws only for tensors on the CPU, but these are on "
-            f"{tensor.device}: use 'torch' or "
-            "'triton'"
+            f"{tensor.device}: use 'torch' or 'triton'"
         )
 
 

@@ -115,9 +115,7 @@ def shares(
     ):
         raise ConfigError(
             f"allocation {strategy!r}: a rule must return one finite share of at least 0 per "
-            "layer, and not only "
-            "zeros, got "
-            f"{raw.tolist()} for {len(s)} layers"
+            f"layer, and not only zeros, got {raw.tolist()} for {len(s)} layers"
         )
     return raw / raw.sum()
 

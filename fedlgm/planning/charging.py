@@ -203,8 +203,7 @@ class OneMechanism(Process):
         if plan.effective_multiplier < self.facts.least_multiplier:
             raise PrivacyError(
                 "a run is one mechanism only if no round has less noise than was planned for the "
-                "run: this plan has "
-                f"a multiplier of {plan.effective_multiplier:g}, and the run "
+                f"run: this plan has a multiplier of {plan.effective_multiplier:g}, and the run "
                 f"{self.facts.noise_multiplier:g}"
             )
 

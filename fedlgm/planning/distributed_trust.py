@@ -80,8 +80,7 @@ class NoisedInShares(NoisedByClients):
         if facts.steps is not None:
             raise ConfigError(
                 "trust 'distributed' protects whole clients, whose rounds are one sum each: "
-                "example-level steps would "
-                "each be a sum; use privacy.unit = 'client'"
+                "example-level steps would each be a sum; use privacy.unit = 'client'"
             )
         if sampling.scheme != "fixed" and sampling.rate < 1:
             raise ConfigError(
@@ -91,8 +90,7 @@ class NoisedInShares(NoisedByClients):
         if facts.accountant != "rdp":
             raise ConfigError(
                 f"privacy.accountant = {facts.accountant!r}: the cost of integer noise in shares "
-                "is proven as a Renyi "
-                "divergence; set privacy.accountant = 'rdp'"
+                "is proven as a Renyi divergence; set privacy.accountant = 'rdp'"
             )
         self._shares.check(round(sampling.expected))
 
@@ -138,8 +136,7 @@ class NoisedInShares(NoisedByClients):
         if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
                 f"{name}: trust 'distributed' states the epsilon of readers for the same noise "
-                "multiplier in every "
-                "round; this mechanism's noise changes over the rounds"
+                "multiplier in every round; this mechanism's noise changes over the rounds"
             )
 
     def event(self, multiplier: float, rate: float) -> privacy.DpEvent:

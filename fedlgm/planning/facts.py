@@ -65,8 +65,8 @@ class LocalTraining:
         if self.weight_decay is not None and not 0 < self.lr * self.weight_decay < 1:
             raise ConfigError(
                 "training.weight_decay: every step multiplies the weights by 1 - lr * "
-                "weight_decay, which must lie "
-                f"between 0 and 1, got lr {self.lr:g} and weight_decay {self.weight_decay:g}"
+                f"weight_decay, which must lie between 0 and 1, got lr {self.lr:g} and "
+                f"weight_decay {self.weight_decay:g}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -215,8 +215,7 @@ class RunFacts:
             kind = "a buffered strategy" if noise.bands is None else f"{noise.bands} bands"
             raise ConfigError(
                 f"amplification by grouped sampling needs no more bands than groups: {kind} with "
-                f"{sampling.separation} "
-                "groups is not proven"
+                f"{sampling.separation} groups is not proven"
             )
 
     @property

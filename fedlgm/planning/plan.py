@@ -168,16 +168,13 @@ class ReleasePlan:
         if facts.steps is not None and self.bounded_by != "trainer":
             raise PrivacyError(
                 "local steps sample a client's examples, which amplifies nothing if whole updates "
-                "are bounded: such "
-                "a plan needs bounded_by = 'trainer'"
+                "are bounded: such a plan needs bounded_by = 'trainer'"
             )
         if facts.sampling.of is not None and self.bounded_by == "trainer":
             raise PrivacyError(
                 f"the sampling draws {facts.sampling.of}s with all of their data, but a trainer "
-                "bounds single "
-                f"examples: bound whole updates, or leave of = {facts.sampling.of!r} out of the "
-                "sampling to protect "
-                "examples"
+                f"bounds single examples: bound whole updates, or leave of = {facts.sampling.of!r} "
+                "out of the sampling to protect examples"
             )
         charging.of(facts).check(self)
 
@@ -298,8 +295,7 @@ class ReleasePlan:
         if self.position is None:
             raise PrivacyError(
                 "the cost of a round depends on its place in the run, which this plan does not "
-                "state: make plans "
-                "with Method.plan"
+                "state: make plans with Method.plan"
             )
         if not 0 <= self.position < self.facts.rounds:
             raise PrivacyError(

@@ -401,8 +401,8 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     if query.name in _KINDS and named(query.name, sizes) != query:
         raise PrivacyError(
             f"query {query.name!r} is not the one that clients answer under this name, whose bound "
-            "may differ: give "
-            "it a separate name, register its class, and derive it only from the layers' sizes"
+            "may differ: give it a separate name, register its class, and derive it only from the "
+            "layers' sizes"
         )
 
 
@@ -419,7 +419,7 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     if name not in _KINDS:
         raise ConfigError(
             f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query "
-            "from its name, so "
-            "register your own in the module that defines it: fedlgm.queries.register(ITS_CLASS)"
+            "from its name, so register your own in the module that defines it: "
+            "fedlgm.queries.register(ITS_CLASS)"
         )
     return _KINDS[name](tuple(int(size) for size in sizes))

@@ -94,17 +94,14 @@ class Sampling:
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
                 f"{round(cohort)} clients per round, none of them again within {b} rounds, need a "
-                "population of at "
-                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the "
-                "separation"
+                f"population of at least {b * round(cohort)}, not {self.population}: lower the "
+                "cohort or the separation"
             )
         if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
             raise ConfigError(
                 f"with {b} groups a client takes part in its group's rounds with probability {b} x "
-                f"{self.rate:g} = "
-                f"{b * self.rate:g}, which is more than 1: take at most "
-                f"{int(1 / self.rate + _ROUNDING)} groups or a "
-                "lower rate"
+                f"{self.rate:g} = {b * self.rate:g}, which is more than 1: take at most "
+                f"{int(1 / self.rate + _ROUNDING)} groups or a lower rate"
             )
 
     @property
@@ -180,8 +177,7 @@ class Shares:
         if self.threshold <= self.colluders:
             raise ConfigError(
                 f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest "
-                "node whose noise "
-                "counts: raise the threshold, or count on fewer colluders"
+                "node whose noise counts: raise the threshold, or count on fewer colluders"
             )
         integer_noise.get(self.noise)
 
@@ -219,8 +215,7 @@ class Shares:
         if t < least:
             raise ConfigError(
                 f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open "
-                "two sums of one "
-                f"round: the threshold must be at least {least}"
+                f"two sums of one round: the threshold must be at least {least}"
             )
 
 

@@ -72,10 +72,8 @@ RULES = (
     Rule(
         lambda run: bool(run.noise) and run.scheme in TURNS,
         "{noise} needs to know how many rounds lie between a client's participations: set "
-        "{sampling} to 'cyclic' "
-        "(fixed groups take turns), 'min-separation' (a fixed cohort, nobody again too soon) or "
-        "'grouped-poisson' "
-        "(secret draws within groups), not {scheme!r}",
+        "{sampling} to 'cyclic' (fixed groups take turns), 'min-separation' (a fixed cohort, "
+        "nobody again too soon) or 'grouped-poisson' (secret draws within groups), not {scheme!r}",
     ),
     Rule(
         lambda run: run.scheme not in TURNS and run.noised_by.uploads_released,

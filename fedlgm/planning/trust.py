@@ -208,8 +208,7 @@ class NoisedByClients(NoisedBy):
     )
     uncorrelated = (
         "the server sees every upload, so noise could only be correlated over one client's own "
-        "uploads, where "
-        "independent noise already has the least final and largest error"
+        "uploads, where independent noise already has the least final and largest error"
     )
 
     def accounted_rate(self, sampling: Sampling) -> float:

@@ -267,10 +267,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
                 releases = sum(count for _, count in levels)
                 raise PrivacyError(
                     f"the {accountant} accountant finds no noise multiplier below "
-                    f"{_LARGEST_MULTIPLIER:g} that meets "
-                    f"epsilon={target:g}, delta={delta:g} after {releases} releases: raise epsilon "
-                    "or delta, or "
-                    "release fewer times"
+                    f"{_LARGEST_MULTIPLIER:g} that meets epsilon={target:g}, delta={delta:g} after "
+                    f"{releases} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
             if low <= math.log(_SMALLEST_MULTIPLIER):

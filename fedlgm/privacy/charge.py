@@ -97,8 +97,7 @@ class Draft(NamedTuple):
         if protects not in _KNOWN:
             raise ConfigError(
                 "a charge protects a unit under a relation, such as 'client, add-remove', or "
-                "states neither, "
-                f"got {protects!r}"
+                f"states neither, got {protects!r}"
             )
         number = check_count("the round of a charge", round, least=0)
         words = "" if guarantee is None else json.dumps(guarantee.to_dict())

@@ -13,10 +13,8 @@ from fedlgm.privacy.guarantee import Guarantee
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than "
-    "that of the sampled "
-    "Gaussian mechanism at twice the sensitivity, which is proven for one release only "
-    "(docs/guarantees.md, section "
-    "Replace-one)"
+    "that of the sampled Gaussian mechanism at twice the sensitivity, which is proven for one "
+    "release only (docs/guarantees.md, section Replace-one)"
 )
 
 

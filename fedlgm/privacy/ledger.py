@@ -170,16 +170,14 @@ class Ledger:
                 if charged is None:
                     count, head = count + 1, _head(head, row)
                     self._db.execute(
-                        "INSERT INTO charges (number, round, client, key, event, claim, protects, "
-                        "guarantee, head)"
-                        " VALUES (?,?,?,?,?,?,?,?,?)",
+                        "INSERT INTO charges (number, round, client, key, event, claim, "
+                        "protects, guarantee, head) VALUES (?,?,?,?,?,?,?,?,?)",
                         (count, *row, head),
                     )
                 elif charged[0] != draft.event:
                     raise LedgerError(
                         f"round {round} of {self.path} was charged with the same noise for another "
-                        "release: a run "
-                        "cannot be repeated under a changed plan; start a new run"
+                        "release: a run cannot be repeated under a changed plan; start a new run"
                     )
         self._alike[draft.protects] = count
 
@@ -199,10 +197,8 @@ class Ledger:
             )
             raise LedgerError(
                 f"the ledger {self.path} holds a release that {theirs}, but this one {own}: "
-                "epsilons add up only if "
-                "both protect the same unit under the same relation; state unit and relation for "
-                "both (protects), "
-                "or use another ledger"
+                "epsilons add up only if both protect the same unit under the same relation; "
+                "state unit and relation for both (protects), or use another ledger"
             )
 
     def owner(self) -> str:
@@ -247,8 +243,7 @@ class Ledger:
         if owner is not None and owner != self.owner():
             raise LedgerError(
                 f"{name} does not belong to the recipe beside it: the recipe was changed after the "
-                "run "
-                "started, or the file comes from another run"
+                "run started, or the file comes from another run"
             )
         heads, rounds = [value], set()
         rows = self._rows(
@@ -268,9 +263,8 @@ class Ledger:
             if count >= len(heads):
                 raise LedgerError(
                     f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
-                    "or result was "
-                    "written: rows were deleted, or it is an older copy; restore a newer one or "
-                    "start a new run"
+                    "or result was written: rows were deleted, or it is an older copy; restore a "
+                    "newer one or start a new run"
                 )
             if heads[count] != kept:
                 raise LedgerError(

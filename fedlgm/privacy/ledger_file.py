@@ -70,8 +70,7 @@ def create(path: Path, owner: str) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LedgerError(
                 f"the ledger {path} cannot be created, because the disk is full: free some space "
-                "and start again; "
-                "nothing was released"
+                "and start again; nothing was released"
             ) from error
 
 

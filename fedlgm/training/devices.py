@@ -106,15 +106,13 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
     if choice == "triton":
         if not kernels.has_triton():
             raise ConfigError(
-                "privacy.noise_backend: 'triton' needs the package triton, which is not installed: "
-                "pip install "
-                "'fedlgm[kernels]', or use 'auto'"
+                "privacy.noise_backend: 'triton' needs the package triton, which is not "
+                "installed: pip install 'fedlgm[kernels]', or use 'auto'"
             )
         if device.type != "cuda" and not (device.type == "cpu" and kernels.triton_interprets()):
             raise ConfigError(
                 "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' "
-                "with "
-                f"TRITON_INTERPRET=1 in the environment), not {str(device)!r}: use 'auto'"
+                f"with TRITON_INTERPRET=1 in the environment), not {str(device)!r}: use 'auto'"
             )
     return choice
 

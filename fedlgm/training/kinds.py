@@ -177,8 +177,7 @@ def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
     if not callable(maker):
         raise ConfigError(
             f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, "
-            "*, device, task) -> "
-            f"fedlgm.training.Trainer, got {type(maker).__name__}"
+            f"*, device, task) -> fedlgm.training.Trainer, got {type(maker).__name__}"
         )
 
 
@@ -196,8 +195,7 @@ def _checked(
         if not callable(getattr(made, "updates", None)):
             raise ConfigError(
                 f"trainer {shown_name(trainer)} returns an object of type {type(made).__name__} "
-                "without a method "
-                "updates(model, tasks)"
+                "without a method updates(model, tasks)"
             )
         return made
 

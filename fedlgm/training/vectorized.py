@@ -177,10 +177,9 @@ class VectorizedTrainer:
                 raise
             raise ConfigError(
                 "training.vectorize: this model and task cannot train many clients at once: use "
-                "training.vectorize = "
-                "'off' (a model of transformers may need attn_implementation=\"eager\", "
-                "use_cache=False and inputs without an attention mask): "
-                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                "training.vectorize = 'off' (a model of transformers may need "
+                'attn_implementation="eager", use_cache=False and inputs without an attention '
+                f"mask): {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             ) from error
         self._proven = True
         return gradients

@@ -133,8 +133,7 @@ def plan_descent(
     ):
         raise ConfigError(
             f"unknown choice ({family!r}, {rule!r}, {relation!r}); family: gaussian, laplace; "
-            "rule: inid, spr, iid; "
-            f"relation: {', '.join(SENSITIVITY_FACTOR)}"
+            f"rule: inid, spr, iid; relation: {', '.join(SENSITIVITY_FACTOR)}"
         )
     rates, bounds = rate / m, clip * np.sqrt(m / m.sum())
     sensitivity = SENSITIVITY_FACTOR[relation] * bounds

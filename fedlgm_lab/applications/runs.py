@@ -56,9 +56,9 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, Server
 from strategies.server_optimizer import ServerStep
 
 _PUBLIC_FACTS = (
-    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the "
-    "scaling of features "
-    "and targets and the smoothness constants are public, and here they come from the data"
+    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, "
+    "the scaling of features and targets and the smoothness constants are public, and here they "
+    "come from the data"
 )
 _PUBLIC_ROWS = (
     "it holds if the number of rows is public: the number is printed, and delta may follow from it"

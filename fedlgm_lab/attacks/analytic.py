@@ -48,8 +48,7 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
     if slot.shape != tuple(predicted.shape):
         raise ConfigError(
             "labels are inferred from the bias of the last layer, but the model's last parameter "
-            f"{slot.name!r} has "
-            f"shape {slot.shape}: give the labels"
+            f"{slot.name!r} has shape {slot.shape}: give the labels"
         )
     moved = observation.update[slot.offset : slot.offset + slot.size]
     counts = torch.zeros_like(predicted)

@@ -45,8 +45,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < _LEAST:
         raise ConfigError(
             f"a Frechet distance takes two sets [n, d] of at least {_LEAST} images and one width, "
-            f"got {a.shape} and "
-            f"{b.shape}"
+            f"got {a.shape} and {b.shape}"
         )
     cov_a, cov_b = (
         np.cov(a, rowvar=False, ddof=1).reshape(a.shape[1], -1),
@@ -103,8 +102,7 @@ class PublicClassifier:
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(
                 "a public classifier needs at least 10 images of at least 8x8 pixels and as many "
-                "labels, got "
-                f"{tuple(x.shape)} and {len(y)} labels"
+                f"labels, got {tuple(x.shape)} and {len(y)} labels"
             )
         with seeded(0):
             body = nn.Sequential(

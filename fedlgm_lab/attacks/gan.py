@@ -98,8 +98,8 @@ class ClassReconstruction:
         if len(y) == 0 or bool((y == target).any()):
             raise ConfigError(
                 f"the curious client must hold images, but none of class {target}: use "
-                "data.partition = 'isolation' "
-                f"with data.private_class = {target}, whose last client is the curious one"
+                f"data.partition = 'isolation' with data.private_class = {target}, whose last "
+                "client is the curious one"
             )
         self.target, self.settings = target, settings or GanSettings()
         self._x, self._y, self._classes = x, y, classes

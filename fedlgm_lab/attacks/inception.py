@@ -56,8 +56,7 @@ class InceptionFeatures:
         if not path.is_file():
             raise ConfigError(
                 f"no Inception weights at {path}: fedlgm does not download it; put "
-                f"torch-fidelity's {WEIGHTS} there, "
-                "or pass its path"
+                f"torch-fidelity's {WEIGHTS} there, or pass its path"
             )
         try:
             torch.load(

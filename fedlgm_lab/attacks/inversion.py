@@ -74,9 +74,9 @@ class InversionSettings:
         restarts, lr, variation = self.effort(noisy=True)
         if self.iterations < 1 or restarts < 1 or lr <= 0 or variation < 0:
             raise ConfigError(
-                "inversion needs iterations and restarts of at least 1, lr > 0 and total_variation "
-                ">= 0, got "
-                f"{self.iterations}, {self.restarts}, {self.lr} and {self.total_variation}"
+                "inversion needs iterations and restarts of at least 1, lr > 0 and "
+                f"total_variation >= 0, got {self.iterations}, {self.restarts}, {self.lr} and "
+                f"{self.total_variation}"
             )
 
     def effort(self, *, noisy: bool) -> tuple[int, float, float]:
@@ -200,8 +200,7 @@ def require_sgd(training: LocalTraining) -> None:
     if training.optimizer != "sgd":
         raise ConfigError(
             f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: "
-            "attack a run with "
-            "training.optimizer = 'sgd'"
+            "attack a run with training.optimizer = 'sgd'"
         )
     if training.weight_decay is not None:
         raise ConfigError(

@@ -87,8 +87,7 @@ def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray
     if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
         raise ConfigError(
             f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, "
-            f"{shadows.shape} and "
-            f"{membership.shape}"
+            f"{shadows.shape} and {membership.shape}"
         )
 
 

@@ -112,8 +112,7 @@ def evaluate_scores(
     if min(len(high), len(low)) < _LEAST:
         raise ConfigError(
             f"a membership attack needs at least {_LEAST} members and as many non-members, got "
-            f"{len(high)} and "
-            f"{len(low)}"
+            f"{len(high)} and {len(low)}"
         )
     if np.isnan(high).any() or np.isnan(low).any():
         raise ConfigError(

@@ -38,8 +38,7 @@ class Observation:
         if self.update.shape != (self.layers.size,) or self.sigma.shape != (len(self.layers),):
             raise ConfigError(
                 f"an observation of {len(self.layers)} layers and {self.layers.size} parameters "
-                "cannot hold "
-                f"{tuple(self.update.shape)} values and {self.sigma.shape} noise scales"
+                f"cannot hold {tuple(self.update.shape)} values and {self.sigma.shape} noise scales"
             )
 
     @classmethod

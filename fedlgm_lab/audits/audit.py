@@ -97,8 +97,8 @@ class Audit:
             ):
                 raise ConfigError(
                     f"{method} audits separate releases, but the rounds of this run are one "
-                    "mechanism (correlated "
-                    "noise, or restricted participation): use 'one-run-gaussian' or 'probe'"
+                    "mechanism (correlated noise, or restricted participation): use "
+                    "'one-run-gaussian' or 'probe'"
                 )
             if own is not None:
                 with users_code(f"audit {self.method!r}", own):

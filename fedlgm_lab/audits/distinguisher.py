@@ -210,9 +210,8 @@ def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, wit
     """Warn of an audit that passes whatever the noise is, or although numbers have none."""
     cannot_fail = (
         f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is "
-        f"unknown, and {epsilon:g} "
-        "is reported: the audit cannot fail; raise trials, or pass noise='gaussian' if the release "
-        "is linear"
+        f"unknown, and {epsilon:g} is reported: the audit cannot fail; raise trials, or pass "
+        "noise='gaussian' if the release is linear"
     )
     text = [cannot_fail] if most < epsilon else []
     bare = np.flatnonzero(
@@ -308,6 +307,5 @@ def check_trials(trials: int, delta: float, confidence: float) -> None:
         needed = bounds.canaries_needed("clopper-pearson", 0.0, delta, confidence) // 2
         raise ConfigError(
             f"{trials} trials are too few for a confidence of {confidence:g}: at least {needed} "
-            "are needed to show "
-            "anything"
+            "are needed to show anything"
         )

@@ -203,8 +203,7 @@ def _audit_run(record: CanaryRecord, reported: Reported, confidence: float) -> A
     if count < needed:
         raise ConfigError(
             f"{count} canaries are too few for a confidence of {confidence:g}: one-run needs at "
-            f"least {needed} to "
-            "show anything; use more canaries or a lower confidence"
+            f"least {needed} to show anything; use more canaries or a lower confidence"
         )
     scores = run_scores(record)
     lower = bounds.epsilon_one_run(scores, reported.delta, confidence)

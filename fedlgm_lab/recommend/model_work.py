@@ -60,11 +60,9 @@ class Work:
         if passes < LEAST_PASSES:
             raise ConfigError(
                 f"model: {model} takes {each:.2g} operations for one example and step, so a minute "
-                "of one core "
-                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask "
-                "for a smaller model "
-                "of the same kind, such as --set model.name=resnet20, or, if clients are the unit, "
-                "let them choose: "
+                f"of one core makes about {passes} such passes, and advice needs at least "
+                f"{LEAST_PASSES}: ask for a smaller model of the same kind, such as --set "
+                "model.name=resnet20, or, if clients are the unit, let them choose: "
                 "mechanism.name = 'voted-filling'"
             )
         batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)

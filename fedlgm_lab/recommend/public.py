@@ -54,9 +54,8 @@ def public_examples(
         warnings.warn(
             Notice(
                 "no public examples are given: the advice rests on synthetic ones of the same "
-                "shape, which show how "
-                "large the layers' updates are but little about your task; pass --public "
-                "(public=...)"
+                "shape, which show how large the layers' updates are but little about your task; "
+                "pass --public (public=...)"
             ),
             stacklevel=3,
         )
@@ -102,8 +101,7 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     if callable(given) and not isinstance(given, DataSet | Mapping):
         raise DataError(
             "data: this function would also return private examples, so it is not called: pass "
-            "{'test': (x, y)}, or "
-            "leave data out and pass public examples"
+            "{'test': (x, y)}, or leave data out and pass public examples"
         )
     if isinstance(given, DataSet):
         clients = _number(given.clients, given.train_user)
@@ -146,10 +144,8 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         if data.overlap(public, own):
             raise DataError(
                 f"public: {public!r} holds training examples of the recipe ([data] is {own!r}), "
-                "which are private: "
-                "pass another set, a half that is declared public (such as digits/public with "
-                "data.name = "
-                "'digits/private'), or test"
+                "which are private: pass another set, a half that is declared public (such as "
+                "digits/public with data.name = 'digits/private'), or test"
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()

@@ -221,8 +221,7 @@ def _stages(
     if not rows:
         raise ConfigError(
             "the clients' mean update never lowers the loss on public examples, at any model of "
-            "the warm-up: pass more "
-            "public examples, or use a smaller learning rate"
+            "the warm-up: pass more public examples, or use a smaller learning rate"
         )
     together = torch.cat(norms)
     median, mean_traces = together.nanmedian(dim=0).values, np.mean(traces, axis=0)
@@ -266,12 +265,9 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
             f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, "
-            f"and {chance:.4g} for "
-            f"{whose}; such a model allows no advice: pass more or other public examples, or use "
-            "another "
-            "learning rate or a model that learns faster; if clients are the unit, they may "
-            "choose: "
-            "mechanism.name = 'voted-filling'"
+            f"and {chance:.4g} for {whose}; such a model allows no advice: pass more or other "
+            "public examples, or use another learning rate or a model that learns faster; if "
+            "clients are the unit, they may choose: mechanism.name = 'voted-filling'"
         )
 
 

@@ -17,8 +17,8 @@ def recommend(
         str | None,
         typer.Option(
             help="Public examples: test (the recipe's test examples), or the name of a data set "
-            "whose training "
-            "examples are public, such as digits/public. Default: synthetic examples."
+            "whose training examples are public, such as digits/public. Default: synthetic "
+            "examples."
         ),
     ] = None,
     examples: Annotated[
@@ -66,8 +66,7 @@ def tables(found: Advice) -> Group:
         f"noise on the mean: {number(found['noise_on_mean'])} of the bound",
         (
             f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound "
-            "is "
-            f"{found['bound']:g}"
+            f"is {found['bound']:g}"
         ),
         f"computed on {found['public']}; no private example was read"
         + (f"; {per_client}{known}" if found["unit"] == "client" else ""),

@@ -93,8 +93,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
     if any(change.partition("=")[0].strip() == "privacy.noise_multiplier" for change in changes):
         raise ConfigError(
             "--sweep varies privacy.epsilon, from which the noise follows: leave out --set "
-            "privacy.noise_multiplier, "
-            "or leave out --sweep"
+            "privacy.noise_multiplier, or leave out --sweep"
         )
     for key in ("privacy.epsilon", "federation.clients"):
         if any(change.partition("=")[0].strip() == key for change in changes):
@@ -107,8 +106,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         if base.unit != "client":
             raise ConfigError(
                 f"--sweep varies the number of protected clients, but {base.name} protects "
-                f"{base.unit}s "
-                "(privacy.unit): leave out --sweep"
+                f"{base.unit}s (privacy.unit): leave out --sweep"
             )
         rows = [
             _row(recipe, changes, base, epsilon, clients)

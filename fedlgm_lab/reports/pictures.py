@@ -246,8 +246,7 @@ def division(histogram: np.ndarray) -> Picture:
     )
     told = (
         f"Heat map of {classes} classes over clients sorted by their largest class: {figures}; on "
-        "average "
-        f"{largest:.0%} of a client's examples are of its largest class."
+        f"average {largest:.0%} of a client's examples are of its largest class."
     )
     return Picture("Examples by client and class", told, svg)
 

@@ -169,10 +169,9 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
         f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is "
-        "larger in a single "
-        "round and smaller in the model, which is made of all rounds. Root mean square over the "
-        "rounds of the model's "
-        f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
+        "larger in a single round and smaller in the model, which is made of all rounds. Root "
+        "mean square over the rounds of the model's noise, the server's learning rate aside: "
+        f"{escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
         heat_map(

@@ -170,10 +170,8 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
     if same:
         raise ConfigError(
             f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), "
-            "which are private: "
-            f"use another set, train on {base}/private and measure on {base}/public, or leave the "
-            "key out to "
-            "use the test examples"
+            f"which are private: use another set, train on {base}/private and measure on "
+            f"{base}/public, or leave the key out to use the test examples"
         )
 
 

@@ -150,9 +150,8 @@ def tables(summary: Row) -> Group:
     ]
     notes.append(
         f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in "
-        "a round's mean, "
-        "summed over the rounds; noise of the model: l2 norm of the noise in all rounds' means "
-        "together"
+        "a round's mean, summed over the rounds; noise of the model: l2 norm of the noise in all "
+        "rounds' means together"
     )
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
     leads = [_lead_table(summary)] if summary["differences"] else []

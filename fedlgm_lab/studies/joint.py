@@ -46,8 +46,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     elif stopped:
         why = (
             "a run was stopped early by its results (run.patience), and the cost of fewer rounds "
-            "is not a bound at a "
-            "fixed epsilon"
+            "is not a bound at a fixed epsilon"
         )
     accountant = accountant_of(event for event, _ in events)
     protected = (

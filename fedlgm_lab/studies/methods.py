@@ -22,13 +22,10 @@ PLAIN: dict[Unit, tuple[str, ...]] = {
 
 FORMS = {
     "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', "
-    "'package.module:Class', a mechanism "
-    "or a "
-    "class of them, or (label, one of these[, {option: value}])",
+    "'package.module:Class', a mechanism or a class of them, or (label, one of these[, {option: "
+    "value}])",
     "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class "
-    "or function that "
-    "makes "
-    "one, or (label, one of these[, {option: value}])",
+    "or function that makes one, or (label, one of these[, {option: value}])",
 }
 """Entries of a grid's lists of objects, by its key."""
 

@@ -261,8 +261,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"cannot write the study's tables to {folder}: {error.strerror}; its finished runs are "
-            "kept, and the "
-            "same call writes the tables once the folder can be written"
+            "kept, and the same call writes the tables once the folder can be written"
         ) from error
 
 

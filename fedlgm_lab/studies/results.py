@@ -100,8 +100,7 @@ class Study:
             if not file.exists():
                 raise ConfigError(
                     f"{path} has no {FILE}, which a study writes at its end: repeat its call, "
-                    "which does not repeat "
-                    "finished runs"
+                    "which does not repeat finished runs"
                 )
         return cls(file, KeptRecords.read(file))
 

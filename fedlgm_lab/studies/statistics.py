@@ -73,8 +73,7 @@ def difference(a: Any, b: Any) -> Difference:
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ConfigError(
             "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] "
-            "of one shape, got "
-            f"{list(first.shape)} and {list(second.shape)}"
+            f"of one shape, got {list(first.shape)} and {list(second.shape)}"
         )
     if len(first) < 2 or first.size == 0:
         raise ConfigError(

@@ -86,22 +86,19 @@ class Search:
             if assembly.spent is not None:
                 raise ConfigError(
                     "tune: these data were standardised with private statistics, which a search "
-                    "does not charge: use "
-                    "public figures"
+                    "does not charge: use public figures"
                 )
             costs[json.dumps(encode(run_event(assembly)))] = assembly
         if len({candidate.protects.division(candidate) for candidate in candidates}) > 1:
             raise ConfigError(
                 f"search ({', '.join(grid)}): the runs divide the data differently, so they have "
-                "no common unit of "
-                "protection: leave out keys that change the division"
+                "no common unit of protection: leave out keys that change the division"
             )
         if len(costs) > 1:
             raise ConfigError(
                 f"search ({', '.join(grid)}): the runs do not all cost the same, and their joint "
-                "cost is proven "
-                "only for runs of equal cost: leave out keys that change the noise or the number "
-                "of releases"
+                "cost is proven only for runs of equal cost: leave out keys that change the noise "
+                "or the number of releases"
             )
         ((_, assembly),) = costs.items()
         score: Score = TestScore(assembly.task)
@@ -196,10 +193,8 @@ def _refuse(base: Recipe) -> None:
     if base.noised_by.uploads_released:
         raise ConfigError(
             f"privacy.trust = {base.noised_by.name!r}: a search hides its losing runs from readers "
-            "of the model, and "
-            f"here the server sees {base.noised_by.observed_rounds} in each of them, so all of "
-            "them count: use "
-            "`fedlgm compare`"
+            f"of the model, and here the server sees {base.noised_by.observed_rounds} in each of "
+            "them, so all of them count: use `fedlgm compare`"
         )
     if base.run.audit:
         raise ConfigError("run.audit: canaries take part in single runs: leave it out in a search")

@@ -185,10 +185,8 @@ def _create(path: Path, planned: Search) -> None:
     if is_used(path):
         raise RunError(
             f"{path} already exists: a search is made once and never continued, because the number "
-            "of its runs must "
-            "not depend on their results; a stopped one stays charged, and a new one is charged "
-            "again: choose another "
-            "folder"
+            "of its runs must not depend on their results; a stopped one stays charged, and a new "
+            "one is charged again: choose another folder"
         )
     try:
         with drafted(path) as draft:

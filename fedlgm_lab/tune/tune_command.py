@@ -30,8 +30,7 @@ def tune(
         float | None,
         typer.Option(
             help="Compare runs by a noised score on the private data, with this epsilon for each "
-            "run. Default: compare "
-            "them on the public test set."
+            "run. Default: compare them on the public test set."
         ),
     ] = None,
     overrides: SetOption = None,
@@ -80,8 +79,7 @@ def summary(found: SearchResult) -> libraries.Group:
     lines = [
         (
             f"epsilon {readers:.4g} at delta {found['delta']:g} for readers who see only this "
-            "model: "
-            f"{found['guarantee']}"
+            f"model: {found['guarantee']}"
         ),
         (
             f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, "
@@ -94,8 +92,7 @@ def summary(found: SearchResult) -> libraries.Group:
         ),
         (
             f"number, losers and order of the runs are secret: publish neither {private} nor how "
-            "long "
-            "this took"
+            "long this took"
         ),
     ]
     nothing = (

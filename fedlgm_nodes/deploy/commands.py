@@ -213,8 +213,8 @@ def _show(found: dict[str, Any]) -> None:
     if gone:
         _out.print(
             f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
-            "counts a killed "
-            f"SuperNode as connected until it has heard nothing from it for {2 * HEARTBEAT_S} s",
+            "counts a killed SuperNode as connected until it has heard nothing from it for "
+            f"{2 * HEARTBEAT_S} s",
             markup=False,
         )
     for run_ in found["runs"]:

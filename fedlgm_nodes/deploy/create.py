@@ -228,8 +228,7 @@ def secure_sums(nodes: int) -> dict[str, int]:
     if least > MOST_NODES:
         raise ConfigError(
             f"each of {nodes} nodes would require rounds of {least} nodes or more (min_cohort), "
-            "and at most "
-            f"{MOST_NODES} can make a secure sum"
+            f"and at most {MOST_NODES} can make a secure sum"
         )
     return {"min_cohort": least, "max_colluders": colluders}
 
@@ -267,8 +266,7 @@ def enrol(
     if before not in (None, entry) and not replace:
         raise ConfigError(
             f"client {before.client} is {before.name} already, with other keys or under another "
-            "name; pass --replace "
-            f"to put the node of {public} in its place"
+            f"name; pass --replace to put the node of {public} in its place"
         )
     others = [node for node in enrolled if node.client != entry.client]
     draft = folder.enrolment_file.with_suffix(".draft")
@@ -339,8 +337,7 @@ def _superlink(settings: Settings) -> list[str]:
         'export FLWR_HOME="$PWD/flower"',
         (
             f'exec "$BIN/flower-superlink" --host 127.0.0.1 --port {settings.local_port} '
-            "--database "
-            "superlink.db \\"
+            "--database superlink.db \\"
         ),
         (
             "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt "
@@ -398,8 +395,7 @@ def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]
             "    --auth-supernode-private-key supernode.key \\",
             (
                 f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port "
-                f"{node.port} "
-                "\\"
+                f"{node.port} \\"
             ),
             "    --isolation process --superexec-auth-secret-file supernode.secret",
         ],

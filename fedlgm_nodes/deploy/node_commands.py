@@ -153,8 +153,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         _out.print(
             f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
             f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta "
-            f"{answer['delta']:g} "
-            f"for {'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
+            f"{answer['delta']:g} for "
+            f"{'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
             f"{answer['releases_left']} releases left{note}",
             markup=False,
         )
@@ -260,7 +260,6 @@ def _kind(data: Path) -> str:
         return "idx"
     raise ConfigError(
         f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a "
-        "folder of images: "
-        "convert it (pandas.read_csv(...).to_parquet(...)), or read it with your own function "
-        "(--kind loader)"
+        "folder of images: convert it (pandas.read_csv(...).to_parquet(...)), or read it with "
+        "your own function (--kind loader)"
     )

@@ -84,8 +84,7 @@ def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
     """What to do about a process that has ended."""
     return (
         f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
-        f"{folder.path}` "
-        "starts it again"
+        f"{folder.path}` starts it again"
     )
 
 
@@ -215,8 +214,7 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
         if role not in running and taken(port):
             raise RunError(
                 f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop "
-                "that program, or "
-                "create the deployment again in another folder, with other ports"
+                "that program, or create the deployment again in another folder, with other ports"
             )
 
 

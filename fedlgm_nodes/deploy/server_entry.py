@@ -87,20 +87,18 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     if recipe.data.standardise is not None:
         raise ConfigError(
             "data.standardise: real nodes read their own rows, which no recipe standardises: "
-            "standardise the rows of "
-            "all nodes and the test rows with the same public figures, and leave it out"
+            "standardise the rows of all nodes and the test rows with the same public figures, "
+            "and leave it out"
         )
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make "
-            "only sound "
-            "releases: leave it out"
+            "only sound releases: leave it out"
         )
     if recipe.model.adapters is not None and recipe.model.weights is None:
         raise ConfigError(
             "model.adapters: all nodes must have the same frozen base: name its file in "
-            "model.weights, and its "
-            "SHA-256 in every node's policy ([allow] weights)"
+            "model.weights, and its SHA-256 in every node's policy ([allow] weights)"
         )
     if test and run.seed is None:
         raise ConfigError(
@@ -115,8 +113,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     if own.distributed is not None and asked > MOST_NODES:
         raise ConfigError(
             f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a "
-            "lower federation.rate "
-            "or federation.cohort"
+            "lower federation.rate or federation.cohort"
         )
     return own
 
@@ -352,10 +349,8 @@ def _settled(file: AttemptFile, folder: RunFolder) -> int:
         if not last <= file.found.round == done + 1:
             raise LostAttempt(
                 f"{ATTEMPT} is an attempt at round {file.found.round}, but {done} rounds are done "
-                f"and {last} are "
-                f"charged: files were restored or removed; round {done + 1} begins again, and its "
-                "nodes are charged "
-                "once more"
+                f"and {last} are charged: files were restored or removed; round {done + 1} begins "
+                "again, and its nodes are charged once more"
             )
     return done
 
@@ -371,8 +366,7 @@ def _work_in(directory: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs "
-            "ServerApps: call it "
-            f"in a folder that this user can enter ({error.strerror})"
+            f"ServerApps: call it in a folder that this user can enter ({error.strerror})"
         ) from error
 
 

@@ -187,8 +187,7 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
     if not waiting:
         raise RunError(
             "a new run of this recipe is not registered; as the signer's user, with the same "
-            "--set: "
-            "fedlgm deploy register RECIPE DIR --fresh"
+            "--set: fedlgm deploy register RECIPE DIR --fresh"
         )
     return waiting[-1]
 

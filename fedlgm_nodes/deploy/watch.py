@@ -106,9 +106,8 @@ class Watch:
         folder = self._folder.path
         return (
             f"flower-superexec {which}, which starts the server processes of runs, has ended, for "
-            "example because it "
-            f"was killed: `fedlgm deploy down {folder}` and `fedlgm deploy up {folder}` start it "
-            f"again; then {RESUMES}"
+            f"example because it was killed: `fedlgm deploy down {folder}` and `fedlgm deploy up "
+            f"{folder}` start it again; then {RESUMES}"
         )
 
     def _tell(self, fault: str) -> None:

@@ -107,8 +107,7 @@ class Terms:
         if threshold < least:
             return (
                 f"a threshold of {threshold} for {nodes} nodes, {colluders} of whom may collude: 2 "
-                "t > n + m is "
-                f"needed, that is {least} or more"
+                f"t > n + m is needed, that is {least} or more"
             )
         return ""
 

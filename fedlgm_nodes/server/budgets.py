@@ -123,14 +123,12 @@ def require(
         if most == 0 and any(why for _, why in found.values()):
             raise ConfigError(
                 f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; "
-                "change the recipe, or ask "
-                "the nodes' operators to change their policies"
+                "change the recipe, or ask the nodes' operators to change their policies"
             )
         raise ConfigError(
             f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds "
-            "would fit, and nothing "
-            "has been spent; shorten the run (federation.rounds, privacy.max_participations), or "
-            "give it more noise"
+            "would fit, and nothing has been spent; shorten the run (federation.rounds, "
+            "privacy.max_participations), or give it more noise"
         )
     return dropped
 

@@ -58,8 +58,7 @@ class LedgerPositions:
         if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
             return (
                 f"its ledger was rolled back: it has {position.seq} releases, but its service "
-                f"signed for {known.seq} "
-                "earlier"
+                f"signed for {known.seq} earlier"
             )
         return ""
 

@@ -96,8 +96,7 @@ class AttemptFile:
         except ValidationError as error:
             raise RunError(
                 f"the open attempt {path} is damaged ({first_problem(error)}): delete it, and the "
-                "same command begins "
-                "its round again, for which the nodes are charged once more"
+                "same command begins its round again, for which the nodes are charged once more"
             ) from error
         self.key = (
             secrets.token_bytes(_KEY_BYTES) if self.found is None else bytes.fromhex(self.found.key)

@@ -152,8 +152,7 @@ class SecureGrid(NodeGrid):
                 return attempt
         raise LostAttempt(
             f"round {round} cannot continue where it was interrupted: {why}; it begins again, and "
-            "its nodes are "
-            "charged once more"
+            "its nodes are charged once more"
         )
 
 
@@ -224,8 +223,8 @@ class _Attempt:
                 return True
         self._grid._say(
             f"round {self.round}: not every node still holds the keys that were exchanged ahead: "
-            "all nodes exchange "
-            f"new keys, and nothing has yet been charged for this round{reasons(self.lost)}"
+            "all nodes exchange new keys, and nothing has yet been charged for this "
+            f"round{reasons(self.lost)}"
         )
         return False
 

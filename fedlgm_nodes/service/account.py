@@ -74,8 +74,8 @@ class Account:
             raise Refusal(
                 "budget-spent",
                 f"its budget has nothing left for such a run: {asked} more releases would bring "
-                "its epsilon from "
-                f"{self.spent():.4g} to {after:.4g}; its policy allows {self._allowed}",
+                f"its epsilon from {self.spent():.4g} to {after:.4g}; its policy allows "
+                f"{self._allowed}",
             )
         # `low` releases fit, `high` + 1 do not
         low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
@@ -129,8 +129,7 @@ class Account:
             raise Refusal(
                 "budget-spent",
                 f"this single release has an epsilon of {alone:.4g} or more; the policy of this "
-                "node allows "
-                f"{self._allowed}",
+                f"node allows {self._allowed}",
             )
 
     def _check_separation(self, run: str, round: int, request: Request) -> None:
@@ -144,8 +143,7 @@ class Account:
             raise Refusal(
                 "separation",
                 f"round {round} is {abs(round - near)} rounds from round {near} of its run, in "
-                "which this node "
-                f"took part; at least {apart} must lie between",
+                f"which this node took part; at least {apart} must lie between",
             )
 
     def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:

@@ -71,8 +71,7 @@ def read(section: Data, folder: Path) -> ClientData:
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         raise DataError(
             f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; replace class "
-            "names by the "
-            "numbers 0, 1, ... that all nodes use"
+            "names by the numbers 0, 1, ... that all nodes use"
         )
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
     if not np.isfinite(x).all():

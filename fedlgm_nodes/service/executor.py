@@ -85,8 +85,7 @@ class Executor:
             if error.response.status_code in (401, 403):
                 raise PermissionError(
                     f"the SuperNode at {self._supernode} does not accept the secret: both must "
-                    "read the same "
-                    "bytes, including a newline at the end"
+                    "read the same bytes, including a newline at the end"
                 ) from error
             _log.warning("the SuperNode at %s: %s", self._supernode, error)
             stop.wait(1.0)

@@ -72,8 +72,7 @@ class NodeFolder:
         if longest > LONGEST_SOCKET:
             raise ConfigError(
                 f"{self.path}: the path of its socket, run/release.sock, has {longest} bytes; the "
-                "system allows "
-                f"{LONGEST_SOCKET}: use a folder with a shorter path"
+                f"system allows {LONGEST_SOCKET}: use a folder with a shorter path"
             )
 
     public_file = Under("public.toml")
@@ -200,8 +199,7 @@ class NodeFolder:
             )
             raise RunError(
                 f"the noise key {file} was not made by this node's service for this ledger: its "
-                "maker can subtract "
-                f"the noise from answers; {remedy}"
+                f"maker can subtract the noise from answers; {remedy}"
             )
         return key
 

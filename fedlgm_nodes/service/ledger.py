@@ -204,8 +204,7 @@ class NodeLedger:
         if unlike:
             raise LedgerError(
                 f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
-                "protect "
-                f"({protected}): keep privacy.unit = 'example' for this data set"
+                f"protect ({protected}): keep privacy.unit = 'example' for this data set"
             )
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         both = [event for event, _ in events] + ([] if further is None else [further])
@@ -368,8 +367,7 @@ class NodeLedger:
         if replaced:
             raise LedgerError(
                 f"the ledger {self.path} was replaced or removed while the service held it: stop "
-                "the service before a "
-                "backup is restored"
+                "the service before a backup is restored"
             )
 
     # -- integrity -----------------------------------------------------------------------------------------------------
@@ -393,8 +391,7 @@ class NodeLedger:
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
                 f"the ledger belongs to the data set {self.dataset!r}, but the policy's data.name "
-                f"is {dataset!r}: "
-                "another data set needs its own node folder"
+                f"is {dataset!r}: another data set needs its own node folder"
             )
         self.seq, self.head = 0, self.identity
         passed = seen.seq == 0 and seen.head == self.head
@@ -420,8 +417,7 @@ class NodeLedger:
         if self._agreed < seen.agreed:
             raise LedgerError(
                 f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in "
-                "secure sums, but its "
-                f"witness saw {seen.agreed}"
+                f"secure sums, but its witness saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
             self._witness()  # the service ended between a row and its witness

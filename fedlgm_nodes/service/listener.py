@@ -140,9 +140,8 @@ class Listener:
                     raise Refusal(
                         "protocol",
                         f"this service speaks protocol {protocol.PROTOCOL}, but the question has "
-                        "protocol "
-                        f"{header.get('protocol')!r:.20}: server and nodes need compatible "
-                        "versions of fedlgm",
+                        f"protocol {header.get('protocol')!r:.20}: server and nodes need "
+                        "compatible versions of fedlgm",
                     )
                 ask = Ask.model_validate(header)
                 return ask, await reader.readexactly(size)

@@ -380,8 +380,7 @@ class Service:
         raise Refusal(
             "gone",
             f"release {row.seq} was answered before, and its answer is no longer kept; a run with "
-            "another initial "
-            "model (model.seed) makes a new release",
+            "another initial model (model.seed) makes a new release",
         )
 
     def _keep(self, row: Row, body: bytes) -> str:

@@ -29,8 +29,8 @@ LONGEST_S = 3.0
 _REPLY_S = 0.05  # between looks for the reply in this process's memory
 _NEVER_CONNECTED = (
     "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not "
-    "registered, and a "
-    "machine whose clock is more than 5 seconds ahead of the server's or 5 minutes behind"
+    "registered, and a machine whose clock is more than 5 seconds ahead of the server's or 5 "
+    "minutes behind"
 )
 """Flower itself says no more than that it terminated gracefully."""
 _SHARE = 10  # pause after a poll, in times of the poll's own duration

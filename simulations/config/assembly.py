@@ -149,8 +149,7 @@ class Assembly:
             if self.recipe.task.name == "next-token" and not Path(section.weights).exists():
                 raise ConfigError(
                     f"there is no file {section.weights}: run `fedlgm pretrain {self.recipe.name}` "
-                    "in its folder to "
-                    "train this base on public text"
+                    "in its folder to train this base on public text"
                 )
             return models.load_weights_(module, section.weights)
 
@@ -261,8 +260,7 @@ class Assembly:
             return ""
         return (
             f"{examples:,} training examples, as the recipe states (data.train_images = "
-            f"{section.train_images}); no "
-            "folder was read: a run refuses one with another number"
+            f"{section.train_images}); no folder was read: a run refuses one with another number"
         )
 
     @property
@@ -337,8 +335,7 @@ class Assembly:
             if not bool(torch.isfinite(tried).all()):
                 raise ConfigError(
                     f"server optimizer {step.label}: for a mean update of 0.001 in every "
-                    "coordinate the next model is "
-                    "NaN or infinite"
+                    "coordinate the next model is NaN or infinite"
                 )
         return module
 

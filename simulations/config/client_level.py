@@ -27,9 +27,8 @@ from simulations.config.unit import Parts, Settings, UnitKind
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
 _ALONE = (
-    "conditional on a client's training not depending on clients that the same process has trained "
-    "before (tested on "
-    "public examples)"
+    "conditional on a client's training not depending on clients that the same process has "
+    "trained before (tested on public examples)"
 )
 _KEYS = {
     "relation": "privacy.relation",
@@ -83,14 +82,12 @@ class ClientLevel(UnitKind):
         elif privacy.min_separation is not None:
             raise ConfigError(
                 f"privacy.min_separation: {scheme!r} sampling lets a client take part in any "
-                "round: set "
-                "federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
+                "round: set federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
             )
         if local and privacy.max_participations is None:
             raise ConfigError(
                 f"privacy.max_participations is needed under {privacy.trust} trust, because every "
-                "participation "
-                "costs privacy"
+                "participation costs privacy"
             )
 
     def _check_separation(self, recipe: Settings) -> None:
@@ -102,8 +99,7 @@ class ClientLevel(UnitKind):
         ):
             raise ConfigError(
                 "federation.sampling = 'grouped-poisson' needs privacy.bands or "
-                "privacy.min_separation, the number of "
-                "groups"
+                "privacy.min_separation, the number of groups"
             )
         with prefix_key("federation"):
             separation = recipe.sampling.separation
@@ -120,8 +116,7 @@ class ClientLevel(UnitKind):
         if delta >= 1 / count and recipe.mechanism.name != "none":
             warnings.warn(
                 f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of "
-                f"{unit}s: such a guarantee "
-                f"permits the full publication of one {unit}'s data",
+                f"{unit}s: such a guarantee permits the full publication of one {unit}'s data",
                 stacklevel=3,
             )
 

@@ -56,8 +56,7 @@ class ExampleLevel(UnitKind):
         if federation.sampling not in ("poisson", "fixed"):
             raise ConfigError(
                 f"federation.sampling = {federation.sampling!r} separates participations of "
-                "clients, not of examples: "
-                "with privacy.unit = 'example' use 'poisson'"
+                "clients, not of examples: with privacy.unit = 'example' use 'poisson'"
             )
         for key, value, usual, why in (
             (
@@ -118,10 +117,8 @@ class ExampleLevel(UnitKind):
             if training.sampling_rate is None:
                 raise ConfigError(
                     "training.sampling_rate is needed where clients noise their own steps: the "
-                    "public probability with "
-                    "which each of a client's examples is in a step's batch, the same for every "
-                    "client (how many "
-                    "examples a client has is private)"
+                    "public probability with which each of a client's examples is in a step's "
+                    "batch, the same for every client (how many examples a client has is private)"
                 )
             return
         if budget.max_participations is not None:
@@ -130,30 +127,28 @@ class ExampleLevel(UnitKind):
             )
         if recipe.sampling.rate < 1 or federation.dropout:
             raise ConfigError(
-                "federation.rate: with privacy.unit = 'example' and trust = 'central' every client "
-                "takes part in every "
-                "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and "
-                "no dropout"
+                "federation.rate: with privacy.unit = 'example' and trust = 'central' every "
+                "client takes part in every step, and examples are sampled within it: set rate = "
+                "1, sampling = 'poisson' and no dropout"
             )
         for key in ("sampling_rate", "steps"):
             if getattr(training, key) is not None:
                 raise ConfigError(
                     f"training.{key} is for clients that noise their own steps (privacy.trust = "
-                    "'local'): here a round "
-                    "is one step, and its rate is training.batch_size over the number of examples"
+                    "'local'): here a round is one step, and its rate is training.batch_size over "
+                    "the number of examples"
                 )
         if training.epochs != 1:
             raise ConfigError(
                 "training.epochs: a round is one step here: leave epochs out and set "
-                "federation.rounds to the number "
-                "of steps; an epoch takes (number of examples) / training.batch_size steps"
+                "federation.rounds to the number of steps; an epoch takes (number of examples) / "
+                "training.batch_size steps"
             )
         bundled = not is_reference(federation.server_optimizer)
         if (bundled and federation.server_optimizer != "sgd") or federation.server_lr != 1:
             raise ConfigError(
                 "federation.server_optimizer and server_lr: a round is one step here, and "
-                "[training] says how it is "
-                "made (optimizer, lr, momentum): leave them out"
+                "[training] says how it is made (optimizer, lr, momentum): leave them out"
             )
 
     def relation(self, recipe: Settings) -> Relation:
@@ -233,14 +228,13 @@ class ExampleLevel(UnitKind):
             if recipe.training.batch_size > largest:
                 raise ConfigError(
                     f"training.batch_size = {recipe.training.batch_size} is more than the "
-                    f"{largest} examples of the "
-                    "largest client"
+                    f"{largest} examples of the largest client"
                 )
         if recipe.privacy.delta >= 1 / examples:
             warnings.warn(
-                f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the "
-                "number of "
-                "examples: such a guarantee permits the full publication of one example",
+                f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over "
+                "the number of examples: such a guarantee permits the full publication of one "
+                "example",
                 stacklevel=2,
             )
 
@@ -297,10 +291,9 @@ class ExampleLevel(UnitKind):
         if facts.steps:
             return (
                 f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, each at most "
-                f"{facts.releases} "
-                f"times; {facts.steps.count} steps per round, each on {facts.steps.rate:g} of a "
-                "client's examples, "
-                f"divided by {facts.steps.batch:g}, {facts.relation}"
+                f"{facts.releases} times; {facts.steps.count} steps per round, each on "
+                f"{facts.steps.rate:g} of a client's examples, divided by {facts.steps.batch:g}, "
+                f"{facts.relation}"
             )
         return (
             f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
@@ -325,8 +318,6 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     )
     return (
         f"no number of steps would meet the budget: the least epsilon that the {kind} accountant "
-        "shows at this delta "
-        f"is {least:.4g}"
-        "; raise privacy.epsilon or privacy.delta"
+        f"shows at this delta is {least:.4g}; raise privacy.epsilon or privacy.delta"
         + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )

@@ -39,13 +39,10 @@ def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
     if examples is None and recipe.protects.counts_examples(recipe):
         raise ConfigError(
             "privacy.noise_multiplier: the number of training examples is not known before the "
-            "data are read: give "
-            "privacy.epsilon instead, which `fedlgm calibrate --noise-multiplier "
-            f"{noise_multiplier:g} --steps "
-            f"{recipe.federation.rounds} --delta {recipe.privacy.delta:g} --accountant "
-            f"{recipe.privacy.accountant} "
-            f"--sampling-rate Q` prints for Q = {recipe.training.batch_size} / (number of training "
-            "examples)"
+            "data are read: give privacy.epsilon instead, which `fedlgm calibrate "
+            f"--noise-multiplier {noise_multiplier:g} --steps {recipe.federation.rounds} --delta "
+            f"{recipe.privacy.delta:g} --accountant {recipe.privacy.accountant} --sampling-rate Q` "
+            f"prints for Q = {recipe.training.batch_size} / (number of training examples)"
         )
     facts = facts_of(recipe, examples or 0).with_multiplier(noise_multiplier)
     run = charging.of(facts).run
@@ -72,8 +69,8 @@ def require_agreement(recipe: Settings, noise_multiplier: float, epsilon: float)
     if not math.isclose(follows, epsilon, rel_tol=_AGREE):
         raise ConfigError(
             f"privacy.epsilon = {epsilon:g} and privacy.noise_multiplier = {noise_multiplier:g} "
-            "are both given, but "
-            f"this noise gives epsilon {follows:.6g}: leave one out (--set privacy.epsilon=none)"
+            f"are both given, but this noise gives epsilon {follows:.6g}: leave one out (--set "
+            "privacy.epsilon=none)"
         )
 
 
@@ -87,6 +84,5 @@ def require_noise(recipe: Settings, method: Method) -> None:
     if given is not None and not math.isclose(given, drawn, rel_tol=_AGREE):
         raise ConfigError(
             f"privacy.noise_multiplier = {given:g}: {method.mechanism.name} or what the data have "
-            "already spent needs "
-            f"{drawn:.6g} for the same epsilon; give privacy.epsilon instead"
+            f"already spent needs {drawn:.6g} for the same epsilon; give privacy.epsilon instead"
         )

@@ -226,9 +226,8 @@ def own_of(values: Mapping[str, Any]) -> Own:
     if isinstance(values.get("model"), list | tuple):
         raise ConfigError(
             f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or "
-            "function that gives one: "
-            "join layers in nn.Sequential; to compare several models use a study with "
-            "grid={'model': [...]}"
+            "function that gives one: join layers in nn.Sequential; to compare several models use "
+            "a study with grid={'model': [...]}"
         )
     own = Own(**values).loaded()
     if own.evaluate is not None and not callable(own.evaluate):

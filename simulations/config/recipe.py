@@ -163,8 +163,7 @@ class Recipe(Section):
         )
         raise ConfigError(
             f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is "
-            f"{self.unit!r}: set "
-            f"privacy.unit = {unit!r}, or use one of {known}"
+            f"{self.unit!r}: set privacy.unit = {unit!r}, or use one of {known}"
         )
 
     @property
@@ -353,8 +352,7 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         meant = "model=" if hasattr(recipe, "state_dict") else meant
         raise ConfigError(
             f"the first argument must be a recipe's name or file, got {type(recipe).__name__}: "
-            "pass this by name, "
-            f"{meant}..."
+            f"pass this by name, {meant}..."
         )
     return _read(_locate(DEFAULT if recipe is None else str(recipe)), depth=0)
 

@@ -92,9 +92,8 @@ class Federation(Section):
     def _weights_are_uniform(cls, value: object) -> object:
         if value == "num-examples":
             raise ValueError(
-                "weights by example counts let a client's contribution exceed its bound and reveal "
-                "its size: use "
-                "equal weights, 'uniform'"
+                "weights by example counts let a client's contribution exceed its bound and "
+                "reveal its size: use equal weights, 'uniform'"
             )
         return value
 

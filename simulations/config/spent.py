@@ -52,10 +52,9 @@ def method_beside(
     epsilon, delta = facts.budget()
     if facts.noised_by.uploads_released or charging.of(facts).run is not None:
         raise ConfigError(
-            "data: their private statistics are charged together with rounds that a trusted server "
-            "noises: use "
-            "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with "
-            "public figures"
+            "data: their private statistics are charged together with rounds that a trusted "
+            "server noises: use privacy.trust = 'central' and privacy.noise = 'independent', or "
+            "standardise with public figures"
         )
     left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
     for _ in range(_TRIES):
@@ -66,17 +65,14 @@ def method_beside(
         if plan.protects != spent.protects:
             raise ConfigError(
                 f"data: their private statistics protect ({spent.protects}), but the run protects "
-                f"({plan.protects}): "
-                f"their epsilons do not add up; {_remedy(plan)}"
+                f"({plan.protects}): their epsilons do not add up; {_remedy(plan)}"
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
                 f"data: their private statistics protect the {spent.clients} clients that the data "
-                "name, but this "
-                "run's clients hold other data: use data.partition = 'natural', federation.clients "
-                "= "
-                f"{spent.clients} and "
-                "the users that were passed to standardise"
+                "name, but this run's clients hold other data: use data.partition = 'natural', "
+                f"federation.clients = {spent.clients} and the users that were passed to "
+                "standardise"
             )
         above = (
             composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant)
@@ -91,10 +87,9 @@ def method_beside(
         return found
     raise PrivacyError(
         "data: their private statistics cost epsilon = "
-        f"{spent.epsilon(delta, facts.accountant):.4g} of "
-        f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise "
-        "privacy.epsilon, or standardise "
-        "with a smaller epsilon and a new ledger"
+        f"{spent.epsilon(delta, facts.accountant):.4g} of privacy.epsilon = {epsilon:g} and leave "
+        "too little for the training: raise privacy.epsilon, or standardise with a smaller "
+        "epsilon and a new ledger"
     )
 
 
@@ -114,9 +109,8 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
     if not cost <= epsilon * _ROUNDING:
         raise ConfigError(
             "run.patience: a run that stops early has the epsilon of all its rounds, which is "
-            f"{cost:.4g} with "
-            f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave "
-            "run.patience out"
+            f"{cost:.4g} with this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise "
+            "it, or leave run.patience out"
         )
 
 

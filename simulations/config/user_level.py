@@ -29,14 +29,12 @@ class UserLevel(ClientLevel):
         if recipe.federation.users is None:
             raise ConfigError(
                 f"privacy.unit = {self.of!r} needs federation.users: the {self.of} of each client, "
-                "or the number of "
-                f"{self.of}s"
+                f"or the number of {self.of}s"
             )
         if recipe.noised_by.uploads_released:
             raise ConfigError(
                 f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that noises "
-                "its own update does "
-                f"not see those of its {self.of}'s other clients"
+                f"its own update does not see those of its {self.of}'s other clients"
             )
         if recipe.mechanism.variant != "sound":
             raise ConfigError(
@@ -76,10 +74,8 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check_nodes`."""
         raise ConfigError(
             f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged "
-            "before they are "
-            "bounded, and a real node sees only its own. Where one node holds all data of a "
-            f"{self.of}, use "
-            "privacy.unit = 'client'"
+            "before they are bounded, and a real node sees only its own. Where one node holds all "
+            f"data of a {self.of}, use privacy.unit = 'client'"
         )
 
     def words(self, assembly: Parts) -> str:

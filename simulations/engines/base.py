@@ -164,13 +164,11 @@ def require_ray(engine: str, address: str | None = None) -> None:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             f"engine {engine!r} needs the package ray, which is not installed: pip install "
-            "'fedlgm[ray]', or use "
-            "engine 'local'"
+            "'fedlgm[ray]', or use engine 'local'"
         )
     place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR", "")
     if address is None and not place.isascii():
         raise ConfigError(
             f"engine {engine!r}: Ray cannot keep its files under {place} (TMPDIR), whose name is "
-            "not ASCII: set "
-            "RAY_TMPDIR to another folder, such as /tmp"
+            "not ASCII: set RAY_TMPDIR to another folder, such as /tmp"
         )

@@ -113,8 +113,7 @@ def _say_if_lost(over: threading.Event) -> None:
             if not _is_alive(process, *_SERVERS):
                 print(
                     f"Ray's own processes have ended (pid {process.pid} first), and the run ends "
-                    "with them: continue "
-                    "it with `fedlgm simulate --resume RUN`",
+                    "with them: continue it with `fedlgm simulate --resume RUN`",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -181,8 +180,7 @@ def connect(address: str | None, workers: int) -> None:
     if workers > fitting:
         raise RunError(
             f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of "
-            "memory, but Ray "
-            f"has {cpus} and {memory:.1f} GiB: use --workers {fitting}"
+            f"memory, but Ray has {cpus} and {memory:.1f} GiB: use --workers {fitting}"
         )
 
 

@@ -101,8 +101,8 @@ def run_flower(
     with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
         federation = (
             f"num-supernodes={supernodes} client-resources-num-cpus=1 "
-            f"client-resources-num-gpus={gpus} "
-            f"init-args-num-cpus={workers} init-args-log-to-driver=false"
+            f"client-resources-num-gpus={gpus} init-args-num-cpus={workers} "
+            "init-args-log-to-driver=false"
         )
         config = _run_config(folder, supernodes, objects)
         folder.keys(folder.recipe().run.seed)

@@ -58,10 +58,8 @@ def make_server_app() -> ServerApp:
             if recipe != asked:
                 raise FedlgmError(
                     f"the run in {given} has a different recipe from the run config, by which its "
-                    "clients would "
-                    f"train: pass recipe='{given / 'recipe.toml'}', or the recipe and set that the "
-                    "run was started "
-                    "with"
+                    f"clients would train: pass recipe='{given / 'recipe.toml'}', or the recipe "
+                    "and set that the run was started with"
                 )
         else:
             recipe = asked
@@ -129,8 +127,7 @@ def _recipe(config: UserConfig) -> Recipe:
     if recipe.training.undecided:
         raise ConfigError(
             "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm "
-            "simulate` starts a "
-            "run: set 'on' or 'off', true or false"
+            "simulate` starts a run: set 'on' or 'off', true or false"
         )
     return recipe
 

@@ -68,10 +68,8 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RunError(
                 f"the certificate of the SuperLink at {superlink} is not accepted "
-                f"({reason.verify_message}): if "
-                "this machine's clock is right, make new certificates; if the authority's is new, "
-                "too, copy it to "
-                "every node"
+                f"({reason.verify_message}): if this machine's clock is right, make new "
+                "certificates; if the authority's is new, too, copy it to every node"
             ) from error
         return False
 

@@ -128,8 +128,8 @@ class PoolGrid(WorkerGrid):
                     if losses[block] > RETRIES + self._workers:
                         raise RunError(
                             f"a block of clients was lost {losses[block]} times with its worker "
-                            "(if memory ran out: "
-                            f"use a smaller training.width, or fewer workers){reply}"
+                            "(if memory ran out: use a smaller training.width, or fewer "
+                            f"workers){reply}"
                         )
                 elif isinstance(reply, Exception):
                     raise reply
@@ -164,6 +164,6 @@ def require_memory(workers: int, each: float) -> None:
     if workers * each > memory:
         raise RunError(
             f"{workers} workers need at least {workers * each:g} GiB of memory, but this machine "
-            f"has {memory:.1f} "
-            f"GiB and {cores} cores: use --workers {min(cores, max(1, int(memory / each)))}"
+            f"has {memory:.1f} GiB and {cores} cores: use --workers "
+            f"{min(cores, max(1, int(memory / each)))}"
         )

@@ -153,8 +153,7 @@ class _Parent:
                 ours.close()
                 raise RunError(
                     "the process that starts workers was killed (if memory ran out: use fewer "
-                    "workers); released "
-                    "rounds are kept, and the run can be continued"
+                    "workers); released rounds are kept, and the run can be continued"
                 ) from error
         return Connection(ours.detach())
 

@@ -310,8 +310,7 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
     if gpus < 1:
         raise RunError(
             f"training.device = 'cuda' needs a GPU for {workers} workers, but Ray has {gpus:g}: "
-            "use --engine local, "
-            "or training.device = 'cpu'"
+            "use --engine local, or training.device = 'cpu'"
         )
     # So many on each GPU that all find a place; Ray counts ten-thousandths.
     return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4

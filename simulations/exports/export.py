@@ -237,9 +237,8 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
             if is_object(name):
                 raise ConfigError(
                     f"{run} was given its {key} {name!r} as a Python object, which a run folder "
-                    "does not hold: pass a "
-                    "module of the same architecture, as in simulations.exports.export.export(run, "
-                    "module=MyNet())"
+                    "does not hold: pass a module of the same architecture, as in "
+                    "simulations.exports.export.export(run, module=MyNet())"
                 )
         module = Assembly(recipe).module()
     else:
@@ -248,16 +247,15 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
         if fixed is not None and fixed_digest(module) != fixed:
             raise ConfigError(
                 f"the frozen parameters and buffers of {type(module).__name__} are not those with "
-                f"which {run} was "
-                "trained; a run folder does not hold them: pass the module that the run was given"
+                f"which {run} was trained; a run folder does not hold them: pass the module that "
+                "the run was given"
             )
     layers = LayerTable.from_module(module, recipe.mechanism.group_by)
     model = folder.checkpoints.model(layers)
     if model is None or model_digest(model) != result["model_sha256"]:
         raise RunError(
             f"the last checkpoint of {run} is not the model of its result, "
-            f"{result['model_sha256']}: restore "
-            "`checkpoints/` from a backup"
+            f"{result['model_sha256']}: restore `checkpoints/` from a backup"
         )
     layers.load_(module, model)
     return module.eval()
@@ -277,9 +275,8 @@ def _example(run: Path) -> inputs.Arrays:
     if is_object(recipe.data.name):
         raise ConfigError(
             f"{run} was given its data {recipe.data.name!r} as a Python object, which a run folder "
-            "does not hold: pass "
-            "inputs of two examples, as in simulations.exports.export.export(run, 'onnx', "
-            "module=net, example=x[:2])"
+            "does not hold: pass inputs of two examples, as in "
+            "simulations.exports.export.export(run, 'onnx', module=net, example=x[:2])"
         )
     return inputs.take(Assembly(recipe).dataset.test_x, slice(2))
 

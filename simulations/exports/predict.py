@@ -55,8 +55,7 @@ class Predicted:
             if self.standardised
             else (
                 "not standardised, because the model's file holds no constants: give them as the "
-                "model "
-                "was trained"
+                "model was trained"
             )
         )
         ignored = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
@@ -95,8 +94,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     if not columns:
         raise RunError(
             f"{path} does not name its columns: it was trained on arrays, or exported by an "
-            "earlier version; train on "
-            "tables and export again"
+            "earlier version; train on tables and export again"
         )
     x, ignored = _rows(Path(file), columns)
     try:
@@ -160,8 +158,7 @@ def _linear(path: Path, told: Mapping[str, Any], state: Mapping[str, np.ndarray]
     if told.get("coefficients") != "linear":
         raise ConfigError(
             f"{path} holds tensors without their layers, which is enough for a linear model only: "
-            "export this model as "
-            ".onnx"
+            "export this model as .onnx"
         )
     weight = next(values for values in state.values() if values.ndim == 2)
     bias = next(

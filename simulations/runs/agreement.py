@@ -79,16 +79,14 @@ def check_summary(
     if missing:
         raise LedgerError(
             f"{where} has no {missing[0]}: it was changed; restore it from a backup, or delete it, "
-            "and --resume writes "
-            "it again"
+            "and --resume writes it again"
         )
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(
                 f"{where} says {name} = {_text(result.get(name))}, but recipe and ledger of the "
-                "run say "
-                f"{_text(value)}: it was changed; restore it from a backup, or delete it, and "
-                "--resume writes it again"
+                f"run say {_text(value)}: it was changed; restore it from a backup, or delete it, "
+                "and --resume writes it again"
             )
 
 
@@ -134,8 +132,7 @@ def check_rows(
         if not epsilon >= least * (1 - _TOLERANCE):
             raise LedgerError(
                 f"{where} says epsilon = {_text(epsilon)} in round {round_}, but by the ledger it "
-                "is at least "
-                f"{_text(least)}: it was changed; restore it from a backup"
+                f"is at least {_text(least)}: it was changed; restore it from a backup"
             )
         least = epsilon
 

@@ -196,8 +196,8 @@ class Checkpoints:
             if models[-1].numel() != layers.size:
                 raise RunError(
                     f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but "
-                    "the given model has "
-                    f"{layers.size:,}: pass the architecture that the run trained"
+                    f"the given model has {layers.size:,}: pass the architecture that the run "
+                    "trained"
                 )
             return meta, models, tensors
         if files:
@@ -213,8 +213,7 @@ def model_digest(model: Tensor) -> str:
 def _edited(file: Path, problem: str) -> RunError:
     return RunError(
         f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or "
-        "delete it, and the "
-        "run continues from the one before"
+        "delete it, and the run continues from the one before"
     )
 
 

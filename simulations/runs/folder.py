@@ -179,15 +179,13 @@ class RunFolder:
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} "
-                    "rounds were released by "
-                    f"{self.metrics.path.name}: it is an older copy; restore a newer one or start "
-                    "a new run"
+                    f"rounds were released by {self.metrics.path.name}: it is an older copy; "
+                    "restore a newer one or start a new run"
                 )
         elif self.begun():
             raise LedgerError(
                 f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is "
-                "not known; restore "
-                "the ledger from a backup or start a new run"
+                "not known; restore the ledger from a backup or start a new run"
             )
 
     def begun(self) -> bool:
@@ -237,8 +235,7 @@ class RunFolder:
         if stated is None and first is not None:
             raise LedgerError(
                 f"{self.ledger_file} does not state what the run's own mechanism guaranteed, "
-                "because an earlier "
-                "version of fedlgm wrote it: run it again"
+                "because an earlier version of fedlgm wrote it: run it again"
             )
         plan = self.checkpoints.plan()
         if stated is None and "guarantee" not in plan:
@@ -346,8 +343,7 @@ class RunFolder:
         if len(rows) != result["rounds"]:
             raise RunError(
                 f"{self.metrics.path} has rows of {len(rows)} rounds, but the run had "
-                f"{result['rounds']}: restore it "
-                "from a backup"
+                f"{result['rounds']}: restore it from a backup"
             )
         return rows
 

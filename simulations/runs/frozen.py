@@ -41,9 +41,8 @@ class FrozenBase:
             return {}
         if fixed_digest(self._assembly.module()) != self._digest:
             raise RunError(
-                "the frozen parameters of the model changed during the run, so its adapters fit no "
-                "base: other code "
-                "changes the model, or the file model.weights was replaced"
+                "the frozen parameters of the model changed during the run, so its adapters fit "
+                "no base: other code changes the model, or the file model.weights was replaced"
             )
         layers = self._assembly.layers
         before, after = layers.unflatten(self._start), layers.unflatten(final.models[-1].cpu())
@@ -52,8 +51,7 @@ class FrozenBase:
             warnings.warn(
                 Notice(
                     f"the run has not changed these parameters: {', '.join(unmoved)}; no round "
-                    "released them, or their "
-                    "updates were zero"
+                    "released them, or their updates were zero"
                 ),
                 stacklevel=2,
             )

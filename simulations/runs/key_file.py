@@ -41,17 +41,16 @@ class KeyFile:
             if charged and needed:
                 raise RunError(
                     f"{self.path} is gone: neither who may take part next nor the noise of the "
-                    "rounds that were "
-                    "released can be known without it; restore it from a backup, or start a new run"
+                    "rounds that were released can be known without it; restore it from a backup, "
+                    "or start a new run"
                 )
             self.create(charged)
         try:
             ring, since = self.read()
         except ValueError as error:
             lost = (
-                "delete it; the run then repeats the releases since its last checkpoint with fresh "
-                "noise, which "
-                "costs privacy again"
+                "delete it; the run then repeats the releases since its last checkpoint with "
+                "fresh noise, which costs privacy again"
             )
             raise RunError(
                 f"{self.path} is damaged: restore it from a backup, or "
@@ -60,8 +59,8 @@ class KeyFile:
         if needed and name not in (None, name_of(ring)):
             raise RunError(
                 f"{self.path} does not belong to the rounds before the last checkpoint: with other "
-                "keys clients "
-                "would take part sooner than they may; restore it from a backup, or start a new run"
+                "keys clients would take part sooner than they may; restore it from a backup, or "
+                "start a new run"
             )
         return ring, since
 

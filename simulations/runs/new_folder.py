@@ -38,8 +38,7 @@ def refuse_existing(path: Path) -> None:
     if is_used(path):
         raise RunError(
             f"{path} already exists: choose another folder (--run-dir, run_dir=), or continue the "
-            "run in it "
-            f"(--resume {path}, simulations.resume)"
+            f"run in it (--resume {path}, simulations.resume)"
         )
 
 

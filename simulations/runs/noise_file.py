@@ -54,8 +54,7 @@ class NoiseFile(NoiseRings):
         if self.digest(rounds) != digest:
             raise RunError(
                 f"{self._path} does not belong to the rounds before the last checkpoint: restore "
-                "it from a backup, or "
-                "start a new run"
+                "it from a backup, or start a new run"
             )
 
     def keep(self, round: int, ring: KeyRing) -> None:

@@ -90,9 +90,8 @@ def settled_multiplier(
     if not math.isclose(stated, charged, rel_tol=1e-6):
         raise LedgerError(
             f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round "
-            f"{first.round} "
-            "would cost something else than the ledger says: it was changed; restore "
-            "`checkpoints/` from a backup"
+            f"{first.round} would cost something else than the ledger says: it was changed; "
+            "restore `checkpoints/` from a backup"
         )
     return stated
 

@@ -58,8 +58,7 @@ class ProvenanceFile:
         if not found:
             raise LedgerError(
                 f"{self._path} does not name the layers of the run's mechanism, so what was "
-                "guaranteed is not known: "
-                "restore the file from a backup"
+                "guaranteed is not known: restore the file from a backup"
             )
         return dict(found)
 
@@ -101,8 +100,7 @@ class ProvenanceFile:
         if stored.get("columns", provenance.get("columns")) != provenance.get("columns"):
             raise RunError(
                 f"{self._run} was run with other columns, in another order, or standardised "
-                "otherwise: pass the same "
-                "tables"
+                "otherwise: pass the same tables"
             )
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
@@ -174,7 +172,6 @@ class ProvenanceFile:
         except OSError as error:
             raise RunError(
                 f"{self._key_file} is gone: the objects and files of the run cannot be compared "
-                "without it; restore "
-                "it from a backup"
+                "without it; restore it from a backup"
             ) from error
         return _KEYED + hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()

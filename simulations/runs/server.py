@@ -222,8 +222,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if transcript.rounds > rounds:
         raise RunError(
             f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, "
-            "but the run has "
-            f"{rounds}: it was edited; restore it from a backup, or delete it"
+            f"but the run has {rounds}: it was edited; restore it from a backup, or delete it"
         )
     if transcript.plan is None:
         return
@@ -231,17 +230,14 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if charging.of(facts).run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "
-            "machine computes "
-            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all "
-            "rounds are one "
-            "mechanism; continue it where it was started"
+            f"machine computes {facts.noise_multiplier:.12g} (another version of fedlgm or "
+            "dp-accounting?): all rounds are one mechanism; continue it where it was started"
         )
     if started.noise != facts.noise:
         raise RunError(
             f"{folder.path} correlated its noise with coefficients that differ from those that "
-            "this machine computes "
-            "(another version of "
-            "NumPy or SciPy?): continue it where it was started"
+            "this machine computes (another version of NumPy or SciPy?): continue it where it was "
+            "started"
         )
 
 
@@ -319,8 +315,7 @@ def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> Non
     if again > 0:
         warnings.warn(
             f"{again} rounds that had been released are released again with fresh noise, because "
-            "they cannot be "
-            "repeated bit by bit: the run will cost more than its budget, and its report states "
-            "the cost",
+            "they cannot be repeated bit by bit: the run will cost more than its budget, and its "
+            "report states the cost",
             stacklevel=3,
         )

@@ -77,9 +77,8 @@ def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
         return [multiplier_explained(recipe.unit, recipe.relation)]
     return [
         (
-            "the run is accounted for as one mechanism: a multiplier states what its rounds add to "
-            "the "
-            "cost of the rounds before them, not the noise that they had"
+            "the run is accounted for as one mechanism: a multiplier states what its rounds add "
+            "to the cost of the rounds before them, not the noise that they had"
         )
     ]
 

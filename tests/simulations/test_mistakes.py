@@ -272,8 +272,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         (
             "needs numbers as targets, but those of 'own' are names of classes (a, b): use the "
-            "task "
-            "'classification'"
+            "task 'classification'"
         ),
     ),
     "a batch in another precision": (
@@ -293,8 +292,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         (
             "the model does not take the training tokens of 'own', 7 to 99: IndexError: index out "
-            "of "
-            "range in self"
+            "of range in self"
         ),
     ),
     "missing values": (

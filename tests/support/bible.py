@@ -10,8 +10,7 @@ VERSES = (
     "Ge2:1 Thus the heavens and the earth were finished, and all the host of them.",
     (
         "1Jo1:1 That which was from the beginning, which we have heard, which we have seen with "
-        "our "
-        "eyes."
+        "our eyes."
     ),
 )
 WINDOW = 128  # bytes; few enough for compress(1) to use codes of nine bits only

@@ -47,9 +47,8 @@ def write_commands(folder: Path, python: str) -> None:
     # Flower's commands are looked for beside the interpreter, where another user's has none.
     ours = (
         "import sys, simulations.engines.flower_command as flower; from simulations.cli import "
-        "main; "
-        f"flower.executable = lambda name: {str(folder)!r} + '/' + name; sys.argv[0] = 'fedlgm'; "
-        "sys.exit(main())"
+        f"main; flower.executable = lambda name: {str(folder)!r} + '/' + name; sys.argv[0] = "
+        "'fedlgm'; sys.exit(main())"
     )
     texts = {"python": '"$@"', "fedlgm": f'-c "{ours}" "$@"'}
     for one in entry_points(group="console_scripts"):
@@ -62,8 +61,8 @@ def write_commands(folder: Path, python: str) -> None:
             "flwr",
         ):
             code = (
-                f"import sys; sys.argv[0] = {one.name!r}; "
-                f"from {one.module} import {one.attr}; sys.exit({one.attr}())"
+                f"import sys; sys.argv[0] = {one.name!r}; from {one.module} import {one.attr}; "
+                f"sys.exit({one.attr}())"
             )
             texts[one.name] = f'-c "{code}" "$@"'
     for name, arguments in texts.items():

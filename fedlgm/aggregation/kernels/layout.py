@@ -78,8 +78,8 @@ class Layout:
         if len(sizes) < 1 or offsets[0] != 0 or (sizes < 1).any() or (sizes >= _LIMIT).any():
             raise ConfigError(
                 "offsets must be [0, end of layer 1, ..., end of layer K], strictly increasing by "
-                "less than 2**31, "
-                f"got {offsets.tolist() if len(offsets) < 9 else [*offsets[:8].tolist(), '...']}"
+                "less than 2**31, got "
+                f"{offsets.tolist() if len(offsets) < 9 else [*offsets[:8].tolist(), '...']}"
             )
         self.offsets = offsets
         self.sizes = sizes
@@ -200,7 +200,6 @@ def layout_of(offsets: Tensor) -> Layout:
     if offsets.device.type != "cpu" or offsets.dtype != torch.int64 or offsets.ndim != 1:
         raise ConfigError(
             "offsets must be a 1-d int64 tensor on the CPU (layer boundaries are public host "
-            "data), "
-            f"got {offsets.dtype} {tuple(offsets.shape)} on {offsets.device}"
+            f"data), got {offsets.dtype} {tuple(offsets.shape)} on {offsets.device}"
         )
     return _layout(offsets.numpy().tobytes())

@@ -236,6 +236,5 @@ def _check(
     ):
         raise ConfigError(
             f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on "
-            f"{like.device}, "
-            f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+            f"{like.device}, got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )

@@ -96,9 +96,8 @@ class Correlation:
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
             raise ConfigError(
                 f"coefficients must lie within {_LARGEST:g} and the first one be at least "
-                f"{1 / _LARGEST:g}, got "
-                f"{c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is calibrated to them, so "
-                "scale them all by the same factor"
+                f"{1 / _LARGEST:g}, got {c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is "
+                "calibrated to them, so scale them all by the same factor"
             )
         decays, scales = np.array(self.decays), np.array(self.scales)
         if (
@@ -384,8 +383,7 @@ def check_size(coefficients: int, rounds: int) -> None:
     if coefficients * rounds > _MOST_PRODUCTS:
         raise ConfigError(
             f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: "
-            "their "
-            f"product may be at most {_MOST_PRODUCTS:,}; use fewer bands"
+            f"their product may be at most {_MOST_PRODUCTS:,}; use fewer bands"
         )
 
 

@@ -30,8 +30,7 @@ from fedlgm.training.example_level.scaling import PerLayerClip
 
 _PROVEN = (
     "every example's gradient is bounded in l1 norm before Laplace noise of a public scale is "
-    "added to the sum of a "
-    "Poisson batch"
+    "added to the sum of a Poisson batch"
 )
 
 

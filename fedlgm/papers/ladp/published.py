@@ -30,8 +30,7 @@ from fedlgm.privacy.guarantee import Guarantee
 
 _PUBLISHED = (
     "unselected layers are uploaded as they are, and selection and noise scales follow the "
-    "client's private weights "
-    "(docs/guarantees.md, section LaDP-FL)"
+    "client's private weights (docs/guarantees.md, section LaDP-FL)"
 )
 _LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, but still a number
 

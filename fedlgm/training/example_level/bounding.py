@@ -77,8 +77,8 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
     if order != (2 if plan.family == "gaussian" else 1):
         raise PrivacyError(
             f"the scaling bounds examples in l{order} norm, which {plan.family} noise does not "
-            "protect: bound them in "
-            "l2 norm for gaussian noise, in l1 norm for laplace noise (its attribute `norm`)"
+            "protect: bound them in l2 norm for gaussian noise, in l1 norm for laplace noise (its "
+            "attribute `norm`)"
         )
     return tuple(scaling.bounds(len(plan.layers)).tolist())
 

@@ -120,8 +120,7 @@ def train(
     if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
         raise ConfigError(
             "train draws each step's examples by Poisson sampling and adds the noise itself: it "
-            "needs facts with "
-            "sampling 'poisson' and trust = 'central', and without local steps"
+            "needs facts with sampling 'poisson' and trust = 'central', and without local steps"
         )
     if facts.sampling.population != len(y):
         raise ConfigError(

@@ -165,8 +165,7 @@ class ExampleGradients:
         if self._dtype not in _PRECISE:
             raise ConfigError(
                 f"the parameters must be float32 or float64, got {self._dtype}: norms and sums of "
-                "lower precision "
-                "exceed the bounds of the gradients"
+                "lower precision exceed the bounds of the gradients"
             )
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
         self._places = {
@@ -316,9 +315,8 @@ class ExampleGradients:
             if gradient is not None:
                 raise ConfigError(
                     f"the parameter {slot.name!r} is used outside the module that owns it, where "
-                    "its per-example "
-                    "gradient cannot be computed: call the module instead, or keep such terms out "
-                    "of the loss"
+                    "its per-example gradient cannot be computed: call the module instead, or "
+                    "keep such terms out of the loss"
                 )
         generic = iter(found[1 : 1 + len(leaves)])
         for site in self._sites:
@@ -418,8 +416,8 @@ class ExampleGradients:
         if bool(((together - apart).abs() > tolerance).any()):
             raise ConfigError(
                 f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does "
-                "not reach every "
-                "example alike: pass one row per example, as in positions.expand(len(x), -1)"
+                "not reach every example alike: pass one row per example, as in "
+                "positions.expand(len(x), -1)"
             )
 
     def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
@@ -496,6 +494,6 @@ def _refuse_batch_norm(module: nn.Module) -> None:
         ):
             raise ConfigError(
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, "
-                "so that none has a "
-                "separate gradient: replace it with fedlgm.models.to_groupnorm(model)"
+                "so that none has a separate gradient: replace it with "
+                "fedlgm.models.to_groupnorm(model)"
             )

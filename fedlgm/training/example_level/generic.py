@@ -112,10 +112,8 @@ class GenericSite:
         if any(isinstance(value, PackedSequence) for value in (*arguments, *named.values())):
             raise ConfigError(
                 f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed "
-                "sequence, which joins the "
-                "rows of a batch, so that no example has a separate gradient: pass padded "
-                "sequences, and read each "
-                "output at its example's length"
+                "sequence, which joins the rows of a batch, so that no example has a separate "
+                "gradient: pass padded sequences, and read each output at its example's length"
             )
         values, spec = pytree.tree_flatten((arguments, named))
         batched = self._batched or self._of_examples(examples, values)
@@ -211,8 +209,8 @@ class GenericSite:
                 if len(grown) != 1 or len(one) != len(two):
                     raise ConfigError(
                         f"{self.name or 'the module'} ({type(self.module).__name__}) returns "
-                        f"{tuple(one)} for one "
-                        f"example and {tuple(two)} for two: it needs one dimension for the example"
+                        f"{tuple(one)} for one example and {tuple(two)} for two: it needs one "
+                        "dimension for the example"
                     )
                 axes.append(grown[0])
             self._axes = axes

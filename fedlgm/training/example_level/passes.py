@@ -123,8 +123,7 @@ class Pass:
         if len(x) != len(self._squares):
             raise ConfigError(
                 f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first "
-                "dimension must be the "
-                "example"
+                "dimension must be the example"
             )
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 

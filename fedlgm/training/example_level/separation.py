@@ -39,8 +39,7 @@ flag is set."""
 
 TRIED_ROWS = (
     "conditional on the model treating the rows of a batch independently, which a trial on a few "
-    "examples supports: "
-    "the model does not run under torch.func.vmap"
+    "examples supports: the model does not run under torch.func.vmap"
 )
 """Condition of guarantees whose rows only a trial has found to be apart."""
 

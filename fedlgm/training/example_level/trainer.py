@@ -165,8 +165,7 @@ class ExampleTrainer:
         if any(head not in plan.facts.assumes for head in heads):
             raise PrivacyError(
                 "the plan's guarantee omits a condition of the model: state it in RunFacts(..., "
-                "assumes=...), which "
-                f"for this model is trainer.condition(x) = {condition!r}"
+                f"assumes=...), which for this model is trainer.condition(x) = {condition!r}"
             )
 
     def _taken(

@@ -238,11 +238,9 @@ class _Gradients:
                 and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound
             ):
                 return (
-                    "the gradient of an example is not the one that PyTorch computes for it alone: "
-                    "the model or the "
-                    "task remembers what it has seen, a hook changes gradients, or a function has "
-                    "a backward pass of "
-                    "its own"
+                    "the gradient of an example is not the one that PyTorch computes for it "
+                    "alone: the model or the task remembers what it has seen, a hook changes "
+                    "gradients, or a function has a backward pass of its own"
                 )
         times = max(1, _BATCH // len(y))
         repeated = torch.arange(len(y), device=y.device).repeat(times)
@@ -256,10 +254,9 @@ class _Gradients:
         if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
             return (
                 "an example's gradient depends on the other examples of its batch, so clipping "
-                "does not bound what one "
-                "example changes: normalise, weigh and compare within each example only, in the "
-                "model's forward pass, "
-                "in its hooks and in the task's losses"
+                "does not bound what one example changes: normalise, weigh and compare within "
+                "each example only, in the model's forward pass, in its hooks and in the task's "
+                "losses"
             )
         return None
 

@@ -208,8 +208,7 @@ def _made(
         if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
                 f"model {label} takes `classes`, the number of outputs, which neither the data nor "
-                "the task states: "
-                "override Task.outputs, or give the parameter a default"
+                "the task states: override Task.outputs, or give the parameter a default"
             )
         if stated is not None:
             filled["classes"] = stated.default
@@ -236,8 +235,7 @@ def _find(name: str) -> Any:
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
         raise ConfigError(
             f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a "
-            "public base in a "
-            "safetensors file set model.weights"
+            "public base in a safetensors file set model.weights"
         )
     if name not in _MODELS and ("/" in name or path_of("model.name", name).is_dir()):
         raise ConfigError(

@@ -48,8 +48,8 @@ class LowRank(nn.Module):
         if not 1 <= rank <= min(base.in_features, base.out_features):
             raise ConfigError(
                 f"rank {rank} of an adapter must lie between 1 and "
-                f"{min(base.in_features, base.out_features)}, the "
-                "smaller side of the layer that it adapts"
+                f"{min(base.in_features, base.out_features)}, the smaller side of the layer that "
+                "it adapts"
             )
         self.base = base.requires_grad_(False)
         self.lora_A = nn.Linear(base.in_features, rank, bias=False)

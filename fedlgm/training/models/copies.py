@@ -84,8 +84,7 @@ def require_own_storage(module: nn.Module) -> None:
         if device == furthest and start < until and (parameter or trained):
             raise ConfigError(
                 f"{owner!r} and {name!r} of the model share memory, and training separates them: "
-                "for one parameter "
-                "under two names assign the same nn.Parameter to both"
+                "for one parameter under two names assign the same nn.Parameter to both"
             )
         if device != furthest or end > until:
             (furthest, until), owner, trained = (device, end), name, parameter
@@ -126,8 +125,7 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
         if not inputs.close(gradient, others[name]):
             raise ConfigError(
                 f"the model cannot be copied: the copy does not follow its own {name!r}, so that a "
-                "layer would stay "
-                "untrained: let forward reach all layers through self"
+                "layer would stay untrained: let forward reach all layers through self"
             )
     if not inputs.close(outputs, found):
         raise ConfigError(
@@ -169,8 +167,7 @@ def _require_apart(module: nn.Module, made: nn.Module) -> None:
             raise ConfigError(
                 f"the model cannot be copied: {item.top or item.path!r} refers to the original's "
                 f"{parts[id(item.value)]} (in a function's closure or globals), which a copy would "
-                "leave untrained: "
-                "reach it through self"
+                "leave untrained: reach it through self"
             )
 
 

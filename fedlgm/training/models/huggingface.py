@@ -60,8 +60,7 @@ class HuggingFace(nn.Module):
         if not isinstance(logits, Tensor):
             raise ConfigError(
                 f"{type(unadapted(model)).__name__} returns no logits: use a class with a head, "
-                "such as "
-                "AutoModelForSequenceClassification or AutoModelForCausalLM"
+                "such as AutoModelForSequenceClassification or AutoModelForCausalLM"
             )
         return logits
 

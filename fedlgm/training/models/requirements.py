@@ -25,9 +25,8 @@ from fedlgm.training.models.built import refuse_parameter_hooks
 
 _ADVICE = (
     "use layers without state, for example GroupNorm in place of BatchNorm "
-    "(fedlgm.models.to_groupnorm replaces them); "
-    "a BatchNorm whose statistics are public constants may stay if it is in evaluation mode while "
-    "the model is not"
+    "(fedlgm.models.to_groupnorm replaces them); a BatchNorm whose statistics are public "
+    "constants may stay if it is in evaluation mode while the model is not"
 )
 
 
@@ -125,14 +124,12 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
     if package_of(type(module)) == "opacus":
         raise ConfigError(
             f"model {label} is wrapped by Opacus ({type(module).__name__}): pass the plain "
-            "nn.Module, because fedlgm "
-            "computes and bounds the gradients itself"
+            "nn.Module, because fedlgm computes and bounds the gradients itself"
         )
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise ConfigError(
             f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which "
-            "it was made; "
-            "training.compile = true compiles the training"
+            "it was made; training.compile = true compiles the training"
         )
     trained = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
@@ -145,8 +142,8 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
         if is_lazy(parameter):
             raise ConfigError(
                 f"model {label}: parameter {name!r} has no size before the first forward pass: use "
-                "a layer that is "
-                "given its sizes instead of the lazy one, or call the model on an example first"
+                "a layer that is given its sizes instead of the lazy one, or call the model on an "
+                "example first"
             )
         if parameter.numel() == 0:
             raise ConfigError(
@@ -161,8 +158,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
             )
             raise ConfigError(
                 f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters "
-                "must be float32: "
-                f"{remedy}"
+                f"must be float32: {remedy}"
             )
     for name, parameter in module.named_parameters():  # frozen ones, too: every output would be NaN
         if not (parameter.is_meta or is_lazy(parameter) or torch.isfinite(parameter).all()):
@@ -199,9 +195,8 @@ def _notice_lists(module: nn.Module, label: str) -> None:
                 warnings.warn(
                     Notice(
                         f"model {label}: the layers in {attribute!r} are not trained, because a "
-                        "plain "
-                        f"{type(value).__name__} hides them from PyTorch: use nn.ModuleList or "
-                        "nn.ModuleDict"
+                        f"plain {type(value).__name__} hides them from PyTorch: use nn.ModuleList "
+                        "or nn.ModuleDict"
                     ),
                     stacklevel=3,
                 )
@@ -299,16 +294,13 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
         if isinstance(rate, float) and rate > 0:
             raise ConfigError(
                 f"{name or type(child).__name__!r} drops units at random, which is not supported "
-                "where single examples "
-                "are protected: set its dropout to 0 (for module in model.modules(): if "
-                "isinstance(module, "
-                "torch.nn.Dropout): module.p = 0.0)"
+                "where single examples are protected: set its dropout to 0 (for module in "
+                "model.modules(): if isinstance(module, torch.nn.Dropout): module.p = 0.0)"
             )
     if x is not None and draws_at_random(module, x):
         raise ConfigError(
             "the model draws random numbers in training (functional dropout), which is not "
-            "supported where single "
-            "examples are protected: leave it out"
+            "supported where single examples are protected: leave it out"
         )
 
 

@@ -95,8 +95,7 @@ def library() -> ctypes.CDLL:
     if here is None:
         raise ConfigError(
             "the native training kernel needs AVX2, which the processor lacks or "
-            "ATEN_CPU_CAPABILITY switches off: use "
-            "training.kernel = 'torch'"
+            "ATEN_CPU_CAPABILITY switches off: use training.kernel = 'torch'"
         )
     return build(here)
 
@@ -195,9 +194,8 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
     command = _compiler()
     if not command[0]:
         raise ConfigError(
-            "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or "
-            "use "
-            "training.kernel = 'torch'"
+            "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, "
+            "or use training.kernel = 'torch'"
         )
     descriptor, made = tempfile.mkstemp(suffix=_PART, dir=place.parent)
     os.close(descriptor)
@@ -253,8 +251,7 @@ def _confirmed(place: Path) -> ctypes.CDLL:
         place.unlink(missing_ok=True)  # for another compiler
         raise ConfigError(
             f"the native training kernel in {place} computes wrong bits: use another compiler "
-            "(CXX) or "
-            "training.kernel = 'torch'"
+            "(CXX) or training.kernel = 'torch'"
         )
     return made
 

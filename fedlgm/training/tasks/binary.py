@@ -42,8 +42,7 @@ class Binary(RealTargets):
             wrong = real[~np.isin(real, (0, 1))].flat[0]
             raise DataError(
                 f"task {self.name!r} needs targets 0 and 1, but the {part} targets hold {wrong:g}: "
-                "for one class of "
-                "several use the task 'classification'"
+                "for one class of several use the task 'classification'"
             )
         return real
 
@@ -56,8 +55,7 @@ class Binary(RealTargets):
         if made_by is not None and made_by.name().startswith("Sigmoid"):
             raise ConfigError(
                 f"task {self.name!r}: the model returns probabilities: remove its last sigmoid, "
-                "because the loss "
-                "takes logits"
+                "because the loss takes logits"
             )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

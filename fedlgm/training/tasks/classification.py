@@ -52,8 +52,7 @@ class Classification(Task):
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
             raise DataError(
                 f"task {self.name!r}: the targets are the tokens themselves, because the table has "
-                "no column 'label': "
-                "name yours, data={..., 'target': column}"
+                "no column 'label': name yours, data={..., 'target': column}"
             )
         return super().prepare(data)
 
@@ -88,8 +87,7 @@ class Classification(Task):
         if outputs.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
             raise ConfigError(
                 f"task {self.name!r}: the model returns probabilities: remove its last softmax, "
-                "because the loss "
-                "takes logits"
+                "because the loss takes logits"
             )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -130,10 +128,8 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
             f"task {task!r} needs integer targets (each the number of a {what}), but the {part} "
-            f"targets are {y.dtype}: "
-            "for real-valued targets use the task 'regression', for classes in floats or truth "
-            "values give "
-            "y.astype(int)"
+            f"targets are {y.dtype}: for real-valued targets use the task 'regression', for "
+            "classes in floats or truth values give y.astype(int)"
         )
     if y.size and y.min() < 0:
         remedy = "np.unique(y, return_inverse=True)[1] numbers the classes"
@@ -152,8 +148,8 @@ def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
     if largest >= outputs:
         raise ConfigError(
             f"task {task!r}: the model has {outputs} outputs, but the targets of {data.name!r} go "
-            f"up to {what} "
-            f"{largest}: it needs at least {largest + 1}{_instead(outputs, largest, data)}"
+            f"up to {what} {largest}: it needs at least "
+            f"{largest + 1}{_instead(outputs, largest, data)}"
         )
 
 

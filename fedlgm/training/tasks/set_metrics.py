@@ -79,7 +79,6 @@ def over_the_set(
         if finite and not math.isfinite(found[name]):
             raise ConfigError(
                 f"{label} is {found[name]} on the test set of {len(targets)} examples with the "
-                "initial model: it "
-                "could not be reported"
+                "initial model: it could not be reported"
             )
     return found

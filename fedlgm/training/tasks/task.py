@@ -168,8 +168,7 @@ class Task(ABC):
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
                     f"the model must return one tensor, but it returns {type(outputs).__name__}: "
-                    "wrap it in a module "
-                    "that returns the tensor on which the loss is computed"
+                    "wrap it in a module that returns the tensor on which the loss is computed"
                 )
             self.check_outputs(outputs, y.to(device), data)
         self._check_figures(outputs.detach(), y.to(device))
@@ -186,8 +185,7 @@ class Task(ABC):
         if shape != (len(targets),):
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), "
-                "one per example, "
-                f"but they have {shape}{SUMMED if shape == () else ''}"
+                f"one per example, but they have {shape}{SUMMED if shape == () else ''}"
             )
 
     def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
@@ -203,8 +201,7 @@ class Task(ABC):
         if not learnt:
             raise ConfigError(
                 f"{label}: its loss has no gradient with respect to the outputs: is something "
-                "detached, or is this "
-                "called under torch.no_grad() or torch.inference_mode()?"
+                "detached, or is this called under torch.no_grad() or torch.inference_mode()?"
             )
         known = [*found, *self.set_metrics()]
         for name in ("loss", self.headline):
@@ -318,8 +315,7 @@ def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets
     if not inputs.close(losses, alone):
         raise ConfigError(
             f"{label}: the loss of an example depends on the other examples of its batch, which is "
-            "not supported: "
-            "batches of unequal clients are padded"
+            "not supported: batches of unequal clients are padded"
         )
     if isinstance(task, Task) and not inputs.close(task.loss(outputs, targets), losses.mean()):
         raise ConfigError(
@@ -347,11 +343,9 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
         ):
             raise ConfigError(
                 f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} "
-                "over two batches of "
-                "the same examples: `sums` must return sums over examples, and `count` the number "
-                "of their terms; a "
-                "figure of the whole set, such as AUC, is not such a mean: return it from "
-                "`set_metrics`"
+                "over two batches of the same examples: `sums` must return sums over examples, "
+                "and `count` the number of their terms; a figure of the whole set, such as AUC, "
+                "is not such a mean: return it from `set_metrics`"
             )
 
 
@@ -369,8 +363,7 @@ def require_finite(y: np.ndarray, part: str) -> None:
         where = np.argwhere(~finite)
         raise DataError(
             f"{len(where)} of the {part} targets are NaN or infinite, the first at index "
-            f"{tuple(where[0].tolist())}: "
-            "remove or replace those examples"
+            f"{tuple(where[0].tolist())}: remove or replace those examples"
         )
 
 

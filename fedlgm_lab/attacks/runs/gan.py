@@ -120,9 +120,8 @@ def attack(
     if target.folder is not None and target.recipe.run.seed is None:
         raise RunError(
             f"{target.folder.path} has no seed and keeps only its last models: the attack watches "
-            "every round, so "
-            f"pass the recipe ({target.folder.recipe_file}), whose federation is then run again "
-            "with fresh noise"
+            f"every round, so pass the recipe ({target.folder.recipe_file}), whose federation is "
+            "then run again with fresh noise"
         )
     data, partition = Images.of(assembly.dataset), assembly.partition
     own = partition[len(partition) - 1]
@@ -191,8 +190,7 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
     if not len(own) or not len(missing):
         raise ConfigError(
-            "the last client is the curious one: it must hold images, and lack a class that others "
-            "hold; use "
-            "data.partition = 'isolation' (see fedlgm partition)"
+            "the last client is the curious one: it must hold images, and lack a class that "
+            "others hold; use data.partition = 'isolation' (see fedlgm partition)"
         )
     return int(missing.max())

@@ -93,14 +93,11 @@ def tables(made: Sequence[Row]) -> Group:
 
 NOTES = (
     f"AUC and TPR (at FPR {TPR_AT:g}): membership from the final model's outputs, training set "
-    "against test set; SSIM: "
-    "images recovered from single updates of the first round, 1 for the private image itself; "
-    "distance: Frechet "
-    "distance of reconstructions and private images in the features of a classifier trained on the "
-    "public test set, "
-    "comparable within one data set only. A low figure does not prove privacy: a model that "
-    "learned nothing has low "
-    "figures too, so read them beside its accuracy."
+    "against test set; SSIM: images recovered from single updates of the first round, 1 for the "
+    "private image itself; distance: Frechet distance of reconstructions and private images in "
+    "the features of a classifier trained on the public test set, comparable within one data set "
+    "only. A low figure does not prove privacy: a model that learned nothing has low figures too, "
+    "so read them beside its accuracy."
 )
 
 _WORDS = ("method", "budget")

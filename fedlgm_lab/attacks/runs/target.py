@@ -376,8 +376,7 @@ def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
     if section.partition == "natural":
         raise ConfigError(
             "data.partition = 'natural' divides by the set's own users, which the attacker's "
-            "federations on other "
-            "examples do not have: use another partition"
+            "federations on other examples do not have: use another partition"
         )
     return data.divide(
         dataset, clients, section.partition, seed=section.partition_seed, **section.options

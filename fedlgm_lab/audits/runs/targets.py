@@ -138,8 +138,8 @@ def _refuse_own_steps(assembly: Assembly) -> None:
     )
     raise ConfigError(
         f"{recipe.name}: its clients add noise to every local step and send only the sum of the "
-        "steps, so there is no "
-        f"single release to audit; audit the steps of one client: {' '.join([command, *options])}"
+        "steps, so there is no single release to audit; audit the steps of one client: "
+        f"{' '.join([command, *options])}"
     )
 
 
@@ -179,9 +179,8 @@ def audit_run(
         names = ", ".join(what for what in objects if what in vars(given))
         raise RunError(
             f"{run} was given Python objects ({names}), which a run folder does not hold: audit it "
-            "in Python with "
-            f"simulations.resume({str(run)!r}, ...).audit(), passing those objects in place of the "
-            "dots"
+            f"in Python with simulations.resume({str(run)!r}, ...).audit(), passing those objects "
+            "in place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
     folder.provenance.check_objects(
@@ -197,10 +196,8 @@ def audit_run(
     elif assembly.recipe.run.seed is None:
         raise RunError(
             f"{run} drew its noise from the operating system and had no canaries, so it cannot be "
-            "drawn again. "
-            "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise "
-            "that can be drawn "
-            "again), then audit that run"
+            "drawn again. Run it again with --set run.audit=true (canaries in the run) or with "
+            "--seed N (noise that can be drawn again), then audit that run"
         )
     else:
         found = _replayed(assembly, folder, result, subject, audit, progress)

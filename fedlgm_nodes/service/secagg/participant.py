@@ -85,8 +85,7 @@ class Participant:
             raise Refusal(
                 "cohort",
                 f"noise that suffices against {terms.colluders} colluders; this node wants "
-                "max_colluders = "
-                f"{self._policy.max_colluders}",
+                f"max_colluders = {self._policy.max_colluders}",
             )
         session = self._store.session(terms.digest)
         if session is None:
@@ -291,9 +290,8 @@ class Participant:
             if not all_sent:
                 raise Refusal(
                     "cohort",
-                    "this node has signed no set of survivors of this cohort, and not every member "
-                    "that shared secrets "
-                    "has signed that it sent a vector",
+                    "this node has signed no set of survivors of this cohort, and not every "
+                    "member that shared secrets has signed that it sent a vector",
                 )
             self._store.sign(everyone, everyone.signed(self._signer))
             return everyone
@@ -321,10 +319,8 @@ class Participant:
             raise Refusal(
                 "cohort",
                 "this node holds no keys for this attempt: it has made none, its "
-                "state/rounds.sqlite was deleted or "
-                f"restored, or newer rounds replaced them. It keeps the {self._store.kept} newest "
-                "open rounds: let "
-                "fewer runs ask it at a time",
+                "state/rounds.sqlite was deleted or restored, or newer rounds replaced them. It "
+                f"keeps the {self._store.kept} newest open rounds: let fewer runs ask it at a time",
             )
         return session
 

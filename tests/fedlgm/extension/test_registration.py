@@ -87,9 +87,8 @@ def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> 
     (tmp_path / "own.pkl").write_bytes(cloudpickle.dumps(Own()))
     code = (
         "import pickle, pathlib; one, own = (pickle.loads(pathlib.Path('own.pkl').read_bytes()) "
-        "for _ in range(2));"
-        "from fedlgm import mechanisms; print({'cell-rule', 'nameless'} <= {*mechanisms.names()}, "
-        "own)"
+        "for _ in range(2));from fedlgm import mechanisms; print({'cell-rule', 'nameless'} <= "
+        "{*mechanisms.names()}, own)"
     )
     place = Path(__file__).parents[3]
     done = subprocess.run(

@@ -79,8 +79,7 @@ class Ranked(tasks.Classification):
             ("003-table-3",),
             (
                 "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid (in the "
-                "folder "
-                "of"
+                "folder of"
             ),
         ),
         (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),

@@ -76,8 +76,7 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
         _named(watch, lambda killed=killed: len(lines) == killed)
         assert lines[-1] == (
             f"node1-service (process {pid}) has ended, for example because it was killed: `fedlgm "
-            "deploy up "
-            f"{folder.path}` starts it again"
+            f"deploy up {folder.path}` starts it again"
         )
         for _ in range(3):
             watch._looked = 0.0

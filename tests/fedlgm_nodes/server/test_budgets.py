@@ -61,8 +61,7 @@ def test_a_node_that_falls_out_is_named_and_the_quorum_decides(spent):
     assert spent.lines == [
         (
             f"n1 can make {fits - 1} of the {fits} releases that this run may ask it for: it is "
-            "left "
-            "out from then on"
+            "left out from then on"
         )
     ]
 

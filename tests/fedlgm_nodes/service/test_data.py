@@ -111,8 +111,7 @@ def test_parquet(tmp_path):
             [1.0, None],
             (
                 "column 'more' has no finite number in 1 of 2 rows, first in row 1, counted from "
-                "0: "
-                "fill the gaps"
+                "0: fill the gaps"
             ),
         ),
         ([True, None], "column 'more' has no finite number in 1 of 2 rows"),

@@ -244,8 +244,7 @@ def test_removing_a_lock_file_lets_no_second_process_in(paths):
             file.unlink()
         code = (
             "import sys; from pathlib import Path; from fedlgm_nodes.service.ledger import "
-            "NodeLedger; "
-            "NodeLedger(Path(sys.argv[1]), Path(sys.argv[2]))"
+            "NodeLedger; NodeLedger(Path(sys.argv[1]), Path(sys.argv[2]))"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, paths)],

@@ -62,8 +62,7 @@ Exception ClientAppException occurred. Message: the client ran out of memory
             CLUSTER,
             (
                 "ValueError: When connecting to an existing cluster, num_cpus and num_gpus must "
-                "not be "
-                "provided."
+                "not be provided."
             ),
             'File "/ray/_private/worker.py", line 1921, in init',
         ),

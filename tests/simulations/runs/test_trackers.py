@@ -90,8 +90,7 @@ def test_a_failing_tracker_does_not_harm_the_run(
         f"tracker Notes failed at the end of the run: ConnectionError: no server in end {place}",
         (
             "tracker Notes failed in round 2 and gets no more rounds: ConnectionError: no server "
-            "in "
-            f"round {place}"
+            f"in round {place}"
         ),
     ]
     assert [method for method, _ in bad.told] == ["start", "round", "round"]

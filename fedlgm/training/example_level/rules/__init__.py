@@ -56,8 +56,8 @@ def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Tensor) -> N
     if x.dim() < rule.dimensions(module):
         raise ConfigError(
             f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} "
-            "dimensions, the example "
-            f"first, but got {tuple(x.shape)}, of which it would take the rows for one example"
+            f"dimensions, the example first, but got {tuple(x.shape)}, of which it would take the "
+            "rows for one example"
         )
 
 
