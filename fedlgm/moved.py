@@ -185,6 +185,10 @@ class _Former(MetaPathFinder, InspectLoader):
 
 
 def install() -> None:
-    """Let Python find modules under their former names, before it looks into folders: a module must not load twice."""
+    """Let Python find modules under their former names.
+
+    This finder comes first: under the former name of a package Python would find the files of its
+    modules, and load them a second time.
+    """
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Former())

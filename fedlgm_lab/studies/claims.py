@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pandas import DataFrame
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedlgm import libraries
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.results import Sides, paired
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
@@ -88,7 +88,7 @@ class Checked(Difference):
 
 
 def check(
-    claims: Sequence[Claim], frame: libraries.DataFrame, keys: Sequence[str], headline: str
+    claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
@@ -141,9 +141,7 @@ def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
     return "reproduced" if (found.mean > 0) == (claim.expect == "higher") else "refuted"
 
 
-def _difference(
-    claim: Claim, frame: libraries.DataFrame, keys: Sequence[str], metric: str
-) -> Difference:
+def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
     """Difference of the claim's sides over the cells that both have."""
     own = frames.at(frame, claim.at)
     sides: Sides = ("method", claim.a, claim.b)

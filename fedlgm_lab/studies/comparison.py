@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
+from pandas import DataFrame
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from fedlgm import libraries
 from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.noise import model_noise
 from fedlgm_lab.studies.records import rows_of
@@ -78,7 +78,7 @@ def summarise(found: Study) -> Row:
     }
 
 
-def _figures(found: Study) -> libraries.DataFrame:
+def _figures(found: Study) -> DataFrame:
     """The study's frame with the figures of a comparison."""
     frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
@@ -97,7 +97,7 @@ def _figures(found: Study) -> libraries.DataFrame:
     return frame
 
 
-def _leads(found: Study, done: libraries.DataFrame, first: str, other: str) -> list[Row]:
+def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
     """Differences between two methods in the cells of which both have two seeds."""
     leads = []
     for cell in frames.cells_of(done, found.compared_keys, {}):

@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from fedlgm import libraries
 from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm_lab.studies import frames
@@ -49,7 +48,7 @@ def draw(
     y: str,
     spread: str,
     labels: Mapping[str, str],
-) -> libraries.Figure:
+) -> Figure:
     """See `Study.plot`."""
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
@@ -133,7 +132,7 @@ def draw(
     return figure
 
 
-def _values(frame: libraries.DataFrame, key: str) -> list[Any]:
+def _values(frame: DataFrame, key: str) -> list[Any]:
     return [value for value in frames.values_of(frame, key) if not frames.is_missing(value)]
 
 
@@ -142,9 +141,7 @@ def _method(key: str) -> str:
     return "method" if key == "mechanism" else key
 
 
-def _per_seed(
-    rows: libraries.DataFrame, keys: list[str], pooled: Sequence[str], y: str
-) -> libraries.DataFrame:
+def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
     """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that
     have most of them.
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
-from fedlgm import libraries
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.training import inputs
 from fedlgm.training.tasks import evaluate
@@ -36,10 +36,8 @@ _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 
 def runs(
     jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str
-) -> libraries.DataFrame:
+) -> pd.DataFrame:
     """One row per run, in the order of the jobs."""
-    import pandas as pd
-
     rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
     names = [
         name
@@ -50,10 +48,8 @@ def runs(
     return pd.DataFrame(rows).reindex(columns=[*keys, *_FIRST, *names, *_LAST])
 
 
-def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> libraries.DataFrame:
+def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> pd.DataFrame:
     """One row per run and round."""
-    import pandas as pd
-
     rows = []
     for job in jobs:
         path = out / job.folder
@@ -73,14 +69,10 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> libraries.Da
     )
 
 
-def cells(
-    frame: libraries.DataFrame, keys: Sequence[str], metrics: Sequence[str]
-) -> libraries.DataFrame:
+def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
     """One row per cell, with n, mean, interval and standard deviation of the metrics, and the
     largest epsilons.
     """
-    import pandas as pd
-
     rows = []
     for cell in cells_of(frame, list(keys), {}):
         own = at(frame, cell)
@@ -101,7 +93,7 @@ def cells(
     return pd.DataFrame(rows)
 
 
-def latex(table: libraries.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
+def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
     """A table of `cells` in LaTeX, for the package booktabs."""
     shown = [
         key
@@ -133,7 +125,7 @@ def latex(table: libraries.DataFrame, keys: Sequence[str], metrics: Sequence[str
 
 
 def cells_of(
-    frame: libraries.DataFrame, keys: list[str], values: Mapping[str, Any]
+    frame: pd.DataFrame, keys: list[str], values: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The combinations of some columns' values, each once, in order; those of a mapping are
     fixed.
@@ -149,12 +141,12 @@ def cells_of(
             yield cell
 
 
-def values_of(frame: libraries.DataFrame, key: str) -> list[Any]:
+def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
     """The values of a column, each once, in order."""
     return [cell[key] for cell in cells_of(frame, [key], {})]
 
 
-def at(frame: libraries.DataFrame, values: Mapping[str, Any]) -> libraries.DataFrame:
+def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """The rows that have these values."""
     chosen = np.ones(len(frame), dtype=bool)
     for key, value in values.items():
@@ -162,12 +154,12 @@ def at(frame: libraries.DataFrame, values: Mapping[str, Any]) -> libraries.DataF
     return frame[chosen]
 
 
-def metrics_of(frame: libraries.DataFrame, keys: Sequence[str]) -> list[str]:
+def metrics_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Names of the metrics among the columns of `runs`."""
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
 
 
-def require_finished(frame: libraries.DataFrame) -> None:
+def require_finished(frame: pd.DataFrame) -> None:
     """Refuse a study without figures.
 
     Args:
@@ -180,7 +172,7 @@ def require_finished(frame: libraries.DataFrame) -> None:
         raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
 
 
-def check_metric(frame: libraries.DataFrame, metrics: Sequence[str], name: Any) -> None:
+def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None:
     """Refuse the name of a column that holds no figures.
 
     Args:

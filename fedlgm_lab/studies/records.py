@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from fedlgm import libraries
+import pandas as pd
+
 from fedlgm.errors import ConfigError, RunError
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.jobs import Job
@@ -80,12 +81,12 @@ class RunRecords:
         )
 
     @cached_property
-    def runs(self) -> libraries.DataFrame:
+    def runs(self) -> pd.DataFrame:
         """See `Study.to_frame`."""
         return self._frame(self.jobs)
 
     @property
-    def rounds(self) -> libraries.DataFrame:
+    def rounds(self) -> pd.DataFrame:
         """See `Study.history`."""
         return frames.history(self.jobs, self.folder, self.keys)
 
@@ -108,7 +109,7 @@ class RunRecords:
         return [] if self.before is None else list(self.before.search.axes)
 
     @cached_property
-    def beside(self) -> Sequence[libraries.DataFrame] | None:
+    def beside(self) -> Sequence[pd.DataFrame] | None:
         """Frames of the runs at neighbouring values of a search, one for each step; None if there
         was none.
         """
@@ -119,7 +120,7 @@ class RunRecords:
         )
 
     @property
-    def search(self) -> libraries.DataFrame | None:
+    def search(self) -> pd.DataFrame | None:
         """See `Study.search`; None if there was none."""
         if self.before is None:
             return None
@@ -135,7 +136,7 @@ class RunRecords:
         table["edge"] = [", ".join(search.edges(search.at(row))) for row in rows]
         return table
 
-    def _frame(self, jobs: Sequence[Job]) -> libraries.DataFrame:
+    def _frame(self, jobs: Sequence[Job]) -> pd.DataFrame:
         return frames.runs(jobs, self.folder, self.failed, self.keys, self.headline)
 
 
@@ -182,12 +183,12 @@ class KeptRecords:
         return list(self.kept["shown"])
 
     @cached_property
-    def runs(self) -> libraries.DataFrame:
+    def runs(self) -> pd.DataFrame:
         """See `RunRecords`."""
         return _frame(self.kept["runs"])
 
     @cached_property
-    def rounds(self) -> libraries.DataFrame:
+    def rounds(self) -> pd.DataFrame:
         """See `RunRecords`."""
         if not self.kept.get("rounds"):
             raise ConfigError(
@@ -207,12 +208,12 @@ class KeptRecords:
         return list(self.kept.get("searched", ()))
 
     @cached_property
-    def search(self) -> libraries.DataFrame | None:
+    def search(self) -> pd.DataFrame | None:
         """See `RunRecords`."""
         return _frame(self.kept["search"]) if self.searched else None
 
     @cached_property
-    def beside(self) -> Sequence[libraries.DataFrame] | None:
+    def beside(self) -> Sequence[pd.DataFrame] | None:
         """See `RunRecords`."""
         return [_frame(rows) for rows in self.kept["beside"]] if self.searched else None
 
@@ -265,7 +266,7 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def rows_of(frame: libraries.DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows of a frame as plain values; missing values are None."""
     return [
         {key: None if value != value else value for key, value in row.items()}  # NaN
@@ -273,10 +274,8 @@ def rows_of(frame: libraries.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> libraries.DataFrame:
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The frame of such rows; lists are tuples, as in the frame of the runs."""
-    import pandas as pd
-
     return pd.DataFrame(
         [
             {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

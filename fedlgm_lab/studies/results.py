@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 
-from fedlgm import libraries
 from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
@@ -43,7 +44,7 @@ class StudyDifference(Difference):
         False
     """
 
-    cells: libraries.DataFrame
+    cells: pd.DataFrame
 
     @property
     def claimed(self) -> bool:
@@ -129,10 +130,10 @@ class Study:
         return self.records.joint
 
     @property
-    def _frame(self) -> libraries.DataFrame:
+    def _frame(self) -> pd.DataFrame:
         return self.records.runs
 
-    def to_frame(self) -> libraries.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
         The figures are seed, status and reason, epsilon proven, claimed and audited, the
@@ -141,11 +142,11 @@ class Study:
         """
         return self._frame.copy()
 
-    def history(self) -> libraries.DataFrame:
+    def history(self) -> pd.DataFrame:
         """One row per run and round: the keys, seed, round, and the round's public figures."""
         return self.records.rounds
 
-    def table(self, metrics: str | Sequence[str] | None = None) -> libraries.DataFrame:
+    def table(self, metrics: str | Sequence[str] | None = None) -> pd.DataFrame:
         """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of
         each metric.
 
@@ -189,7 +190,7 @@ class Study:
         y: str | None = None,
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
-    ) -> libraries.Figure:
+    ) -> Figure:
         """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its
         spread.
 
@@ -263,7 +264,7 @@ class Study:
         return next(iter((*holding, *varied)), "method")
 
     @property
-    def search(self) -> libraries.DataFrame:
+    def search(self) -> pd.DataFrame:
         """The whole search: mean, interval and n of the headline for every method and value, and
         the choices.
 
@@ -294,7 +295,7 @@ class Study:
     def _repr_html_(self) -> str:
         return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
 
-    def _shown(self) -> libraries.DataFrame:
+    def _shown(self) -> pd.DataFrame:
         return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
     def _published(self) -> str:
@@ -304,15 +305,13 @@ class Study:
 
 
 def _differences(
-    frame: libraries.DataFrame,
-    shifted: Sequence[libraries.DataFrame] | None,
+    frame: pd.DataFrame,
+    shifted: Sequence[pd.DataFrame] | None,
     sides: Sides,
     metric: str,
     own: list[str],
     at: Mapping[str, Any],
 ) -> StudyDifference:
-    import pandas as pd
-
     for key, value in at.items():
         if key not in own:
             raise ConfigError(
@@ -361,7 +360,7 @@ def _differences(
 
 
 def _left_out(
-    frame: libraries.DataFrame, cell: Mapping[str, Any], sides: Sides, both: libraries.DataFrame
+    frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame
 ) -> int:
     """Number of a cell's seeds of which one side has no figure."""
     by, *values = sides
@@ -376,13 +375,11 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
 
 
 def paired(
-    frame: libraries.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
-) -> tuple[libraries.DataFrame, list[float]]:
+    frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
+) -> tuple[pd.DataFrame, list[float]]:
     """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven
     epsilons.
     """
-    import pandas as pd
-
     if metric not in frame:  # a frame without runs
         return pd.DataFrame(columns=["a", "b"]), []
     by, *values = sides

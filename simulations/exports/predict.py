@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
-from fedlgm import libraries
 from fedlgm.data import tables
 from fedlgm.data.named_tables import read_csv
 from fedlgm.errors import ConfigError, DataError, RunError
@@ -32,7 +32,7 @@ class Predicted:
         guarantee: guarantee of the model.
     """
 
-    frame: libraries.DataFrame
+    frame: pandas.DataFrame
     columns: list[str]
     ignored: list[str]
     standardised: bool
@@ -207,10 +207,8 @@ def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] 
     return list(labels) if len(labels) == count else None
 
 
-def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> libraries.DataFrame:
+def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> pandas.DataFrame:
     """Outputs [n, k] as the task reads them."""
-    import pandas
-
     outputs, count = outputs.astype(np.float64), outputs.shape[1]
     names = names_of_outputs(count, task, labels)
     if count == 1 and names is not None:

@@ -76,3 +76,19 @@ for former, name in moved._MOVED.items():
     )
     assert done.returncode == 0
     assert "usage" in done.stdout
+
+
+def test_a_module_of_a_former_package_is_not_loaded_twice() -> None:
+    """A second copy of a class is not the one that the library knows."""
+    code = """
+import importlib, pkgutil, sys, warnings
+from fedlgm import moved
+warnings.simplefilter("ignore")
+for former, name in moved._MOVED.items():
+    for inside in pkgutil.iter_modules(getattr(importlib.import_module(name), "__path__", ())):
+        if f"{former}.{inside.name}" in moved._MOVED or inside.name.startswith("triton"):
+            continue
+        module = importlib.import_module(f"{former}.{inside.name}")
+        assert module is sys.modules[f"{name}.{inside.name}"], (former, inside.name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
