@@ -115,11 +115,17 @@ def superlink(folder: DeploymentFolder) -> psutil.Process | None:
     )
 
 
-def is_called(process: psutil.Process, command: str) -> bool:
-    """Whether a process runs this command of Flower's and has not ended."""
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; another that has its number since does not count."""
     with contextlib.suppress(psutil.Error):
-        called = any(Path(word).name == command for word in process.cmdline()[:2])
-        return called and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def is_called(process: psutil.Process, command: str) -> bool:
+    """Whether a process was started by the name of this command of Flower's and has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return runs(process) and any(Path(word).name == command for word in process.cmdline()[:2])
     return False
 
 

@@ -58,14 +58,14 @@ class Watch:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         link = self._superlink
-        if link is not None and not processes.is_called(link, "flower-superlink"):
+        if link is not None and not processes.runs(link):
             raise KilledError(
                 f"{processes.ended('superlink', link.pid, self._folder)}; then {RESUMES}"
             )
         if "superlink" not in self._look() and link is not None:
             self._tell(processes.stopped("superlink", link))
         for one in self._starters:
-            if not processes.is_called(one, "flower-superexec"):
+            if not processes.runs(one):
                 raise KilledError(self._no_starter(f"(process {one.pid})"))
             self._tell(processes.stopped("flower-superexec", one))
         worker = self.target.worker() if self.target is not None else None
@@ -86,11 +86,12 @@ class Watch:
     def _has_app(self) -> bool:
         """Whether there is a ServerApp that was started since; one of them will take the run's
         lock.
+
+        The SuperLink starts nothing else in the meantime. A site's own wrapper may start it under
+        any name.
         """
         apps = [
-            one
-            for one in self._family()
-            if one not in self._others and processes.is_called(one, "flwr-serverapp")
+            one for one in self._family() if one not in self._others and processes.runs(one)
         ]
         for self._app in apps:
             self._tell(processes.stopped("flwr-serverapp", self._app))

@@ -24,13 +24,15 @@ from simulations.runs import new_folder
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentFolder]:
-    """A deployment whose processes sleep. Its SuperLink has a SuperExec, which starts a ServerApp
-    after a while."""
+    """A deployment whose processes wait. Its SuperLink has a SuperExec, which starts a ServerApp
+    once `begin` is written to; as with Flower's, neither has other processes."""
+    os.mkfifo(tmp_path / "begin")
+    os.mkfifo(tmp_path / "never")
     texts = {
-        "flower-superlink": "flower-superexec & sleep 600",
-        "flower-superexec": "while [ ! -e begin ]; do sleep 0.1; done; flwr-serverapp & sleep 600",
-        "flwr-serverapp": "sleep 600",
-        "sleeps": "sleep 600",
+        "flower-superlink": "flower-superexec & read line < never",
+        "flower-superexec": "read line < begin; flwr-serverapp & read line < never",
+        "flwr-serverapp": "read line < never",
+        "sleeps": "read line < never",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\nPATH={tmp_path}:$PATH\n{text}\n")
@@ -93,7 +95,7 @@ def test_a_stopped_process_is_named_before_the_first_round(
 ) -> None:
     lines: list[str] = []
     watch = Watch(folder, lines.append)
-    (folder.path / "begin").touch()
+    (folder.path / "begin").write_text("\n")
     wait_until(lambda: _called(folder, "flwr-serverapp"))
     known = processes._recorded(folder)
     pid = known[role][0] if role in known else _called(folder, role)[0].pid
@@ -153,7 +155,7 @@ def test_a_server_process_that_is_killed_before_it_begins_is_missed(
 ) -> None:
     watch = Watch(folder, print)
     watch.target = new_folder.create(folder.path / "run", recipes.load("nodes"))
-    (folder.path / "begin").touch()
+    (folder.path / "begin").write_text("\n")
     wait_until(lambda: _called(folder, "flwr-serverapp"))
     watch.require_app()
     (app,) = _called(folder, "flwr-serverapp")
