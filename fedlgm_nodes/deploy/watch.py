@@ -90,9 +90,7 @@ class Watch:
         The SuperLink starts nothing else in the meantime. A site's own wrapper may start it under
         any name.
         """
-        apps = [
-            one for one in self._family() if one not in self._others and processes.runs(one)
-        ]
+        apps = [one for one in self._family() if one not in self._others and processes.runs(one)]
         for self._app in apps:
             self._tell(processes.stopped("flwr-serverapp", self._app))
         return bool(apps)

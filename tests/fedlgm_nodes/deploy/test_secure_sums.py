@@ -148,7 +148,9 @@ def a_killed_server_costs_nobody_a_second_charge(
     stop, killer = threading.Event(), threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(RunError, match=r"server process \(process \d+\) has ended without an error"):
+        with pytest.raises(
+            RunError, match=r"server process \(process \d+\) has ended without an error"
+        ):
             submit.run(folder, recipes.load("distributed-digits", changed))
     finally:
         stop.set()
