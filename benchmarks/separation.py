@@ -8,6 +8,7 @@ the processor time of `MappedRows` divided by that of the baseline in the same t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -133,6 +134,8 @@ def measure(
     together._separation = KnownLayers(model, together._patched)
     spent: dict[str, list[float]] = {"mapped": [], "together": []}
     sums = {}
+    gc.collect()
+    gc.freeze()  # a collection of all imported modules takes 0.2 s, in whichever turn it falls
     for turn in range(turns + 1):
         for side, gradients in (("mapped", mapped), ("together", together)):
             started = time.process_time()
