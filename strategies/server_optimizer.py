@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DivergedError, Notice
-from fedlgm.extension.loader import (
-    is_reference,
-    load_object,
-    misfit,
-    shown_name,
-    users_code,
-)
+from fedlgm.extension.loader import misfit, package_of, shown_name, users_code
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.training import FlatOptimizer
 from strategies.yogi import Yogi
-
-Name = Literal["sgd", "momentum", "adam", "yogi"]
 
 
 class ServerStep(Protocol):
@@ -63,12 +58,60 @@ class ResumableStep(ServerStep, Protocol):
         ...
 
 
+def names() -> tuple[str, ...]:
+    """Names of the server's steps.
+
+    Example:
+        >>> names()[:4]
+        ('sgd', 'momentum', 'adam', 'yogi')
+    """
+    return _OPTIMIZERS.names()
+
+
+@registers
+def register(name: str, make: Callable[[float, float], ServerStep]) -> None:
+    """Register a server's step under a name, for recipes and `PrivateFedAvg(server_optimizer=name)`.
+
+    Args:
+        name: the name in recipes.
+        make: class or function (lr, momentum) -> step.
+
+    Raises:
+        ConfigError: the name is taken, or `make` cannot be called.
+
+    Example:
+        >>> class Scaled:
+        ...     def __init__(self, lr, momentum):
+        ...         self.lr = lr
+        ...     def step(self, model, mean_update):
+        ...         return model + self.lr * mean_update
+        >>> register("scaled", Scaled)
+        >>> server_step("scaled", lr=0.5, momentum=0.0).step(torch.zeros(1), torch.ones(1)).tolist()
+        [0.5]
+    """
+    if not callable(make):
+        raise ConfigError(
+            f"server optimizer {name!r}: it must be a class or function (lr, momentum), got {make!r}"
+        )
+    _OPTIMIZERS.add(name, make)
+
+
+def is_own(name: str) -> bool:
+    """Whether a recipe's name is that of a user's step, by reference or by a registered name.
+
+    Example:
+        >>> is_own("yogi"), is_own("mine:Step")
+        (False, True)
+    """
+    return package_of(_OPTIMIZERS.find(name)) != "strategies" if name in _OPTIMIZERS else True
+
+
 def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
     """A server step.
 
     Args:
-        choice: a name of `ServerOptimizer`, or "yogi" (see `Yogi`); "package.module:name" of a
-            class or function (lr, momentum) -> step, or of a step; or a step itself.
+        choice: one of `names()`; "package.module:name" of a class or function (lr, momentum) ->
+            step, or of a step; or a step itself.
         lr: server learning rate.
         momentum: momentum, for steps that use it.
 
@@ -82,20 +125,19 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
         [2.0]
     """
-    if choice == "yogi":
-        return Yogi(lr)
-    if isinstance(choice, str) and not is_reference(choice):
-        return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
     if isinstance(choice, ServerOptimizer | Yogi):
         return copy.deepcopy(choice)
-    found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
+    found = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
+    if isinstance(choice, str) and not is_own(choice):
+        bundled: ResumableStep = found(lr, momentum)
+        return bundled
     label = shown_name(choice)
     if isinstance(found, torch.optim.Optimizer) or (
         isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
     ):
         raise ConfigError(
             f"server optimizer {label} is a torch optimizer, which steps on gradients: use "
-            f"{', '.join(map(repr, get_args(Name)))}, or an object with step(model, mean_update)"
+            f"{', '.join(map(repr, names()))}, or an object with step(model, mean_update)"
         )
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         wrong = misfit(found, lr, momentum)
@@ -236,7 +278,7 @@ class ServerOptimizer:
     ) -> None:
         if name not in ("sgd", "momentum", "adam"):
             raise ConfigError(
-                f"unknown server optimizer {name!r}; known: {', '.join(get_args(Name))}"
+                f"unknown server optimizer {name!r}: ServerOptimizer is sgd, momentum or adam"
             )
         self._name, self._lr, self._momentum, self._eps = name, lr, momentum, eps
         self._optimizer: FlatOptimizer | None = None
@@ -270,3 +312,24 @@ class ServerOptimizer:
                 kind, self._weights, lr=self._lr, momentum=self._momentum, eps=self._eps
             )
         return self._optimizer
+
+
+def _sgd(lr: float, momentum: float) -> ServerOptimizer:
+    return ServerOptimizer("sgd", lr)
+
+
+def _momentum(lr: float, momentum: float) -> ServerOptimizer:
+    return ServerOptimizer("momentum", lr, momentum)
+
+
+def _adam(lr: float, momentum: float) -> ServerOptimizer:
+    return ServerOptimizer("adam", lr)
+
+
+def _yogi(lr: float, momentum: float) -> Yogi:
+    return Yogi(lr)
+
+
+_OPTIMIZERS: Registry[Callable[[float, float], ServerStep]] = Registry(
+    "server optimizer", {"sgd": _sgd, "momentum": _momentum, "adam": _adam, "yogi": _yogi}
+)

@@ -55,6 +55,7 @@ from strategies import (
     OneNodePerClient,
     Releaser,
     ServerOptimizer,
+    server_optimizer,
 )
 
 torch.set_num_threads(int(os.environ.get("FEDLGM_TEST_THREADS", "1")))  # see `make test-rounding`
@@ -101,12 +102,13 @@ def pytest_collection_finish() -> None:
 
 
 REGISTRIES = (
-    allocation._SHARES,
-    mechanisms._REGISTRY,
-    kinds._KINDS,
-    engines._ENGINES,
-    strategies._STRATEGIES,
-    audit._METHODS,
+    allocation._SHARES._items,
+    mechanisms._REGISTRY._items,
+    kinds._KINDS._items,
+    engines._ENGINES._items,
+    strategies._STRATEGIES._items,
+    server_optimizer._OPTIMIZERS._items,
+    audit._METHODS._items,
 )
 """What `register` functions fill; the modules that own them register at import, and no other module
 does."""

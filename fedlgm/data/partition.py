@@ -16,8 +16,9 @@ import numpy as np
 
 from fedlgm import cache as remembered
 from fedlgm.data import assignment, flower
-from fedlgm.errors import ConfigError, DataError, alternatives, check_count
+from fedlgm.errors import ConfigError, DataError, check_count
 from fedlgm.extension.loader import is_reference
+from fedlgm.extension.registry import Registry
 from fedlgm.noise import keys
 from fedlgm.noise.keys import KeyRing
 
@@ -130,11 +131,11 @@ class Partition:
 
 _OF_FLOWER = ("iid", "dirichlet")
 """Schemes whose divisions are kept on disk: `flwr-datasets` takes a second to import."""
-_SCHEMES: dict[str, Callable[..., np.ndarray]] = {
-    "iid": flower.iid,
-    "dirichlet": flower.dirichlet,
-    **assignment.SCHEMES,
-}
+_SCHEMES: Registry[Callable[..., np.ndarray]] = Registry(
+    "partition scheme",
+    {"iid": flower.iid, "dirichlet": flower.dirichlet, **assignment.SCHEMES},
+    "a class of flwr-datasets such as ExponentialPartitioner",
+)
 
 
 def schemes() -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def schemes() -> tuple[str, ...]:
         >>> {"iid", "dirichlet", "natural"} <= set(schemes())
         True
     """
-    return tuple(_SCHEMES)
+    return _SCHEMES.names()
 
 
 def options(scheme: str) -> dict[str, bool]:
@@ -162,17 +163,7 @@ def options(scheme: str) -> dict[str, bool]:
     """
     if is_reference(scheme) or flower.is_partitioner_name(scheme):
         return flower.partitioner_options(flower.find(scheme))
-    if scheme not in _SCHEMES:
-        raise ConfigError(
-            f"unknown partition scheme {scheme!r}; "
-            + alternatives(
-                scheme,
-                _SCHEMES,
-                "a class of flwr-datasets such as ExponentialPartitioner",
-                "your own as package.module:name",
-            )
-        )
-    parameters = inspect.signature(_SCHEMES[scheme]).parameters.values()
+    parameters = inspect.signature(_SCHEMES.find(scheme)).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
@@ -239,7 +230,7 @@ def partition(
         if kept is not None:
             return kept
     made = Partition.from_owner(
-        _SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients
+        _SCHEMES.find(scheme)(labels, clients, KeyRing.from_seed(seed), **values), clients
     )
     if inputs is not None:
         remembered.save("division", inputs, made.owners(len(labels)).tobytes())

@@ -18,7 +18,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+from fedlgm.errors import ConfigError, FedlgmError, out_of_memory
 
 K = TypeVar("K")
 
@@ -140,58 +140,6 @@ def load_object(reference: str, what: str) -> Any:
         raise ConfigError(
             f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}"
         ) from error
-
-
-def named(known: Mapping[str, Any], name: str, what: str) -> Any:
-    """The object that a recipe's value names: one of the known ones, or a user's own.
-
-    Args:
-        known: bundled or registered objects, by name.
-        name: a key of `known`, or "package.module:name".
-        what: purpose of the object, for the message.
-
-    Raises:
-        ConfigError: the name is unknown or an object, or as in `load_object`.
-
-    >>> import math
-    >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
-    (3.0, 3.0)
-    """
-    if isinstance(name, str) and name in known:
-        return known[name]
-    if is_reference(name):
-        return load_object(name, what)
-    if callable(name):
-        raise ConfigError(
-            f"{what} {object_name(name)!r} is an object: register it and pass its name"
-        )
-    raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
-
-
-def named_function(
-    known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any
-) -> Any:
-    """The function that a recipe's value names, as by `named`.
-
-    Args:
-        known: see `named`.
-        name: see `named`.
-        what: see `named`.
-        form: the function's arguments and result, for the message.
-        arguments: arguments that it must take.
-
-    Raises:
-        ConfigError: the object is not such a function, or as in `named`.
-
-    >>> named_function({}, "math:pi", "schedule", "(round, rounds) -> factor", 1, 2)
-    Traceback (most recent call last):
-    fedlgm.errors.ConfigError: schedule 'math:pi' must be a function (round, rounds) -> factor: it is not a function
-    """
-    found = named(known, name, what)
-    wrong = misfit(found, *arguments) if callable(found) else "it is not a function"
-    if wrong:
-        raise ConfigError(f"{what} {name!r} must be a function {form}: {wrong}")
-    return found
 
 
 def is_bundled(found: object) -> bool:

@@ -1,4 +1,4 @@
-"""Names for users' objects, in this process and in those that make a run's objects again."""
+"""Registrations of users' objects, which the processes that make a run's objects again repeat."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
-from fedlgm.errors import ConfigError, with_article
 from fedlgm.package_conflicts import PACKAGES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,21 +17,6 @@ Call = tuple[str, str, Mapping[str, Any]]
 
 _calls: dict[tuple[str, str], Call] = {}
 _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
-
-
-def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
-    """Register an object under a new name, or again after its class or function was defined again,
-    as in a notebook.
-
-    Raises:
-        ConfigError: the name belongs to another object.
-    """
-    if not isinstance(name, str):
-        raise ConfigError(f"the name of {with_article(what)} must be a string, got {name!r}")
-    same = name not in known or known[name] == made or _place(known[name]) == _place(made)
-    if not same and not _repeating.get():
-        raise ConfigError(f"there is {with_article(what)} {name!r} already: choose another name")
-    known[name] = made
 
 
 def registers(function: F) -> F:
@@ -77,24 +60,16 @@ def repeat(calls: Iterable[Call]) -> None:
         _repeating.reset(before)
 
 
+def is_repeating() -> bool:
+    """Whether another process's registrations are being made, whose names are free by definition."""
+    return _repeating.get()
+
+
 def _is_users(value: Any) -> bool:
     """Whether a registered object was defined outside these packages; names and None were not."""
-    return not isinstance(value, str | None) and _module(value).partition(".")[0] not in PACKAGES
+    return not isinstance(value, str | None) and module_of(value).partition(".")[0] not in PACKAGES
 
 
-def _module(value: Any) -> str:
+def module_of(value: Any) -> str:
+    """Module of a class or function, or of an object's class."""
     return getattr(value, "__module__", None) or type(value).__module__
-
-
-def _place(made: Any) -> Any:
-    """Module and name under which a registered class or function was defined; the object if it has
-    no such place.
-    """
-    if isinstance(made, Mapping):
-        return {key: _place(value) for key, value in made.items()}
-    if is_dataclass(made) and not isinstance(made, type):
-        return [_place(getattr(made, field.name)) for field in fields(made)]
-    name = getattr(made, "__qualname__", "<")
-    return (
-        made if "<" in name else (_module(made), name)
-    )  # "<lambda>" and "<locals>" do not tell objects apart

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_reference, load_object, named
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import is_reference, load_object
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
@@ -54,7 +55,7 @@ _PAPERS = {
 """Mechanisms that only one paper's tables need. They are imported on first use, and all of them
 protect clients."""
 _Variants = Mapping[str, type[Mechanism] | str]
-_REGISTRY: dict[str, _Variants] = allocation.MECHANISMS
+_REGISTRY: Registry[_Variants] = allocation.MECHANISMS
 _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
 """Variants of a mechanism that is an allocation rule."""
 
@@ -94,13 +95,14 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
 
 
 def _enter(name: str, entry: _Variants) -> None:
-    enter(_known(), name, entry, "mechanism")
-    _REGISTRY[name] = entry
+    _known().check_free(name, entry)
+    _REGISTRY.add(name, entry)
 
 
-def _known() -> dict[str, _Variants]:
+def _known() -> Registry[_Variants]:
     """All mechanisms by name; every allocation rule is one."""
-    return dict.fromkeys(allocation.names(), _RULE) | _REGISTRY
+    rules = dict.fromkeys(allocation.names(), _RULE)
+    return Registry("mechanism", rules | dict(_REGISTRY.items()))
 
 
 for _name in group_noise.names():
@@ -133,7 +135,9 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
         (False, True)
     """
     return tuple(
-        name for name in _known() if unit in (None, "client" if name in _PAPERS else unit_of(name))
+        name
+        for name in _known().names()
+        if unit in (None, "client" if name in _PAPERS else unit_of(name))
     )
 
 
@@ -232,8 +236,8 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    found: _Variants = named(_known(), name, "mechanism")
-    return found
+    variants: _Variants = _known().find(name)
+    return variants
 
 
 __all__ = [

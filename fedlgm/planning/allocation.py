@@ -15,26 +15,30 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension.loader import named, users_code
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import users_code
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive
 sum."""
 
 # Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
-_SHARES: dict[str, Rule] = {
-    "uniform": lambda s, d: s**2,  # w = s^2: equal noise in every layer
-    "sensitivity-proportional": lambda s, d: np.ones_like(s),  # w = 1 / s^2
-    "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
-    "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
-    "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
-    "max-snr-sum": lambda s, d: np.eye(len(d))[
-        int(np.argmin(d))
-    ],  # linear objective: a vertex of the simplex
-}
+_SHARES: Registry[Rule] = Registry(
+    "allocation",
+    {
+        "uniform": lambda s, d: s**2,  # w = s^2: equal noise in every layer
+        "sensitivity-proportional": lambda s, d: np.ones_like(s),  # w = 1 / s^2
+        "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
+        "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
+        "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
+        "max-snr-sum": lambda s, d: np.eye(len(d))[
+            int(np.argmin(d))
+        ],  # linear objective: a vertex of the simplex
+    },
+)
 
-MECHANISMS: dict[str, Any] = {}
+MECHANISMS: Registry[Any] = Registry("mechanism")
 """The mechanisms that are not rules, by name; `fedlgm.mechanisms` fills it, and a rule must have
 another name."""
 
@@ -46,7 +50,7 @@ def names() -> tuple[str, ...]:
         >>> names()[:3]
         ('uniform', 'sensitivity-proportional', 'dimension-adjusted')
     """
-    return tuple(_SHARES)
+    return _SHARES.names()
 
 
 @registers
@@ -77,8 +81,8 @@ def register(name: str, rule: Rule) -> None:
             f"allocation {name!r}: a rule must be a function (bounds, sizes) -> shares, got "
             f"{rule!r}"
         )
-    enter({**MECHANISMS}, name, rule, "mechanism")
-    enter(_SHARES, name, rule, "allocation")
+    MECHANISMS.check_free(name, rule)
+    _SHARES.add(name, rule)
 
 
 def shares(
@@ -99,7 +103,7 @@ def shares(
     [0.25, 0.75]
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
-    rule = named(_SHARES, strategy, "allocation")
+    rule = _SHARES.find(strategy)
     _check_lengths(1, clip=s, dims=d)
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")

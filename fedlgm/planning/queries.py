@@ -22,7 +22,8 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled, sealed
 from fedlgm.extension.per_row import rows_apart
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.planning.layers import SAFETY, LayerTable
 
 
@@ -371,9 +372,10 @@ def layer_directions(norms: Tensor) -> Tensor:
     return part / length.clamp(min=1.0)  # the largest part is 1
 
 
-_KINDS: dict[str, type[AuxiliaryQuery]] = {
-    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength, CutVote)
-}
+_KINDS: Registry[type[AuxiliaryQuery]] = Registry(
+    "query",
+    {kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength, CutVote)},
+)
 
 
 @registers
@@ -387,7 +389,7 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
         >>> register(BelowBound) is BelowBound  # the same class again is not a conflict
         True
     """
-    enter(_KINDS, kind.name, kind, "query")
+    _KINDS.add(kind.name, kind)
     return kind
 
 
@@ -418,8 +420,9 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     """
     if name not in _KINDS:
         raise ConfigError(
-            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query "
+            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS.names())}; clients make a query "
             "from its name, so register your own in the module that defines it: "
             "fedlgm.queries.register(ITS_CLASS)"
         )
-    return _KINDS[name](tuple(int(size) for size in sizes))
+    query: AuxiliaryQuery = _KINDS.find(name)(tuple(int(size) for size in sizes))
+    return query

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, get_args
 
 import absl.logging
@@ -14,7 +14,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
-from fedlgm.errors import check_known
+from fedlgm.extension.registry import Registry
 from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
 from fedlgm.privacy.grid import sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
@@ -32,7 +32,6 @@ ORDERS = tuple(
     )
 )
 """Renyi orders of searches."""
-_INTERVALS = {"pld": 1e-4, COARSE: 1e-3}
 # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
 _LITTLE_NOISE = 0.3
 
@@ -128,17 +127,29 @@ def new_accountant(
     Raises:
         ConfigError: no accountant has this name.
     """
-    if name == SEARCHES:
-        return RdpAccountant(orders=ORDERS)
-    if name == "rdp":
-        return RenyiAccountant()
-    check_known("accountant", name, _INTERVALS)
+    made: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
+    return made
+
+
+def _pld(interval: float, events: Iterable[dp_event.DpEvent]) -> PldAccountant:
     gaussians = (getattr(event, "event", event) for event in events)
     noise = [
         event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)
     ]
     coarser = max(1.0, (_LITTLE_NOISE / min(noise)) ** 2) if noise else 1.0
-    return PldAccountant(value_discretization_interval=_INTERVALS[name] * coarser)
+    return PldAccountant(value_discretization_interval=interval * coarser)
+
+
+_Makes = Callable[[Iterable[dp_event.DpEvent]], dp_accounting.PrivacyAccountant]
+_ACCOUNTANTS: Registry[_Makes] = Registry(
+    "accountant",
+    {
+        "pld": partial(_pld, 1e-4),
+        "rdp": lambda events: RenyiAccountant(),
+        COARSE: partial(_pld, 1e-3),
+        SEARCHES: lambda events: RdpAccountant(orders=ORDERS),
+    },
+)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from typing import Any
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import misfit, named, parameters_of, shown_name, users_code
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import misfit, parameters_of, shown_name, users_code
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.extension.separation import package_of_code
 from fedlgm.training.apart import ClientsApart
 from fedlgm.training.base import Trainer
@@ -65,12 +66,15 @@ PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
 """Minibatch SGD or Adam with the settings of [training]."""
 
 _PASSED = ("device", "task")
-_KINDS: dict[str, TrainerKind] = {
-    "fedprox": TrainerKind(FedProx, VectorizedFedProx),
-    "fedsgd": TrainerKind(FedSGD, VectorizedFedSGD),
-    "bfloat16": TrainerKind(MixedPrecisionTrainer),
-    "scheduled": TrainerKind(ScheduledTrainer),
-}
+_KINDS: Registry[TrainerKind] = Registry(
+    "trainer",
+    {
+        "fedprox": TrainerKind(FedProx, VectorizedFedProx),
+        "fedsgd": TrainerKind(FedSGD, VectorizedFedSGD),
+        "bfloat16": TrainerKind(MixedPrecisionTrainer),
+        "scheduled": TrainerKind(ScheduledTrainer),
+    },
+)
 
 
 def names() -> tuple[str, ...]:
@@ -80,7 +84,7 @@ def names() -> tuple[str, ...]:
         >>> "fedprox" in names()
         True
     """
-    return tuple(_KINDS)
+    return _KINDS.names()
 
 
 @registers
@@ -104,7 +108,7 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
     """
     for make in filter(None, (sequential, vectorized)):
         _check_maker(name, make)
-    enter(_KINDS, name, TrainerKind(sequential, vectorized), "trainer")
+    _KINDS.add(name, TrainerKind(sequential, vectorized))
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
@@ -166,7 +170,7 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
 
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:
-    found = named(_KINDS, trainer, "trainer") if isinstance(trainer, str) else trainer
+    found = _KINDS.find(trainer) if isinstance(trainer, str) else trainer
     if isinstance(found, TrainerKind):
         return found
     _check_maker(trainer, found)

@@ -9,15 +9,19 @@ from numbers import Real
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_function, users_code
+from fedlgm.extension.loader import users_code
+from fedlgm.extension.registry import Registry
 
 Schedule = Callable[[int, int], float]
 """(number from 1, count) of rounds or local steps -> factor of the learning rate."""
 
-_NAMED: dict[str, Schedule] = {
-    "linear": lambda number, count: 1 - (number - 1) / count,
-    "cosine": lambda number, count: (1 + math.cos(math.pi * (number - 1) / count)) / 2,
-}
+_SCHEDULES: Registry[Schedule] = Registry(
+    "schedule",
+    {
+        "linear": lambda number, count: 1 - (number - 1) / count,
+        "cosine": lambda number, count: (1 + math.cos(math.pi * (number - 1) / count)) / 2,
+    },
+)
 
 
 def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
@@ -37,7 +41,7 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         >>> factors("linear", 4).tolist()
         [1.0, 0.75, 0.5, 0.25]
     """
-    made = named_function(_NAMED, schedule, "schedule", f"({unit}, {unit}s) -> factor", 1, count)
+    made = _SCHEDULES.find_function(schedule, f"({unit}, {unit}s) -> factor", 1, count)
     found = []
     for number in range(1, count + 1):
         with users_code(f"schedule {schedule!r}", made):

@@ -12,8 +12,9 @@ import torch
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_function, users_code
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import users_code
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise
@@ -157,7 +158,8 @@ class Audit:
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
 """(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the
 result."""
-_METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
+_METHODS: Registry[OwnAudit | None] = Registry("audit method", dict.fromkeys(get_args(Method)))
+"""None: the library's own."""
 
 
 @registers
@@ -181,7 +183,7 @@ def register(name: str, audit: OwnAudit) -> None:
         >>> Audit(method="blind").mechanism(Subject.of("uniform")).epsilon_lower
         0.0
     """
-    enter(_METHODS, name, audit, "audit")
+    _METHODS.add(name, audit)
 
 
 def _own(name: str) -> OwnAudit | None:
@@ -189,7 +191,7 @@ def _own(name: str) -> OwnAudit | None:
     if name in get_args(Method):
         return None
     form = "(subject, settings, progress) -> AuditResult"
-    found: OwnAudit = named_function(_METHODS, name, "audit method", form, None, None, None)
+    found: OwnAudit = _METHODS.find_function(name, form, None, None, None)
     return found
 
 

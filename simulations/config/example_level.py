@@ -16,7 +16,6 @@ from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
-from fedlgm.extension.loader import is_reference
 from fedlgm.extension.restored import fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
@@ -29,7 +28,7 @@ from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
 from fedlgm.training.tasks import Task
 from simulations.config.unit import Parts, Settings, UnitKind
-from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
+from strategies.server_optimizer import ResumableStep, ServerOptimizer, is_own, server_step
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 MOST_PARAMETERS = 50_000
@@ -144,8 +143,8 @@ class ExampleLevel(UnitKind):
                 "federation.rounds to the number of steps; an epoch takes (number of examples) / "
                 "training.batch_size steps"
             )
-        bundled = not is_reference(federation.server_optimizer)
-        if (bundled and federation.server_optimizer != "sgd") or federation.server_lr != 1:
+        name = federation.server_optimizer
+        if (name != "sgd" and not is_own(name)) or federation.server_lr != 1:
             raise ConfigError(
                 "federation.server_optimizer and server_lr: a round is one step here, and "
                 "[training] says how it is made (optimizer, lr, momentum): leave them out"
@@ -201,7 +200,7 @@ class ExampleLevel(UnitKind):
         training, named = recipe.training, own
         if not self.counts_examples(recipe):
             return super().server_step(recipe, own)
-        if is_reference(recipe.federation.server_optimizer):
+        if is_own(recipe.federation.server_optimizer):
             named = own or recipe.federation.server_optimizer
         if named:
             return server_step(named, training.lr, training.momentum)

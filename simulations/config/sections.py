@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from fedlgm.privacy.guarantee import Accountant, Relation, Trust, Unit
 from fedlgm.training import LocalTraining
 from fedlgm.training.devices import NoiseChoice
 from simulations.config.public_seed import PublicSeed
-from strategies.server_optimizer import Name as OptimizerName
+from strategies import server_optimizer as server_optimizers
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
 _LEAST_SHARE = 1e-12  # accountants fail on far smaller rates
@@ -100,9 +100,11 @@ class Federation(Section):
     @field_validator("server_optimizer")
     @classmethod
     def _known_optimizer(cls, value: str) -> str:
-        if value not in get_args(OptimizerName) and not (is_reference(value) or is_object(value)):
-            known = ", ".join(map(repr, get_args(OptimizerName)))
-            raise ValueError(f"must be {known}, or your own as 'package.module:name'")
+        known = server_optimizers.names()
+        if value not in known and not (is_reference(value) or is_object(value)):
+            raise ValueError(
+                f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'"
+            )
         return value
 
     @model_validator(mode="after")

@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import load_object, misfit, named, shown_name
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import load_object, misfit, shown_name
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
 __all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]
 
-_ENGINES: dict[str, str | Callable[[EngineOptions], Engine]] = {
-    "local": "simulations.engines.local:LocalEngine",
-    "ray": "simulations.engines.ray_engine:RayEngine",
-    "flower": "simulations.engines.flower:FlowerEngine",
-    "processes": "simulations.engines.processes:ProcessEngine",
-    "auto": "simulations.engines.auto:AutoEngine",
-}
+_ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry(
+    "engine",
+    {
+        "local": "simulations.engines.local:LocalEngine",
+        "ray": "simulations.engines.ray_engine:RayEngine",
+        "flower": "simulations.engines.flower:FlowerEngine",
+        "processes": "simulations.engines.processes:ProcessEngine",
+        "auto": "simulations.engines.auto:AutoEngine",
+    },
+)
 
 
 def names() -> list[str]:
@@ -30,7 +34,7 @@ def names() -> list[str]:
         >>> {"local", "ray", "flower"} <= set(names())
         True
     """
-    return list(_ENGINES)
+    return list(_ENGINES.names())
 
 
 @registers
@@ -54,7 +58,7 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         raise ConfigError(
             f"engine {name!r}: it must be a class or function of the options, got {make!r}"
         )
-    enter(_ENGINES, name, make, "engine")
+    _ENGINES.add(name, make)
 
 
 def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
@@ -80,7 +84,7 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
                 f"engine {engine.name!r} was given as an object: pass its options to it"
             )
         return engine
-    found = engine if callable(engine) else named(_ENGINES, engine, "engine")
+    found = engine if callable(engine) else _ENGINES.find(engine)
     if isinstance(found, str):
         found = load_object(found, "engine")
     label = f"engine {shown_name(engine)}"

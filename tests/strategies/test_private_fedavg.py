@@ -59,7 +59,7 @@ class Step:
         ({"optimizer": object()}, "server optimizer '<object>' has no step"),
         (
             {"optimizer": "adamm"},
-            "unknown server optimizer 'adamm'; known: sgd, momentum, adam, yogi",
+            "unknown server optimizer 'adamm'; did you mean 'adam'",
         ),
         ({"optimizer": Step(), "server_lr": 0.1}, "server_lr is the rate of a named optimizer"),
         ({"fraction_train": 0.5}, "no argument 'fraction_train': rate is the probability"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import simulations
 from fedlgm.errors import ConfigError, DivergedError
+from strategies import server_optimizer
 from strategies.server_optimizer import server_step
 
 MODEL, MEAN = torch.zeros(3), torch.ones(3)
@@ -116,3 +119,44 @@ def test_contributions_that_are_not_finite_end_nothing(federate: Callable[..., A
     )
     assert bool(torch.isfinite(federation.run(1)).all())
     assert federation.records[0].discarded == 1
+
+
+class Halved:
+    """A user's step, made from the rate and the momentum."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr = lr
+
+    def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
+        return model + self.lr / 2 * mean_update
+
+
+class TestARegisteredName:
+    def test_makes_the_step_in_runs_of_both_units(self, tmp_path: Path) -> None:
+        server_optimizer.register("halved", Halved)
+        server_optimizer.register("halved", Halved)  # as a notebook's cell does that runs again
+        assert server_optimizer.names()[-1] == "halved"
+        assert server_step("halved", 1.0, 0.0).step(MODEL, MEAN).tolist() == [0.5, 0.5, 0.5]
+        for base in ("digits", "dp-sgd-digits"):
+            changes = ["federation.rounds=2"]
+            result = simulations.simulate(
+                base,
+                overrides=[*changes, "federation.server_optimizer=halved"],
+                run_dir=tmp_path / base,
+            )
+            same = simulations.simulate(
+                base,
+                overrides=changes,
+                server_optimizer=Halved,
+                run_dir=tmp_path / f"{base}-object",
+            )
+            plain = simulations.simulate(
+                base, overrides=changes, run_dir=tmp_path / f"{base}-plain"
+            )
+            assert result["model_sha256"] == same["model_sha256"] != plain["model_sha256"]
+
+    def test_belongs_to_one_step(self) -> None:
+        with pytest.raises(ConfigError, match="there is a server optimizer 'yogi' already"):
+            server_optimizer.register("yogi", Halved)
+        with pytest.raises(ConfigError, match="'three': it must be a class or function"):
+            server_optimizer.register("three", 3)  # type: ignore[arg-type]

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import named_function, parameters_of, users_code
-from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.loader import parameters_of, users_code
+from fedlgm.extension.registration import registers
+from fedlgm.extension.registry import Registry
 from fedlgm.noise.correlation import blt, sensitivities, toeplitz
 from fedlgm.noise.correlation.correlation import Correlation, check_size
 from fedlgm.noise.correlation.toeplitz import Reduce
@@ -26,7 +27,7 @@ def names() -> tuple[str, ...]:
         >>> names()[:4]
         ('identity', 'square-root', 'banded', 'blt')
     """
-    return tuple(_STRATEGIES)
+    return _STRATEGIES.names()
 
 
 @registers
@@ -52,7 +53,7 @@ def register(name: str, make: Strategy) -> None:
         >>> get("two-rounds", 8, share=0.75).coefficients
         array([0.8, 0.6])
     """
-    enter(_STRATEGIES, name, make, "correlation")
+    _STRATEGIES.add(name, make)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -125,10 +126,8 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
 
 
 def _find(name: str) -> Strategy:
-    found: Strategy = named_function(
-        _STRATEGIES, name, "correlation", "(rounds, **options) -> Correlation", 1
-    )
-    return found
+    make: Strategy = _STRATEGIES.find_function(name, "(rounds, **options) -> Correlation", 1)
+    return make
 
 
 def _identity(rounds: int) -> Correlation:
@@ -188,9 +187,7 @@ def _whole(option: str, value: Any, largest: int | None = None) -> int:
     return int(value)
 
 
-_STRATEGIES: dict[str, Strategy] = {
-    "identity": _identity,
-    "square-root": _square_root,
-    "banded": _banded,
-    "blt": _blt,
-}
+_STRATEGIES: Registry[Strategy] = Registry(
+    "correlation",
+    {"identity": _identity, "square-root": _square_root, "banded": _banded, "blt": _blt},
+)

@@ -16,7 +16,8 @@ from torch import nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import misfit, named, options_of, parameters_of
+from fedlgm.extension.loader import misfit, options_of, parameters_of
+from fedlgm.extension.registry import Registry
 from fedlgm.files import path_of
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.training.devices import seeded
@@ -60,21 +61,24 @@ __all__ = [
 
 Model = str | nn.Module | Callable[..., nn.Module]
 
-_MODELS: dict[str, Callable[..., nn.Module]] = {
-    "logistic": logistic,
-    "mlp": mlp,
-    "cnn": cnn,
-    "cnn-small": cnn_small,
-    "cifar-cnn": cifar_cnn,
-    "s-cnn": cnn,
-    "d-cnn": d_cnn,
-    "resnet18": resnet18,
-    "resnet20": resnet20,
-    "resnet152": resnet152,
-    "vgg16": vgg16,
-    "gru": gru,
-    "transformer": transformer,
-}
+_MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "model",
+    {
+        "logistic": logistic,
+        "mlp": mlp,
+        "cnn": cnn,
+        "cnn-small": cnn_small,
+        "cifar-cnn": cifar_cnn,
+        "s-cnn": cnn,
+        "d-cnn": d_cnn,
+        "resnet18": resnet18,
+        "resnet20": resnet20,
+        "resnet152": resnet152,
+        "vgg16": vgg16,
+        "gru": gru,
+        "transformer": transformer,
+    },
+)
 _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
 """Axes of one input; 3 for models without an entry; None accepts any number."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
@@ -88,7 +92,7 @@ def names() -> tuple[str, ...]:
         >>> {"mlp", "cnn", "transformer"} <= set(names())
         True
     """
-    return tuple(_MODELS)
+    return _MODELS.names()
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -242,4 +246,4 @@ def _find(name: str) -> Any:
             f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that "
             "from_pretrained makes"
         )
-    return named(_MODELS, name, "model")
+    return _MODELS.find(name)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import named
+from fedlgm.extension.registry import Registry
 from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.causal_lm import CausalLM
 from fedlgm.training.tasks.classification import Classification
@@ -46,15 +46,18 @@ __all__ = [
     "options",
 ]
 
-_TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "binary": Binary,
-    "ranked": Ranked,
-    "multi-label": Binary,
-    "next-token": NextToken,
-    "causal-lm": CausalLM,
-}
+_TASKS: Registry[type[Task]] = Registry(
+    "task",
+    {
+        "classification": Classification,
+        "regression": Regression,
+        "binary": Binary,
+        "ranked": Ranked,
+        "multi-label": Binary,
+        "next-token": NextToken,
+        "causal-lm": CausalLM,
+    },
+)
 _Losses = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -75,7 +78,7 @@ def names() -> tuple[str, ...]:
         >>> names()
         ('classification', 'regression', 'binary', 'ranked', 'multi-label', 'next-token', 'causal-lm')
     """
-    return tuple(_TASKS)
+    return _TASKS.names()
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -88,7 +91,7 @@ def options(name: str) -> tuple[str, ...]:
         >>> "loss" in options("regression")
         True
     """
-    found = named(_TASKS, name, "task")
+    found = _TASKS.find(name)
     return extension.options_of(found) if isinstance(found, type) else ()
 
 
@@ -109,13 +112,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
-    found = (
-        named(_TASKS, task, "task")
-        if isinstance(task, str)
-        else Classification
-        if task is None
-        else task
-    )
+    found = _TASKS.find(task) if isinstance(task, str) else Classification if task is None else task
     label = (
         repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
     )

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension.loader import is_bundled, load_object, misfit, named, raised_in, users_code
+from fedlgm.extension.loader import is_bundled, misfit, raised_in, users_code
+from fedlgm.extension.registry import Registry
 from fedlgm.planning.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -73,16 +74,19 @@ class Tracker(Protocol):
         """Called once with the run's summary, or with None if the run was interrupted or failed."""
 
 
-_BUNDLED = {
-    "tensorboard": "simulations.runs.trackers.tensorboard:TensorBoardTracker",
-    "mlflow": "simulations.runs.trackers.mlflow:MlflowTracker",
-    "wandb": "simulations.runs.trackers.wandb:WandbTracker",
-}
+_BUNDLED: Registry[Any] = Registry(
+    "tracker",
+    {
+        "tensorboard": "simulations.runs.trackers.tensorboard:TensorBoardTracker",
+        "mlflow": "simulations.runs.trackers.mlflow:MlflowTracker",
+        "wandb": "simulations.runs.trackers.wandb:WandbTracker",
+    },
+)
 
 
 def names() -> tuple[str, ...]:
     """Bundled trackers, each of which needs the package of its name."""
-    return tuple(_BUNDLED)
+    return _BUNDLED.names()
 
 
 def installed(name: str) -> bool:
@@ -101,14 +105,12 @@ def make(name: str) -> Tracker:
         ConfigError: the name is unknown, the package is not installed, the reference does not
             import, or the object is not a tracker.
     """
-    found = named(_BUNDLED, name, "tracker")
-    if name in _BUNDLED:
-        if not installed(name):
-            raise ConfigError(
-                f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
-                f"'fedlgm[{name}]'"
-            )
-        found = load_object(found, "tracker")
+    if name in _BUNDLED and not installed(name):
+        raise ConfigError(
+            f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
+            f"'fedlgm[{name}]'"
+        )
+    found = _BUNDLED.find(name)
     if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
         wrong = misfit(found)
         if wrong:

@@ -152,8 +152,8 @@ def cubed(s, d):
 def own_rules(monkeypatch):
     from fedlgm import mechanisms
 
-    monkeypatch.setattr(allocation, "_SHARES", dict(allocation._SHARES))
-    monkeypatch.setattr(mechanisms, "_REGISTRY", dict(mechanisms._REGISTRY))
+    monkeypatch.setattr(allocation._SHARES, "_items", dict(allocation._SHARES._items))
+    monkeypatch.setattr(mechanisms._REGISTRY, "_items", dict(mechanisms._REGISTRY._items))
 
 
 @pytest.mark.usefixtures("own_rules")

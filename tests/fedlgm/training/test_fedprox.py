@@ -140,7 +140,7 @@ def test_what_is_no_trainer_is_refused_before_anything_is_written(
 
 
 def test_a_registered_trainer_has_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
+    monkeypatch.setattr(kinds._KINDS, "_items", dict(kinds._KINDS._items))
 
     def scaled(
         module: object, layers: object, settings: object, *, device: object, task: object, by: float

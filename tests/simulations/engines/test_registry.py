@@ -62,7 +62,7 @@ def test_an_object_serves_a_run_and_its_resumption(tmp_path: Path) -> None:
 
 
 def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))
+    monkeypatch.setattr(engines._ENGINES, "_items", dict(engines._ENGINES._items))
     engines.register("counting", Counting)
     engines.register("counting", Counting)
     assert isinstance(engines.get("counting"), Counting)
