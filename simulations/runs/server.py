@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 import warnings
 from collections import Counter
@@ -13,10 +12,9 @@ from statistics import median_high
 
 from flwr.serverapp import Grid
 
-from fedlgm.errors import DivergedError, Notice, RunError
+from fedlgm.errors import DivergedError, Notice
 from fedlgm.files import PRIVATE
-from fedlgm.noise.run_noise import RunNoise
-from fedlgm.planning import charging
+from fedlgm.noise.release import ReleaseObserver
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.assembly import Assembly
@@ -28,6 +26,7 @@ from simulations.runs.protection import is_own
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
+from simulations.runs.start import Start, redraw, resume, warn_of_cost
 from simulations.runs.stopping import StoppedEarly
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
@@ -76,169 +75,160 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
     with folder.locked():
-        if (
-            folder.result() is not None
-        ):  # its checkpoints may have been removed since, as its keys were
-            finished = folder.finished()
-            finished.update(folder.audited())
-            folder.forget_noise()
-            return finished
+        if folder.result() is not None:
+            return _finished(folder)
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
-        recipe, layers = assembly.recipe, assembly.layers
-        federation = recipe.federation
-        optimizer = assembly.server_optimizer()
-        checkpoint = folder.checkpoints.latest(layers)
-        transcript = assembly.start() if checkpoint is None else checkpoint.transcript
-        if checkpoint is not None:
-            optimizer.restore(transcript.models[-1], checkpoint.optimizer)
-        _check_continued(assembly, folder, transcript)
-        folder.truncate(transcript.rounds)
-        folder.diverged.forget()
-        keys, abandoned = folder.keys(recipe.run.seed, checkpoint)
-        run_noise = (
-            RunNoise()
-            if assembly.facts.noise is None
-            else folder.run_noise(recipe.run.seed, checkpoint)
-        )
-        base = FrozenBase(assembly)
-        started = time.perf_counter()
+        start = resume(assembly, folder)
+        base, started, audit = FrozenBase(assembly), time.perf_counter(), watch_of(assembly)
         with (
-            _followed(assembly, folder, transcript.rounds, trackers) as followers,
+            _followed(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             if assembly.spent is not None:
                 assembly.spent.charge(ledger)
-            # Real nodes make other updates when a round is made again, unless they keep their
-            # answers.
-            repeats, redrawn = nodes.repeats, abandoned
-            attempt = b"" if repeats else attempt or secrets.token_bytes(16)
-            draws = keys
-            if not repeats:
-                abandoned = ledger.position()
-                if (
-                    keys.secret
-                    and charging.of(assembly.facts).run is None
-                    and recipe.protects.redraws
-                ):
-                    # Other clients than before: sampling then amplifies what is released again,
-                    # too.
-                    draws, redrawn = keys.derive(b"draws", attempt), abandoned
+            start = redraw(start, assembly, nodes, ledger, attempt)
             if not continued:
-                _warn_of_cost(ledger, transcript, abandoned)
+                warn_of_cost(ledger, start.transcript, start.abandoned)
             recorder = Recorder(
-                assembly, folder, optimizer, progress, abandoned, followers, overlaps=repeats
+                assembly,
+                folder,
+                start.optimizer,
+                progress,
+                start.abandoned,
+                followers,
+                overlaps=nodes.repeats,
             )
-            audit = watch_of(assembly)
             canaries = (
-                audit.observer(assembly, folder, keys, nodes.simulated)
+                audit.observer(assembly, folder, start.keys, nodes.simulated)
                 if audit is not None
                 else None
             )
-            strategy = LayerwiseFedAvg(
-                assembly.method,
-                transcript,
-                CohortSampler(assembly.cohorts, draws, federation.dropout),
-                optimizer,
-                Releaser(
-                    keys,
-                    ledger,
-                    assembly.numerics,
-                    attempt,
-                    canaries,
-                    run_noise,
-                    redrawn,
-                    is_own(recipe),
-                ),
-                nodes,
-                on_round=recorder,
-                continue_ledger=True,  # _warn_of_cost names what is charged again
-            )
-            try:
-                with closing(recorder), suppress(StoppedEarly):
-                    recorder.check_stopped()
-                    strategy.start(
-                        grid,
-                        strategy.initial_arrays(),
-                        num_rounds=federation.rounds - transcript.rounds,
-                        timeout=nodes.round_timeout or 3600.0,
-                    )
-            except DivergedError as error:
-                recorder.checkpoint()
-                diverged = folder.diverged.write(error)
-                diverged.largest = error.largest
-                raise diverged from error
-            recorder.checkpoint()
-            final, head = strategy.transcript, ledger.head()
-            figures, stated = recorder.figures(final), ledger.guarantee()
-        seeded = recipe.run.seed is not None
-        guarantee = stated or (final.plan.guarantee if final.plan else None)
-        rows = folder.rows(private=True)
-        result: RunSummary = {
-            "run": str(folder.path),
-            "recipe": recipe.name,
-            "engine": engine,
-            "mechanism": recipe.mechanism.name,
-            "variant": recipe.mechanism.variant,
-            "rounds": final.rounds,
-            "unit": recipe.unit,
-            "delta": recipe.privacy.delta,
-            "noise_reproducible": seeded,
-            "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
-            "guarantee_status": guarantee.status if guarantee else "none",
-            "noise_multiplier": assembly.facts.noise_multiplier,
-            "noise_backend": assembly.noise_backend,
-            "device": str(assembly.device),
-            "model_sha256": model_digest(final.models[-1]),
-            "ledger_head": str(head),
-        }
-        result.update(figures)  # type: ignore[typeddict-item]
-        result.update(base.check(final))
+            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries)
+            _run(grid, strategy, recorder, folder, assembly.recipe.federation.rounds)
+            result = _summarise(assembly, folder, engine, strategy.transcript, recorder, ledger)
+        result.update(base.check(strategy.transcript))
         if audit is not None:
             strict_json.write(folder.audit_file, audit.figures(assembly, folder, result), PRIVATE)
+        rows = folder.rows(private=True)
         folder.finish(result)
         followers.end(result)
-        # Durations and failures of rounds reveal participants, and canaries see sums before their
-        # noise. Only the operator sees these figures; the stored summary omits them.
-        seen = result.copy()
-        seen.update(folder.audited())
-        seen["failures"] = _failures(rows)
-        seen["seconds_per_round"] = median_high(
-            [row["seconds"] for row in rows if "seconds" in row] or [0.0]
-        )
-        seen["seconds"] = time.perf_counter() - started
-    return seen
+        return _for_operator(result, folder, rows, time.perf_counter() - started)
 
 
-def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse a checkpoint of more rounds than the run has, and a run that is one mechanism with
-    other noise.
+def _finished(folder: RunFolder) -> RunSummary:
+    """The summary of a finished run. Its checkpoints may have been removed since, as its keys
+    were.
+    """
+    finished = folder.finished()
+    finished.update(folder.audited())
+    folder.forget_noise()
+    return finished
+
+
+def _strategy(
+    assembly: Assembly,
+    start: Start,
+    ledger: Ledger,
+    nodes: Nodes,
+    recorder: Recorder,
+    canaries: ReleaseObserver | None,
+) -> LayerwiseFedAvg:
+    recipe = assembly.recipe
+    releaser = Releaser(
+        start.keys,
+        ledger,
+        assembly.numerics,
+        start.attempt,
+        canaries,
+        start.noise,
+        start.redrawn,
+        is_own(recipe),
+    )
+    return LayerwiseFedAvg(
+        assembly.method,
+        start.transcript,
+        CohortSampler(assembly.cohorts, start.draws, recipe.federation.dropout),
+        start.optimizer,
+        releaser,
+        nodes,
+        on_round=recorder,
+        continue_ledger=True,  # warn_of_cost names what is charged again
+    )
+
+
+def _run(
+    grid: Grid, strategy: LayerwiseFedAvg, recorder: Recorder, folder: RunFolder, rounds: int
+) -> None:
+    """Run the remaining rounds, and leave a checkpoint of the last.
 
     Raises:
-        RunError: the checkpoint was edited; or this machine computes other coefficients, or another
-            multiplier.
+        DivergedError: a round's model is NaN or infinite.
     """
-    rounds = assembly.recipe.federation.rounds
-    if transcript.rounds > rounds:
-        raise RunError(
-            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, "
-            f"but the run has {rounds}: it was edited; restore it from a backup, or delete it"
-        )
-    if transcript.plan is None:
-        return
-    started, facts = transcript.plan.facts, assembly.facts
-    if charging.of(facts).run is not None and started.least_multiplier != facts.least_multiplier:
-        raise RunError(
-            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "
-            f"machine computes {facts.noise_multiplier:.12g} (another version of fedlgm or "
-            "dp-accounting?): all rounds are one mechanism; continue it where it was started"
-        )
-    if started.noise != facts.noise:
-        raise RunError(
-            f"{folder.path} correlated its noise with coefficients that differ from those that "
-            "this machine computes (another version of NumPy or SciPy?): continue it where it was "
-            "started"
-        )
+    try:
+        with closing(recorder), suppress(StoppedEarly):
+            recorder.check_stopped()
+            strategy.start(
+                grid,
+                strategy.initial_arrays(),
+                num_rounds=rounds - strategy.transcript.rounds,
+                timeout=strategy.nodes.round_timeout or 3600.0,
+            )
+    except DivergedError as error:
+        recorder.checkpoint()
+        diverged = folder.diverged.write(error)
+        diverged.largest = error.largest
+        raise diverged from error
+    recorder.checkpoint()
+
+
+def _summarise(
+    assembly: Assembly,
+    folder: RunFolder,
+    engine: str,
+    final: Transcript,
+    recorder: Recorder,
+    ledger: Ledger,
+) -> RunSummary:
+    """The run's public figures."""
+    recipe, seeded = assembly.recipe, assembly.recipe.run.seed is not None
+    guarantee = ledger.guarantee() or (final.plan.guarantee if final.plan else None)
+    result: RunSummary = {
+        "run": str(folder.path),
+        "recipe": recipe.name,
+        "engine": engine,
+        "mechanism": recipe.mechanism.name,
+        "variant": recipe.mechanism.variant,
+        "rounds": final.rounds,
+        "unit": recipe.unit,
+        "delta": recipe.privacy.delta,
+        "noise_reproducible": seeded,
+        "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
+        "guarantee_status": guarantee.status if guarantee else "none",
+        "noise_multiplier": assembly.facts.noise_multiplier,
+        "noise_backend": assembly.noise_backend,
+        "device": str(assembly.device),
+        "model_sha256": model_digest(final.models[-1]),
+        "ledger_head": str(ledger.head()),
+    }
+    result.update(recorder.figures(final))  # type: ignore[typeddict-item]
+    return result
+
+
+def _for_operator(
+    result: RunSummary, folder: RunFolder, rows: list[FullRow], seconds: float
+) -> RunSummary:
+    """The summary with figures that only the operator sees and that the stored summary omits.
+
+    Durations and failures of rounds reveal participants, and canaries see sums before their noise.
+    """
+    seen = result.copy()
+    seen.update(folder.audited())
+    seen["failures"] = _failures(rows)
+    durations = [row["seconds"] for row in rows if "seconds" in row]
+    seen["seconds_per_round"] = median_high(durations or [0.0])
+    seen["seconds"] = seconds
+    return seen
 
 
 def nodes_of(
@@ -307,15 +297,3 @@ def _failures(rows: list[FullRow]) -> dict[str, int]:
             for failure in row.get("failures", ())
         )
     )
-
-
-def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> None:
-    """Warn if released rounds are about to be released again with new noise."""
-    again = ledger.rounds(through=abandoned) - transcript.rounds
-    if again > 0:
-        warnings.warn(
-            f"{again} rounds that had been released are released again with fresh noise, because "
-            "they cannot be repeated bit by bit: the run will cost more than its budget, and its "
-            "report states the cost",
-            stacklevel=3,
-        )
