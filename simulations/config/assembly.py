@@ -4,10 +4,10 @@ deployment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -57,23 +57,24 @@ class Assembly:
         own: a user's objects that replace names in it.
         planned: whether nothing will be trained, so that no file of a bundled set is needed.
         no_kernel: reason why `training.kernel = "auto"` became PyTorch; None if it did not.
+        divided: data and division that are used instead of the recipe's, such as a worker's.
     """
 
     recipe: Recipe
     own: Own = Own()  # noqa: RUF009  (frozen)
     planned: bool = False
     no_kernel: str | None = None
+    divided: tuple[DataSet, Partition] | None = None
 
-    def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
-        """Use this data and partition, as a worker does, instead of loading and dividing again;
-        returns `self`.
-        """
-        self.__dict__.update(dataset=dataset, partition=partition)
-        return self
+    def with_data(self, dataset: DataSet, partition: Partition) -> Self:
+        """The same with this data and partition, which are neither loaded nor divided again."""
+        return replace(self, divided=(dataset, partition))
 
     @cached_property
     def dataset(self) -> DataSet:
         """The data, held once per process."""
+        if self.divided is not None:
+            return self.divided[0]
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
             found = data.load(
@@ -104,6 +105,8 @@ class Assembly:
     @cached_property
     def partition(self) -> Partition:
         """The division of the data among clients, which depends only on the recipe."""
+        if self.divided is not None:
+            return self.divided[1]
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with in_section("data", section.partition, "data.partition"):
@@ -154,9 +157,15 @@ class Assembly:
             return models.load_weights_(module, section.weights)
 
     @property
+    def has_data(self) -> bool:
+        """Whether the data are there already, and no file has to be read for them."""
+        known = self.own.data is not None or self.divided is not None
+        return known or "dataset" in vars(self)  # where a `cached_property` keeps its value
+
+    @property
     def outline(self) -> DataSet:
         """The shapes and classes that the model needs, without loading a bundled set."""
-        if "dataset" not in self.__dict__ and self.own.data is None:
+        if not self.has_data:
             section = self.recipe.data
             known = data.outline(section.name, **section.reading)
             if known is not None:
@@ -224,9 +233,7 @@ class Assembly:
     @property
     def spent(self) -> Spent | None:
         """Cost of releases from the data before the run."""
-        return (
-            self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
-        )
+        return self.dataset.spent if self.has_data else None
 
     @property
     def _examples(self) -> int:
@@ -251,12 +258,7 @@ class Assembly:
         are none.
         """
         section, examples = self.recipe.data, self._published_examples
-        if (
-            not self.planned
-            or examples is None
-            or section.train_images is None
-            or "dataset" in self.__dict__
-        ):
+        if not self.planned or examples is None or section.train_images is None or self.has_data:
             return ""
         return (
             f"{examples:,} training examples, as the recipe states (data.train_images = "
