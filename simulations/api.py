@@ -356,15 +356,15 @@ def simulate(
     }  # fmt: skip
     names, objects = apart(given)
     correlation = correlated(objects.pop("noise", None))
-    own = own_of(objects)
+    user_objects = own_of(objects)
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed = recipe_of(recipe, own, names, overrides, correlation)
+    parsed = recipe_of(recipe, user_objects, names, overrides, correlation)
     require_callback(progress)
-    made: list[Path] = []
+    folders: list[Path] = []
     follow = options.pop("on_folder", None)
 
     def on_folder(folder: Path) -> None:
-        made.append(folder)
+        folders.append(folder)
         if follow is not None:
             follow(folder)
 
@@ -374,16 +374,16 @@ def simulate(
             engine=engine,
             run_dir=run_dir,
             progress=progress,
-            own=own,
+            own=user_objects,
             on_folder=on_folder,
             **options,
         )
     except KeyboardInterrupt as stop:
-        if made:
-            again = "".join(f", {name}=..." for name in own.given())
-            stop.add_note(f"continue the run with simulations.resume({str(made[0])!r}{again})")
+        if folders:
+            again = "".join(f", {name}=..." for name in user_objects.given())
+            stop.add_note(f"continue the run with simulations.resume({str(folders[0])!r}{again})")
         raise
-    return result_of(summary, own)
+    return result_of(summary, user_objects)
 
 
 @plain_defaults()
@@ -424,7 +424,7 @@ def resume(
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)
-    own = own_of(objects)
+    user_objects = own_of(objects)
     require_callback(progress)
     summary = launch.resume(
         path_of("run", run),
@@ -433,9 +433,9 @@ def resume(
         ray_address=ray_address,
         supernodes=supernodes,
         progress=progress,
-        own=own,
+        own=user_objects,
     )
-    return result_of(summary, own)
+    return result_of(summary, user_objects)
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:

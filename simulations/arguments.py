@@ -153,11 +153,11 @@ def recipe_of(
             few_sites(raw)
     for changes in (names, keys, overrides):
         override(raw, changes)
-    found = recipes.validate(raw)
-    if bundled and isinstance(own.data, DataSet) and needs_labels(found.data.partition):
+    valid_recipe = recipes.validate(raw)
+    if bundled and isinstance(own.data, DataSet) and needs_labels(valid_recipe.data.partition):
         chosen = "data.partition" in dict((*settings(names), *settings(overrides)))
-        if not chosen and not Assembly(found, own).task.labels(own.data.train_y):
+        if not chosen and not Assembly(valid_recipe, own).task.labels(own.data.train_y):
             override(raw, ["data.partition=iid"])
             override(raw, overrides)  # with its options of a partition, which are then refused
             return recipes.validate(raw)
-    return found
+    return valid_recipe

@@ -161,8 +161,8 @@ class ClientLevel(UnitKind):
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
             trainer = assembly.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
-            made = trainer.updates(assembly.layers.flatten(module), alike)
-            return list(torch.cat([unbounded(update).clone() for update in made]))
+            results = trainer.updates(assembly.layers.flatten(module), alike)
+            return list(torch.cat([unbounded(update).clone() for update in results]))
 
         try_clients(module, updates, task, x, y, owner)
 

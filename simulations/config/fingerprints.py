@@ -176,13 +176,13 @@ def _class_words(kind: type) -> Iterator[str]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Attributes of an object without cached values."""
-    kept = {
+    cached_names = {
         name
         for base in type(value).__mro__
         for name, member in vars(base).items()
         if isinstance(member, functools.cached_property)
     }
-    return {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in kept}
+    return {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in cached_names}
 
 
 def _source(function: FunctionType) -> str | None:

@@ -154,15 +154,15 @@ class Own:
             "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
             "trainer": lambda: object_digest(self.trainer, state=False),
         }
-        found = {name: prints[name]() for name in self.given()}
+        hashes = {name: prints[name]() for name in self.given()}
         if self.model is not None:
-            found["structure of the model"] = module_digest(initial)
-            found[FIXED] = fixed_digest(initial)
+            hashes["structure of the model"] = module_digest(initial)
+            hashes[FIXED] = fixed_digest(initial)
         if self.data is not None:
             if self.data.spent is not None:
-                found["cost of the data's statistics"] = object_digest(self.data.spent)
-            found["division of the data"] = array_digest(division.order, division.offsets)
-        return found
+                hashes["cost of the data's statistics"] = object_digest(self.data.spent)
+            hashes["division of the data"] = array_digest(division.order, division.offsets)
+        return hashes
 
 
 def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
@@ -229,9 +229,9 @@ def own_of(values: Mapping[str, Any]) -> Own:
             "function that gives one: join layers in nn.Sequential; to compare several models use "
             "a study with grid={'model': [...]}"
         )
-    own = Own(**values).loaded()
-    if own.evaluate is not None and not callable(own.evaluate):
+    user_objects = Own(**values).loaded()
+    if user_objects.evaluate is not None and not callable(user_objects.evaluate):
         raise ConfigError(
-            f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}"
+            f"evaluate must be a function (round, module) -> {{name: number}}, got {user_objects.evaluate!r}"
         )
-    return own if own.metrics is None else dataclasses.replace(own, metrics=checked(own.metrics))
+    return user_objects if user_objects.metrics is None else dataclasses.replace(user_objects, metrics=checked(user_objects.metrics))

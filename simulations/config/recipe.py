@@ -156,14 +156,14 @@ class Recipe(Section):
         """
         if unit == self.protects.mechanisms:
             return
-        known = ", ".join(
+        choices = ", ".join(
             name
             for name in mechanisms.names(self.protects.mechanisms)
             if mechanisms.is_private(name)
         )
         raise ConfigError(
             f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is "
-            f"{self.unit!r}: set privacy.unit = {unit!r}, or use one of {known}"
+            f"{self.unit!r}: set privacy.unit = {unit!r}, or use one of {choices}"
         )
 
     @property
@@ -215,13 +215,13 @@ class Recipe(Section):
 
         if privacy.noise == "given":
             with prefix_key("privacy.correlation"):
-                made = correlation.Correlation.from_dict(privacy.correlation or {})
-                if made.rounds != rounds:
+                noise = correlation.Correlation.from_dict(privacy.correlation or {})
+                if noise.rounds != rounds:
                     raise ConfigError(
-                        f"it is for {made.rounds} rounds, but the run has federation.rounds = "
+                        f"it is for {noise.rounds} rounds, but the run has federation.rounds = "
                         f"{rounds}"
                     )
-            return made
+            return noise
         separation, takes = self.sampling.separation or 1, correlation.options_of(privacy.noise)
         bands = min(separation if privacy.bands is None else privacy.bands, rounds)
         offered = {
@@ -379,9 +379,9 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
             value = {
-                name: one
-                for name, one in laid_over(key, below, value).items()
-                if not removes(key, name, one)
+                name: setting
+                for name, setting in laid_over(key, below, value).items()
+                if not removes(key, name, setting)
             }
         merged[key] = value
     if path.resolve().parent == BUNDLED.resolve():

@@ -101,8 +101,8 @@ class Federation(Section):
     @classmethod
     def _known_optimizer(cls, value: str) -> str:
         if value not in get_args(OptimizerName) and not (is_reference(value) or is_object(value)):
-            known = ", ".join(map(repr, get_args(OptimizerName)))
-            raise ValueError(f"must be {known}, or your own as 'package.module:name'")
+            choices = ", ".join(map(repr, get_args(OptimizerName)))
+            raise ValueError(f"must be {choices}, or your own as 'package.module:name'")
         return value
 
     @model_validator(mode="after")
@@ -131,13 +131,13 @@ class Federation(Section):
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The clients of each user; without `users` every client is one user."""
-        found: list[list[int]] = [[] for _ in range(self.participants)]
+        members: list[list[int]] = [[] for _ in range(self.participants)]
         for client in range(self.clients):
             user = (
                 self.users[client] if isinstance(self.users, list) else client % self.participants
             )
-            found[user].append(client)
-        return tuple(map(tuple, found))
+            members[user].append(client)
+        return tuple(map(tuple, members))
 
     @property
     def participants(self) -> int:
@@ -258,10 +258,10 @@ class Privacy(Section):
         if value not in _NOISE and not is_reference(value):
             from fedlgm.noise.correlation import names  # SciPy's optimisers
 
-            known = [*_NOISE, *(name for name in names() if name not in _NOISE)]
-            if value not in known:
+            choices = [*_NOISE, *(name for name in names() if name not in _NOISE)]
+            if value not in choices:
                 raise ValueError(
-                    f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'"
+                    f"must be {', '.join(map(repr, choices))}, or your own as 'package.module:name'"
                 )
         return value
 

@@ -188,9 +188,9 @@ def _built(
 ) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
     given: UserConfig = {"recipe": recipe, "set": overrides, "objects": objects, "simulated": True}
-    parsed, own = _recipe(given), _own(given)
+    parsed, user_objects = _recipe(given), _own(given)
     keys = KeyRing.from_seed(parsed.run.seed) if secret is None else KeyRing(secret, secret=True)
-    return Assembly(parsed, own).client(keys, serves)
+    return Assembly(parsed, user_objects).client(keys, serves)
 
 
 def _own(config: UserConfig) -> Own:
@@ -201,8 +201,8 @@ def _own(config: UserConfig) -> Own:
 
 @lru_cache(maxsize=1)
 def _unpickled(path: str) -> Own:
-    own: Own = pickle.loads(Path(path).read_bytes())
-    return own
+    user_objects: Own = pickle.loads(Path(path).read_bytes())
+    return user_objects
 
 
 def _secret(context: Context) -> int:

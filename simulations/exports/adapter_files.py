@@ -91,13 +91,13 @@ def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     ranks = {name: child.rank for name, child in adapted.items()}
     alphas = {name: child.alpha for name, child in adapted.items()}
     tensors: dict[str, Tensor] = {}
-    whole: dict[str, None] = {}
+    modules_to_save: dict[str, None] = {}
     for name, parameter in model.named_parameters():
         if adapted_layer(name) in adapted and factor_of(name):
             tensors[_PREFIX + name] = parameter
         elif parameter.requires_grad:
-            whole[adapted_layer(name)] = None
-    for name in whole:
+            modules_to_save[adapted_layer(name)] = None
+    for name in modules_to_save:
         tensors |= {
             f"{_PREFIX}{name}.{key}": value
             for key, value in model.get_submodule(name).state_dict().items()
@@ -116,6 +116,6 @@ def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "target_modules": list(adapted),
-        "modules_to_save": list(whole) or None,
+        "modules_to_save": list(modules_to_save) or None,
     }
     return tensors, config

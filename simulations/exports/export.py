@@ -43,13 +43,13 @@ def format_of(file: Path | str) -> Format:
     """
     suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
-        known = ", ".join(f".{name}" for name in get_args(Format))
+        suffixes = ", ".join(f".{name}" for name in get_args(Format))
         hint = (
             "; torch.load reads .pt as it reads .pth"
             if suffix.lower() in ("pth", "bin", "ckpt")
             else ""
         )
-        raise ConfigError(f"{file}: its suffix must name a format: {known}{hint}")
+        raise ConfigError(f"{file}: its suffix must name a format: {suffixes}{hint}")
     return cast(Format, suffix)
 
 
@@ -112,8 +112,8 @@ def described(
         recipe: the recipe that is stated (TOML).
         module: the model, if the metadata say whether it is linear.
     """
-    kept = excerpt(Protection.__annotations__, protection)
-    told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": recipe})
+    statements = excerpt(Protection.__annotations__, protection)
+    told = cast(Metadata, {"made_by": "fedlgm", **statements, "recipe": recipe})
     told["task"] = str(folder.recipe().task.name)
     labels, columns = folder.labels(), folder.provenance.read().get("columns")
     if labels is not None:
@@ -191,8 +191,8 @@ def export(
     result = folder.finished()
     module = _load(folder, result, module)
     told = _metadata(folder, result, module)
-    kept = models.original(module).state_dict()
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
+    original_state = models.original(module).state_dict()
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in original_state.items()}
     if format == "safetensors":
         write_whole(target, lambda path: save_file(state, path, metadata=texts(told)))
     elif beside is not None:

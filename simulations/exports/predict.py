@@ -180,7 +180,7 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     header = [str(name) for name in table.columns]
     names = [column["name"] for column in columns]
     tables.require_columns(names, header, str(path))
-    found = []
+    arrays = []
     for column in columns:
         what = f"{path}: column {column['name']!r}"
         values = tables.numbers(
@@ -190,8 +190,8 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
             raise DataError(f"{what} must hold whole numbers, as in training")
         if column["dtype"] == "bool" and not np.isin(values, (0, 1)).all():
             raise DataError(f"{what} must hold True and False, or 1 and 0, as in training")
-        found.append(values)
-    return np.stack(found, axis=1), [name for name in header if name not in names]
+        arrays.append(values)
+    return np.stack(arrays, axis=1), [name for name in header if name not in names]
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:

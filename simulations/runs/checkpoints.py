@@ -70,10 +70,10 @@ class Checkpoints:
         """JSON form of the last plan, from the newest checkpoint that has one; otherwise empty."""
         texts = (_metadata(file).get("plan", "") for file in reversed(self.files()))
         try:
-            found: object = next((json.loads(text) for text in texts if text), {})
+            plan: object = next((json.loads(text) for text in texts if text), {})
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return plan if isinstance(plan, dict) else {}
 
     def multiplier(self) -> float | None:
         """Noise multiplier of the last plan; None if no checkpoint states it."""
@@ -120,10 +120,10 @@ class Checkpoints:
             RunError: there are checkpoints, but none can be read, they belong to a model of another
                 size, or the newest one holds no state that a run can have.
         """
-        found = self._newest(layers)
-        if found is None:
+        newest = self._newest(layers)
+        if newest is None:
             return None
-        meta, models, tensors = found
+        meta, models, tensors = newest
         try:
             plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
         except (ConfigError, PrivacyError) as error:
@@ -155,8 +155,8 @@ class Checkpoints:
         Raises:
             RunError: see `latest`.
         """
-        found = self._newest(layers)
-        return None if found is None else found[1][-1]
+        newest = self._newest(layers)
+        return None if newest is None else newest[1][-1]
 
     def into(self, module: nn.Module, layers: LayerTable) -> nn.Module:
         """The module, changed in place, with the model of the newest checkpoint, in evaluation

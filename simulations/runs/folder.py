@@ -255,8 +255,8 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        kept = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
-        return [Head.parse(text) for text in kept if text]
+        texts = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
+        return [Head.parse(text) for text in texts if text]
 
     def written(self) -> AbstractContextManager[None]:
         """Every block that writes the run's files; it raises DiskError if the system refuses
@@ -330,8 +330,8 @@ class RunFolder:
             private: whether each row also holds the operator's figures.
         """
         rows = list(self.metrics)  # first: a row's private part is written before it
-        own = {row["round"]: row for row in self.diagnostics} if private else {}
-        return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
+        private_rows = {row["round"]: row for row in self.diagnostics} if private else {}
+        return [cast(FullRow, private_rows.get(row["round"], {}) | row) for row in rows]
 
     def every_row(self, result: RunSummary, private: bool = False) -> list[FullRow]:
         """`rows` of a finished run, for figures that need all of them.
@@ -428,10 +428,10 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        found = _summary(self.result_file)
-        if found is not None:
-            found["run"] = str(self.path)
-        return found
+        summary = _summary(self.result_file)
+        if summary is not None:
+            summary["run"] = str(self.path)
+        return summary
 
     def finished(self) -> RunSummary:
         """The summary of a finished run after `verify`, with its guarantee's sentence derived
@@ -476,13 +476,13 @@ def _summary(file: Path) -> RunSummary | None:
     if not file.is_file():
         return None
     try:
-        found = strict_json.loads(file.read_text(encoding="utf-8"))
+        summary = strict_json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    wrong = misfit(found, RunSummary) if found else "it is empty or not JSON"
+        summary = None
+    wrong = misfit(summary, RunSummary) if summary else "it is empty or not JSON"
     if wrong:
         raise RunError(
             f"{file} is damaged ({wrong}): delete it and the run's result.json, and --resume "
             "writes both again"
         )
-    return cast(RunSummary, found)
+    return cast(RunSummary, summary)

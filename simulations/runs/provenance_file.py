@@ -54,13 +54,13 @@ class ProvenanceFile:
         Raises:
             LedgerError: the run has stored no sizes.
         """
-        found = self.read().get("layers")
-        if not found:
+        sizes = self.read().get("layers")
+        if not sizes:
             raise LedgerError(
                 f"{self._path} does not name the layers of the run's mechanism, so what was "
                 "guaranteed is not known: restore the file from a backup"
             )
-        return dict(found)
+        return dict(sizes)
 
     def settle(self, provenance: Provenance) -> None:
         """Write the run's provenance, or check that the run continues with the same clients and
@@ -78,11 +78,11 @@ class ProvenanceFile:
             changed = provenance.get("sources", {}).get(what)
             same = changed is not None and self._agrees(source["sha256"], changed["sha256"])
             if what in FILES and not same:
-                known = (
+                digest = (
                     "" if source["sha256"].startswith(_KEYED) else f" (SHA-256 {source['sha256']})"
                 )
                 raise RunError(
-                    f"{source['file']} is not the {what} that {self._run} began with{known}: "
+                    f"{source['file']} is not the {what} that {self._run} began with{digest}: "
                     "restore it"
                 )
             if not same or {**source, "sha256": ""} != {**(changed or {}), "sha256": ""}:
@@ -92,7 +92,7 @@ class ProvenanceFile:
                 )
         if stored.get("labels") != provenance.get("labels"):
             was, now = (
-                ", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance)
+                ", ".join(record.get("labels") or ["without names"]) for record in (stored, provenance)
             )
             raise RunError(
                 f"{self._run} was run with the classes {was}: it cannot be continued with {now}"

@@ -122,7 +122,7 @@ def class_counts(assembly: Assembly) -> np.ndarray:
     """Examples by client and class, int64 [clients, classes]; one column if the targets are not
     classes.
     """
-    found = assembly.dataset
-    if found.classes is None or found.train_y.ndim != 1:
+    data_set = assembly.dataset
+    if data_set.classes is None or data_set.train_y.ndim != 1:
         return assembly.sizes[:, None]
-    return assembly.partition.label_histogram(found.train_y, found.classes)
+    return assembly.partition.label_histogram(data_set.train_y, data_set.classes)

@@ -120,8 +120,8 @@ def _proven(result: Mapping[str, Any]) -> tuple[str, str]:
 
 def _audited(result: Mapping[str, Any]) -> str:
     how = f"({result['audit_method']}, confidence {result['audit_confidence']:g})"
-    found = f"at least {number(result['audited_epsilon'])}  {how}"
-    return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"
+    bound = f"at least {number(result['audited_epsilon'])}  {how}"
+    return bound if result["audit_passed"] else f"[bold red]{bound}: NOT AS REPORTED[/bold red]"
 
 
 def application(result: Mapping[str, Any]) -> Panel:
@@ -240,13 +240,13 @@ def _noise_table(report: PlanReport) -> Table:
         "sampled": "independent, secret draws",
     }
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
-    made = table(
+    grid = table(
         "noise norm, all layers: of one round's mean, and of the model so far",
         [heads[key] for key in shown],
         [[number(row[key]) for key in shown] for row in report["noise_over_rounds"]],
     )
-    made.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
-    return made
+    grid.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
+    return grid
 
 
 def ledger_table(report: LedgerReport) -> Group:

@@ -101,21 +101,21 @@ def make(name: str) -> Tracker:
         ConfigError: the name is unknown, the package is not installed, the reference does not
             import, or the object is not a tracker.
     """
-    found = named(_BUNDLED, name, "tracker")
+    tracker = named(_BUNDLED, name, "tracker")
     if name in _BUNDLED:
         if not installed(name):
             raise ConfigError(
                 f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
                 f"'fedlgm[{name}]'"
             )
-        found = load_object(found, "tracker")
-    if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
-        wrong = misfit(found)
+        tracker = load_object(tracker, "tracker")
+    if isinstance(tracker, type) or (callable(tracker) and not isinstance(tracker, Tracker)):
+        wrong = misfit(tracker)
         if wrong:
             raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
-        with users_code(f"tracker {name!r}", found):
-            found = found()
-    return _checked(found, repr(name))
+        with users_code(f"tracker {name!r}", tracker):
+            tracker = tracker()
+    return _checked(tracker, repr(name))
 
 
 def _checked(tracker: object, what: str) -> Tracker:

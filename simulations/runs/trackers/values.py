@@ -50,10 +50,10 @@ def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
     """
     file = folder / _FILE
     try:
-        known = dict(json.loads(file.read_text(encoding="utf-8")))
+        identifiers = dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        known = {}
-    if tracker not in known:
-        known[tracker] = create()
-        write_durably(file, (json.dumps(known) + "\n").encode(), PUBLIC)
-    return str(known[tracker])
+        identifiers = {}
+    if tracker not in identifiers:
+        identifiers[tracker] = create()
+        write_durably(file, (json.dumps(identifiers) + "\n").encode(), PUBLIC)
+    return str(identifiers[tracker])
