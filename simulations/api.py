@@ -21,10 +21,16 @@ from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric
 from simulations import launch, tools
-from simulations.arguments import apart, correlated, recipe_of, refuse_unknown, require_callback
+from simulations.arguments import (
+    apart,
+    correlation_keys,
+    recipe_of,
+    refuse_unknown,
+    require_callback,
+)
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
@@ -355,7 +361,7 @@ def simulate(
         "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
     names, objects = apart(given)
-    correlation = correlated(objects.pop("noise", None))
+    correlation = correlation_keys(objects.pop("noise", None))
     user_objects = own_of(objects)
     refuse_unknown("simulate", options, _LAUNCHING)
     parsed = recipe_of(recipe, user_objects, names, overrides, correlation)
@@ -380,7 +386,7 @@ def simulate(
         )
     except KeyboardInterrupt as stop:
         if folders:
-            again = "".join(f", {name}=..." for name in user_objects.given())
+            again = "".join(f", {name}=..." for name in user_objects.object_names())
             stop.add_note(f"continue the run with simulations.resume({str(folders[0])!r}{again})")
         raise
     return result_of(summary, user_objects)
@@ -441,4 +447,4 @@ def resume(
 def result_of(summary: RunSummary, own: Own) -> RunResult:
     """A finished run from its summary and objects."""
     recipe = RunFolder.open(Path(summary["run"])).recipe()
-    return RunResult(summary, Assembly(settled(recipe), own))
+    return RunResult(summary, Assembly(resolve_hardware(recipe), own))

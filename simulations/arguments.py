@@ -115,7 +115,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
             raise ConfigError(f"{function} has no argument {name!r}{hint}")
 
 
-def correlated(noise: Any) -> dict[str, Any]:
+def correlation_keys(noise: Any) -> dict[str, Any]:
     """Recipe keys of a correlation passed as an object; the recipe stores all of it.
 
     Raises:
@@ -144,7 +144,7 @@ def recipe_of(
 
     Other arguments are those of `simulate`.
     """
-    raw = recipe.written() if isinstance(recipe, Recipe) else recipes.read(recipe)
+    raw = recipe.plain_values() if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:

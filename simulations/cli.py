@@ -13,7 +13,7 @@ import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
-from simulations.ending import ending, interrupted
+from simulations.ending import ending, report_interruption
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -67,7 +67,11 @@ class _Commands(Commands):
             if error.ctx is None or "unexpected extra argument" not in error.message:
                 raise
             command = error.ctx.command
-            takes = [parameter.human_readable_name for parameter in command.params if isinstance(parameter, Argument)]
+            takes = [
+                parameter.human_readable_name
+                for parameter in command.params
+                if isinstance(parameter, Argument)
+            ]
             option_names = [
                 option.opts[0]
                 for option in command.params
@@ -181,11 +185,13 @@ def simulate(
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
-            interrupted("interrupted before the run had begun: nothing was written")
+            report_interruption("interrupted before the run had begun: nothing was written")
         ended = isinstance(error, FedlgmError) and resume is not None
         for folder in () if ended else filter(Path.exists, folders):  # a refused run has left none
             how = "" if engine == "auto" else f" --engine {engine}"
-            interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
+            report_interruption(
+                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}"
+            )
         raise
     show(result, display.summary, as_json)
 
@@ -319,7 +325,7 @@ def export(
         written = export_adapter(run, out)
     else:
         written = exporting.export(run, format, out)  # type: ignore[arg-type]
-    show(written, display.exported, as_json)
+    show(written, display.export_table, as_json)
 
 
 @app.command(rich_help_panel=_READ)

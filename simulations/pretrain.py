@@ -135,7 +135,7 @@ def pretrain(
             "pretrain: text trains the task 'next-token', but the recipe's task is "
             f"{recipe.task.name!r}"
         )
-    assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
+    assembly = Assembly(recipe.with_values(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
         said = [path_of("text", text).read_text(encoding="utf-8") for text in texts]

@@ -150,20 +150,24 @@ def standardise(
     result = Standardised(
         original, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost
     )
-    columns = None if original.columns is None else _described(original.columns, result)
+    columns = None if original.columns is None else _add_constants(original.columns, result)
     return replace(
         result,
         data=replace(
-            original, train_x=result.rows(x), test_x=result.rows(original.test_x), spent=spent, columns=columns
+            original,
+            train_x=result.rows(x),
+            test_x=result.rows(original.test_x),
+            spent=spent,
+            columns=columns,
         ),
     )
 
 
-def _described(columns: tuple[Column, ...], made: Standardised) -> tuple[Column, ...]:
+def _add_constants(columns: tuple[Column, ...], constants: Standardised) -> tuple[Column, ...]:
     """The columns with the constants from their values in the table to the model's inputs."""
     new_columns: list[Column] = []
     for column, mean, deviation in zip(
-        columns, made.mean.tolist(), made.deviation.tolist(), strict=True
+        columns, constants.mean.tolist(), constants.deviation.tolist(), strict=True
     ):
         first, scale = column.get("mean", 0.0), column.get("deviation", 1.0)
         new_columns.append({**column, "mean": first + scale * mean, "deviation": scale * deviation})

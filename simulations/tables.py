@@ -100,7 +100,9 @@ def table(
     result = _WholeWords(title=None if title is None else escape(title), title_justify="left")
     result.keys = keys
     for name in columns:
-        result.add_column(escape(name), justify="left" if name in left else "right", overflow="fold")
+        result.add_column(
+            escape(name), justify="left" if name in left else "right", overflow="fold"
+        )
     for row in rows:
         result.add_row(*row)
     return result
@@ -122,12 +124,12 @@ def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
     return result
 
 
-def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+def print_names(console: Console, rows: Sequence[tuple[str, str]]) -> None:
     """Print names with a sentence each, aligned on a terminal, and with one line per name in a
     file, for `grep`.
 
     Example:
-        >>> listed(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
+        >>> print_names(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
         one    first
         three  third
     """

@@ -86,7 +86,9 @@ class Assembly:
     def public_examples(self, rows: slice | np.ndarray = slice(None)) -> Examples:
         """Test examples, which are public: inputs and targets of these rows."""
         data_set = self.dataset
-        return inputs.tensors(inputs.take(data_set.test_x, rows)), torch.from_numpy(data_set.test_y[rows])
+        return inputs.tensors(inputs.take(data_set.test_x, rows)), torch.from_numpy(
+            data_set.test_y[rows]
+        )
 
     @cached_property
     def on_parts(self) -> list[Task]:
@@ -190,7 +192,7 @@ class Assembly:
         """
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(
-            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated
+            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrate
         )
         if self.spent is None:
             method = make(facts)

@@ -126,8 +126,10 @@ class ClientLevel(UnitKind):
             return "zero-out"
         return "replace-one" if recipe.federation.sampling == "fixed" else recipe.noised_by.relation
 
-    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampled`: clients."""
+    def sampling_and_steps(
+        self, recipe: Settings, examples: int
+    ) -> tuple[Sampling, LocalSteps | None]:
+        """See `UnitKind.sampling_and_steps`: clients."""
         return recipe.sampling, None
 
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError
 
 
-def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]:
+def parse_grid(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]:
     """A grid from the command line's "key=v1,v2" texts.
 
     Args:
@@ -20,7 +20,7 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
         ConfigError: a string is malformed, or a key is given twice.
 
     Example:
-        >>> parsed(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
+        >>> parse_grid(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
         {'mechanism': ['uniform', 'ladp:published'], 'privacy.epsilon': [8, 2], 'model.hidden': [[8], [16, 8]]}
     """
     grid: dict[str, list[Any]] = {}
@@ -44,7 +44,7 @@ def _single(text: str) -> Any:
         return text
 
 
-def listed(name: str, values: Any, least: int = 1) -> list[Any]:
+def values_to_try(name: str, values: Any, least: int = 1) -> list[Any]:
     """The values to try, with NumPy's numbers as Python's, which TOML knows.
 
     Args:
@@ -56,7 +56,7 @@ def listed(name: str, values: Any, least: int = 1) -> list[Any]:
         ConfigError: the values are not a list, or there are too few.
 
     Example:
-        >>> listed("search['training.lr']", (0.1, 0.5))
+        >>> values_to_try("search['training.lr']", (0.1, 0.5))
         [0.1, 0.5]
     """
     several = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))

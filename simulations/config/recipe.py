@@ -257,7 +257,7 @@ class Recipe(Section):
             return self.privacy.relation
         return self.protects.relation(self)
 
-    def changed(self, **sections: Mapping[str, Any]) -> Self:
+    def with_values(self, **sections: Mapping[str, Any]) -> Self:
         """The recipe with other values of keys in these sections, which are not checked.
 
         Args:
@@ -269,12 +269,12 @@ class Recipe(Section):
         }
         return self.model_copy(update=update)
 
-    def written(self) -> dict[str, Any]:
+    def plain_values(self) -> dict[str, Any]:
         """Plain values to change: without the epsilon that follows from a noise multiplier, as a
         user writes them.
 
         Example:
-            >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).written()["privacy"])[:2]
+            >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).plain_values()["privacy"])[:2]
             ['accountant', 'delta']
         """
         raw = self.model_dump(exclude_none=True)

@@ -296,7 +296,7 @@ class Run(Section):
 
     @field_validator("seed", mode="wrap")
     @classmethod
-    def _marked(cls, value: Any, check: Callable[[Any], Any]) -> Any:
+    def _keep_mark(cls, value: Any, check: Callable[[Any], Any]) -> Any:
         checked = check(value)
         return value if isinstance(value, PublicSeed) else checked
 

@@ -30,10 +30,10 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def taken(port: int) -> bool:
+def is_port_taken(port: int) -> bool:
     """Whether a program listens on a port of 127.0.0.1.
 
-    >>> taken(free_ports(1)[0])
+    >>> is_port_taken(free_ports(1)[0])
     False
     """
     with socket.socket() as probe:
@@ -107,7 +107,9 @@ def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = s
         with suppress(psutil.Error):
             process.terminate()
     gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
-    while (left := {process for process in family if _alive(process)}) and time.monotonic() < at_all:
+    while (
+        left := {process for process in family if _alive(process)}
+    ) and time.monotonic() < at_all:
         for process in left if time.monotonic() > gently else ():
             with suppress(psutil.Error):
                 process.kill()

@@ -89,7 +89,7 @@ class ProcessGrid(PoolGrid):
         self._busy[worker] = self._asked
         return self._asked
 
-    def _finished(self) -> Iterator[tuple[int, Message | Exception]]:
+    def _wait_for_replies(self) -> Iterator[tuple[int, Message | Exception]]:
         for worker in wait(list(self._busy)):
             assert isinstance(worker, Connection)
             number = self._busy.pop(worker)
@@ -280,7 +280,7 @@ class ProcessEngine(GridEngine):
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
         """See `GridEngine.grids`."""
-        problem = unsuited(assembly)
+        problem = fork_problem(assembly)
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
         workers = self.workers(assembly.recipe)
@@ -299,7 +299,7 @@ class ProcessEngine(GridEngine):
             yield open_grid
 
 
-def unsuited(assembly: Assembly | None) -> str:
+def fork_problem(assembly: Assembly | None) -> str:
     """The reason why forked workers cannot train these clients (None: any that train on the CPU);
     "" if they can.
     """

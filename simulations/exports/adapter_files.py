@@ -14,7 +14,7 @@ from fedlgm.planning.layers import adapted_layer, factor_of
 from fedlgm.training import models
 from fedlgm.training.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
-from simulations.exports.export import exported, load_model, metadata, texts
+from simulations.exports.export import export_summary, load_model, metadata, texts
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.summaries.report_types import Exported
@@ -54,7 +54,7 @@ def export_adapter(
             f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as "
             "a whole"
         )
-    if adapters <= set(RunFolder.open(run).finished().get("unmoved", ())):
+    if adapters <= set(RunFolder.open(run).verified_result().get("unmoved", ())):
         raise RunError(
             f"{run} has not changed any adapter: none of its rounds released one, so there is "
             "nothing to write"
@@ -71,7 +71,7 @@ def export_adapter(
     state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
     strict_json.write(folder / CONFIG, config)
-    return exported(folder / WEIGHTS, "peft", told)
+    return export_summary(folder / WEIGHTS, "peft", told)
 
 
 def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

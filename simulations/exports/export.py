@@ -76,7 +76,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         torch.Size([1, 10])
     """
     folder = RunFolder.open(run)
-    return _load(folder, folder.finished(), module)
+    return _load(folder, folder.verified_result(), module)
 
 
 def metadata(run: Path | str) -> Metadata:
@@ -92,15 +92,15 @@ def metadata(run: Path | str) -> Metadata:
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
     folder = RunFolder.open(run)
-    return _metadata(folder, folder.finished())
+    return _metadata(folder, folder.verified_result())
 
 
 def _metadata(folder: RunFolder, result: RunSummary, module: nn.Module | None = None) -> Metadata:
     """See `metadata`; for a run that has been checked."""
-    return described(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
+    return model_metadata(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
 
 
-def described(
+def model_metadata(
     folder: RunFolder, protection: Mapping[str, Any], recipe: str, module: nn.Module | None = None
 ) -> Metadata:
     """Metadata of a model: its protection and recipe, and the public description of its data from
@@ -188,7 +188,7 @@ def export(
     folder = RunFolder.open(run)
     beside = target.with_suffix(".json") if format == "pt" else None
     _refuse_other_files(target, beside, folder.path, f"model.{format}")
-    result = folder.finished()
+    result = folder.verified_result()
     module = _load(folder, result, module)
     told = _metadata(folder, result, module)
     original_state = models.original(module).state_dict()
@@ -200,7 +200,7 @@ def export(
         strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
-    return exported(target, format, told, beside)
+    return export_summary(target, format, told, beside)
 
 
 def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
@@ -215,7 +215,7 @@ def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str
         raise RunError(f"{lost} exists and is not an exported model: choose another file")
 
 
-def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
+def export_summary(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
     """A written file, with those of the metadata that are short."""
     return {
         "file": str(file),

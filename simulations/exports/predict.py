@@ -85,8 +85,8 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
         raise RunError(f"there is no file {str(path)!r}: fedlgm export RUN writes one")
     try:
         told, run = _READERS[format](path)
-        columns: list[tables.Column] = _listed(told, "columns")
-        labels: list[str] = _listed(told, "labels")
+        columns: list[tables.Column] = _metadata_list(told, "columns")
+        labels: list[str] = _metadata_list(told, "labels")
     except (ConfigError, RunError):
         raise
     except Exception as error:  # readers of damaged files may raise anything
@@ -107,7 +107,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     return Predicted(frame, names, ignored, stored, str(told.get("guarantee", "")))
 
 
-def _listed(told: Mapping[str, Any], key: str) -> list[Any]:
+def _metadata_list(told: Mapping[str, Any], key: str) -> list[Any]:
     """A list of the metadata, which most formats hold as text."""
     value = told.get(key) or []
     return list(json.loads(value)) if isinstance(value, str) else list(value)

@@ -127,7 +127,7 @@ class Checkpoints:
         try:
             plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
         except (ConfigError, PrivacyError) as error:
-            raise _edited(self._file(int(meta["rounds"])), str(error)) from error
+            raise _damage_error(self._file(int(meta["rounds"])), str(error)) from error
         optimizer = {
             n.removeprefix("optimizer."): t
             for n, t in tensors.items()
@@ -136,7 +136,7 @@ class Checkpoints:
         transcript = Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan)
         problem = transcript.problem()
         if problem:
-            raise _edited(self._file(transcript.rounds), problem)
+            raise _damage_error(self._file(transcript.rounds), problem)
         return Checkpoint(
             transcript,
             optimizer,
@@ -187,12 +187,12 @@ class Checkpoints:
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             if file != self._file(rounds):
-                raise _edited(file, f"it says that it was made after {rounds} rounds")
+                raise _damage_error(file, f"it says that it was made after {rounds} rounds")
             models = tuple(
                 tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors))
             )
             if not models:
-                raise _edited(file, "it has no model")
+                raise _damage_error(file, "it has no model")
             if models[-1].numel() != layers.size:
                 raise RunError(
                     f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but "
@@ -210,7 +210,7 @@ def model_digest(model: Tensor) -> str:
     return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _edited(file: Path, problem: str) -> RunError:
+def _damage_error(file: Path, problem: str) -> RunError:
     return RunError(
         f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or "
         "delete it, and the run continues from the one before"

@@ -92,7 +92,8 @@ class ProvenanceFile:
                 )
         if stored.get("labels") != provenance.get("labels"):
             was, now = (
-                ", ".join(record.get("labels") or ["without names"]) for record in (stored, provenance)
+                ", ".join(record.get("labels") or ["without names"])
+                for record in (stored, provenance)
             )
             raise RunError(
                 f"{self._run} was run with the classes {was}: it cannot be continued with {now}"
@@ -153,9 +154,9 @@ class ProvenanceFile:
         self._key_file.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):  # of a run that was ended before it wrote this file
             create_durably(self._key_file, secrets.token_bytes(32))
-        objects |= {what: self._keyed(objects[what]) for what in hidden}
+        objects |= {what: self._hash_with_key(objects[what]) for what in hidden}
         if file is not None:
-            sources[TRAINING_FILE] = {**file, "sha256": self._keyed(file["sha256"])}
+            sources[TRAINING_FILE] = {**file, "sha256": self._hash_with_key(file["sha256"])}
         return {**provenance, "objects": objects, "sources": sources}
 
     def _agrees(self, stored: str, plain: str) -> bool:
@@ -164,9 +165,9 @@ class ProvenanceFile:
         Raises:
             RunError: the key of the stored one is missing.
         """
-        return stored == (self._keyed(plain) if stored.startswith(_KEYED) else plain)
+        return stored == (self._hash_with_key(plain) if stored.startswith(_KEYED) else plain)
 
-    def _keyed(self, plain: str) -> str:
+    def _hash_with_key(self, plain: str) -> str:
         try:
             key = self._key_file.read_bytes()
         except OSError as error:

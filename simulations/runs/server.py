@@ -75,12 +75,12 @@ def serve(
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
-    with folder.locked():
+    with folder.lock():
         if (
             folder.result() is not None
         ):  # its checkpoints may have been removed since, as its keys were
-            finished = folder.finished()
-            finished.update(folder.audited())
+            finished = folder.verified_result()
+            finished.update(folder.audit_summary())
             folder.forget_noise()
             return finished
         folder.provenance.settle(provenance_of(assembly, nodes))
@@ -104,7 +104,7 @@ def serve(
         base = FrozenBase(assembly)
         started = time.perf_counter()
         with (
-            _followed(assembly, folder, transcript.rounds, trackers) as followers,
+            _start_trackers(assembly, folder, transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             if assembly.spent is not None:
@@ -201,7 +201,7 @@ def serve(
         # Durations and failures of rounds reveal participants, and canaries see sums before their
         # noise. Only the operator sees these figures; the stored summary omits them.
         seen = result.copy()
-        seen.update(folder.audited())
+        seen.update(folder.audit_summary())
         seen["failures"] = _failures(rows)
         seen["seconds_per_round"] = median_high(
             [row["seconds"] for row in rows if "seconds" in row] or [0.0]
@@ -272,7 +272,7 @@ def nodes_of(
 
 
 @contextmanager
-def _followed(
+def _start_trackers(
     assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
 ) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""

@@ -85,7 +85,7 @@ def names() -> tuple[str, ...]:
     return tuple(_BUNDLED)
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether the package of the bundled tracker `name` is installed."""
     return importlib.util.find_spec(name) is not None
 
@@ -103,7 +103,7 @@ def make(name: str) -> Tracker:
     """
     tracker = named(_BUNDLED, name, "tracker")
     if name in _BUNDLED:
-        if not installed(name):
+        if not is_installed(name):
             raise ConfigError(
                 f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
                 f"'fedlgm[{name}]'"
@@ -115,10 +115,10 @@ def make(name: str) -> Tracker:
             raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
         with users_code(f"tracker {name!r}", tracker):
             tracker = tracker()
-    return _checked(tracker, repr(name))
+    return _require_tracker(tracker, repr(name))
 
 
-def _checked(tracker: object, what: str) -> Tracker:
+def _require_tracker(tracker: object, what: str) -> Tracker:
     missing = [
         method
         for method in ("start", "round", "end")
@@ -135,7 +135,7 @@ def _checked(tracker: object, what: str) -> Tracker:
 def named_in(trackers: Sequence[str] | None) -> list[str]:
     """Names of a recipe's trackers; default: TensorBoard if it is installed."""
     if trackers is None:
-        return ["tensorboard"] if installed("tensorboard") else []
+        return ["tensorboard"] if is_installed("tensorboard") else []
     return list(trackers)
 
 
@@ -152,7 +152,7 @@ class Trackers:
     def __init__(self, named: Sequence[str] | None = (), objects: Iterable[Tracker] = ()) -> None:
         self._members = [(repr(name), make(name)) for name in named_in(named)]
         self._members += [
-            (name := type(tracker).__name__, _checked(tracker, name)) for tracker in objects
+            (name := type(tracker).__name__, _require_tracker(tracker, name)) for tracker in objects
         ]
 
     def start(self, run: RunStart) -> None:
@@ -227,7 +227,7 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
         "snr": row.get("snr"),
         "share": row.get("share"),
         "released_norm": row.get("released_norm"),
-        "clipped": clipped(row),
+        "clipped": clipping_shares(row),
     }
     for kind, values in columns.items():
         for layer, value, shown in zip(layers, values or (), released, strict=False):
@@ -236,7 +236,7 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if _is_number(value)}
 
 
-def clipped(row: Mapping[str, Any]) -> list[float] | None:
+def clipping_shares(row: Mapping[str, Any]) -> list[float] | None:
     """Noisy share of clients clipped in each layer, [K], if a round released it; it may lie outside
     [0, 1].
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulations.runs.trackers import RunStart, scalars
-from simulations.runs.trackers.values import flat, remembered, summary_figures
+from simulations.runs.trackers.values import flat, run_identifier, summary_figures
 
 _FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of metrics
 _BATCH = 1000  # metrics that the server takes at once
@@ -36,7 +36,9 @@ class MlflowTracker:
         def create() -> str:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedlgm")
             existing = self._client.get_experiment_by_name(name)
-            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
+            experiment = (
+                existing.experiment_id if existing else self._client.create_experiment(name)
+            )
             run_id: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
             parameters = flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier}
             self._client.log_batch(
@@ -44,7 +46,7 @@ class MlflowTracker:
             )
             return run_id
 
-        self._run = remembered(run.folder, "mlflow", create)
+        self._run = run_identifier(run.folder, "mlflow", create)
         self._client.update_run(self._run, status="RUNNING")
 
     def round(self, row: Mapping[str, Any]) -> None:

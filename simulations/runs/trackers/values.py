@@ -44,7 +44,7 @@ def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     return excerpt(_SHOWN, summary or {})
 
 
-def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
+def run_identifier(folder: Path, tracker: str, create: Callable[[], str]) -> str:
     """The tracker's identifier of the run in `folder`, created the first time and then read from
     `trackers.json`.
     """
