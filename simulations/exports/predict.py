@@ -90,7 +90,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     except (ConfigError, RunError):
         raise
     except Exception as error:  # readers of damaged files may raise anything
-        raise RunError(f"{path} is not a model of `fedlgm export`: {_said(error)}") from error
+        raise RunError(f"{path} is not a model of `fedlgm export`: {_first_line(error)}") from error
     if not columns:
         raise RunError(
             f"{path} does not name its columns: it was trained on arrays, or exported by an "
@@ -100,7 +100,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     try:
         outputs = np.asarray(run(tables.standardised(x, columns)))
     except Exception as error:  # those of onnxruntime have no common type
-        raise DataError(f"{path} does not take the rows of {file}: {_said(error)}") from error
+        raise DataError(f"{path} does not take the rows of {file}: {_first_line(error)}") from error
     frame = _frame(outputs.reshape(len(x), -1), str(told.get("task", "")), labels)
     stored = any("mean" in column for column in columns)
     names = [column["name"] for column in columns]
@@ -113,7 +113,7 @@ def _metadata_list(told: Mapping[str, Any], key: str) -> list[Any]:
     return list(json.loads(value)) if isinstance(value, str) else list(value)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -174,7 +174,7 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     try:
         table = read_csv(path)
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {_said(error)}") from error
+        raise DataError(f"{path} cannot be read: {_first_line(error)}") from error
     if not len(table):
         raise DataError(f"{path} has no rows below its header: give a file with rows to predict")
     header = [str(name) for name in table.columns]
