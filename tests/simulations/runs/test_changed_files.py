@@ -39,7 +39,7 @@ def run_of(values, path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def verified_result(tmp_path_factory):
+def finished(tmp_path_factory):
     return run_of(tiny_values(), tmp_path_factory.mktemp("changed") / "run")
 
 
