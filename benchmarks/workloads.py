@@ -38,7 +38,7 @@ from fedlgm.training import ClientTask, LocalTraining, inputs
 from fedlgm.training.tasks import Task
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided
+from simulations.config.decided import resolve_auto
 
 LARGE = 16
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -203,7 +203,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
             plain(module, start, task, settings, block.assembly.task)
 
     plainly = Side(loop)  # before this process makes a trainer
-    assembly = decided(block.assembly, workers=1)
+    assembly = resolve_auto(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.initial_model()
     trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
 

@@ -21,10 +21,16 @@ from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric
 from simulations import launch, tools
-from simulations.arguments import apart, correlated, recipe_of, refuse_unknown, require_callback
+from simulations.arguments import (
+    apart,
+    correlation_keys,
+    recipe_of,
+    refuse_unknown,
+    require_callback,
+)
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
@@ -355,16 +361,16 @@ def simulate(
         "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
     names, objects = apart(given)
-    correlation = correlated(objects.pop("noise", None))
-    own = own_of(objects)
+    correlation = correlation_keys(objects.pop("noise", None))
+    user_objects = own_of(objects)
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed = recipe_of(recipe, own, names, overrides, correlation)
+    parsed = recipe_of(recipe, user_objects, names, overrides, correlation)
     require_callback(progress)
-    made: list[Path] = []
+    folders: list[Path] = []
     follow = options.pop("on_folder", None)
 
     def on_folder(folder: Path) -> None:
-        made.append(folder)
+        folders.append(folder)
         if follow is not None:
             follow(folder)
 
@@ -374,16 +380,16 @@ def simulate(
             engine=engine,
             run_dir=run_dir,
             progress=progress,
-            own=own,
+            own=user_objects,
             on_folder=on_folder,
             **options,
         )
     except KeyboardInterrupt as stop:
-        if made:
-            again = "".join(f", {name}=..." for name in own.given())
-            stop.add_note(f"continue the run with simulations.resume({str(made[0])!r}{again})")
+        if folders:
+            again = "".join(f", {name}=..." for name in user_objects.object_names())
+            stop.add_note(f"continue the run with simulations.resume({str(folders[0])!r}{again})")
         raise
-    return result_of(summary, own)
+    return result_of(summary, user_objects)
 
 
 @plain_defaults()
@@ -424,7 +430,7 @@ def resume(
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)
-    own = own_of(objects)
+    user_objects = own_of(objects)
     require_callback(progress)
     summary = launch.resume(
         path_of("run", run),
@@ -433,12 +439,12 @@ def resume(
         ray_address=ray_address,
         supernodes=supernodes,
         progress=progress,
-        own=own,
+        own=user_objects,
     )
-    return result_of(summary, own)
+    return result_of(summary, user_objects)
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:
     """A finished run from its summary and objects."""
     recipe = RunFolder.open(Path(summary["run"])).recipe()
-    return RunResult(summary, Assembly(settled(recipe), own))
+    return RunResult(summary, Assembly(resolve_hardware(recipe), own))

@@ -115,7 +115,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
             raise ConfigError(f"{function} has no argument {name!r}{hint}")
 
 
-def correlated(noise: Any) -> dict[str, Any]:
+def correlation_keys(noise: Any) -> dict[str, Any]:
     """Recipe keys of a correlation passed as an object; the recipe stores all of it.
 
     Raises:
@@ -144,7 +144,7 @@ def recipe_of(
 
     Other arguments are those of `simulate`.
     """
-    raw = recipe.written() if isinstance(recipe, Recipe) else recipes.read(recipe)
+    raw = recipe.plain_values() if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:
@@ -153,11 +153,11 @@ def recipe_of(
             few_sites(raw)
     for changes in (names, keys, overrides):
         override(raw, changes)
-    found = recipes.validate(raw)
-    if bundled and isinstance(own.data, DataSet) and needs_labels(found.data.partition):
+    valid_recipe = recipes.validate(raw)
+    if bundled and isinstance(own.data, DataSet) and needs_labels(valid_recipe.data.partition):
         chosen = "data.partition" in dict((*settings(names), *settings(overrides)))
-        if not chosen and not Assembly(found, own).task.labels(own.data.train_y):
+        if not chosen and not Assembly(valid_recipe, own).task.labels(own.data.train_y):
             override(raw, ["data.partition=iid"])
             override(raw, overrides)  # with its options of a partition, which are then refused
             return recipes.validate(raw)
-    return found
+    return valid_recipe

@@ -13,7 +13,7 @@ import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
-from simulations.ending import ending, interrupted
+from simulations.ending import ending, report_interruption
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -46,8 +46,8 @@ class _Commands(Commands):
         except NoSuchOption as error:
             options = [
                 option
-                for one in (error.ctx.command.params if error.ctx else ())
-                for option in one.opts
+                for parameter in (error.ctx.command.params if error.ctx else ())
+                for option in parameter.opts
             ]
             if error.option_name in ("--mechanism", "--mechanisms") and "--methods" in options:
                 raise UsageError(
@@ -58,23 +58,27 @@ class _Commands(Commands):
                 from simulations.config.recipe import Recipe
 
                 name = error.option_name.strip("-").replace("-", "_")
-                found = " or ".join(f"--set {key}=VALUE" for key in keys_like(name, Recipe))
-                if found:
-                    said = f"No such option {error.option_name!r}: it is a key of the recipe; use {found}."
+                hint = " or ".join(f"--set {key}=VALUE" for key in keys_like(name, Recipe))
+                if hint:
+                    said = f"No such option {error.option_name!r}: it is a key of the recipe; use {hint}."
                     raise UsageError(said, error.ctx) from error
             raise
         except UsageError as error:
             if error.ctx is None or "unexpected extra argument" not in error.message:
                 raise
             command = error.ctx.command
-            takes = [one.human_readable_name for one in command.params if isinstance(one, Argument)]
-            known = [
+            takes = [
+                parameter.human_readable_name
+                for parameter in command.params
+                if isinstance(parameter, Argument)
+            ]
+            option_names = [
                 option.opts[0]
                 for option in command.params
                 if getattr(option, "is_flag", True) is False
             ]
             said = f"{error.message}: the command takes {'only ' + ' and '.join(takes) if takes else 'no argument'}"
-            rest = f"; values of options follow {', '.join(known)}" if known else ""
+            rest = f"; values of options follow {', '.join(option_names)}" if option_names else ""
             raise UsageError(f"{said}{rest}.", error.ctx) from error
 
 
@@ -181,11 +185,13 @@ def simulate(
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
-            interrupted("interrupted before the run had begun: nothing was written")
+            report_interruption("interrupted before the run had begun: nothing was written")
         ended = isinstance(error, FedlgmError) and resume is not None
         for folder in () if ended else filter(Path.exists, folders):  # a refused run has left none
             how = "" if engine == "auto" else f" --engine {engine}"
-            interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
+            report_interruption(
+                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}"
+            )
         raise
     show(result, display.summary, as_json)
 
@@ -319,7 +325,7 @@ def export(
         written = export_adapter(run, out)
     else:
         written = exporting.export(run, format, out)  # type: ignore[arg-type]
-    show(written, display.exported, as_json)
+    show(written, display.export_table, as_json)
 
 
 @app.command(rich_help_panel=_READ)

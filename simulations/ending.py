@@ -23,7 +23,7 @@ _said = threading.Event()
 _leaving = threading.Event()
 
 
-def interrupted(text: str) -> None:
+def report_interruption(text: str) -> None:
     """Print how to continue an interrupted command."""
     _said.set()
     _err.print(text, style="yellow")
@@ -136,7 +136,7 @@ def _leave(status: int) -> NoReturn:
     """
     _leaving.set()
     if status in {128 + number for number in _STOPPING} and not _said.is_set():
-        interrupted("interrupted")
+        report_interruption("interrupted")
     cluster = sys.modules.get("simulations.engines.cluster")
     if cluster is not None and cluster.left_behind.is_set():
         sys.stdout.flush()

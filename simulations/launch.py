@@ -11,7 +11,7 @@ from fedlgm.files import path_of
 from fedlgm.training.devices import plain_defaults
 from simulations import engines
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided, settled
+from simulations.config.decided import resolve_auto, resolve_hardware
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.engines import Engine, EngineOptions
@@ -66,10 +66,10 @@ def simulate(
     if run_dir is not None:
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
-    recipe, objects = _tracked(settled(recipe), trackers, chosen)
+    recipe, objects = _split_trackers(resolve_hardware(recipe), trackers, chosen)
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:
-        assembly = decided(assembly, chosen.workers(recipe))
+        assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
         folder = (
             new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
@@ -108,27 +108,27 @@ def resume(
     if finished is None:
         folder.verify()
     else:
-        finished = folder.finished()
-        finished.update(folder.audited())
-    folder.provenance.check_named(own.given() if own else ())
+        finished = folder.verified_result()
+        finished.update(folder.audit_summary())
+    folder.provenance.check_named(own.object_names() if own else ())
     if finished is not None:
         folder.forget_noise()
-        if own and own.given():
+        if own and own.object_names():
             given = Assembly(folder.recipe(), own)
             folder.provenance.check_objects(own.fingerprints(given.module(), given.partition))
         return finished
     try:
-        assembly = Assembly(settled(folder.recipe()), own or Own())
+        assembly = Assembly(resolve_hardware(folder.recipe()), own or Own())
     except ConfigError as error:
         raise RunError(
             f"{run} can be resumed only where it can draw the same noise: {error}"
         ) from error
     _check_trackers(assembly.recipe, trackers, chosen)
-    with chosen.started(assembly) as serve, folder.written():
+    with chosen.started(assembly) as serve, folder.writing():
         return serve(assembly, folder, progress, trackers)
 
 
-def _tracked(
+def _split_trackers(
     recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine
 ) -> tuple[Recipe, list[Tracker]]:
     """The recipe with the trackers given by name, and those given as objects; refuses unsuitable
@@ -142,7 +142,7 @@ def _tracked(
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:
         names = [tracker for tracker in given if isinstance(tracker, str)]
-        recipe = recipe.changed(run={"trackers": names})
+        recipe = recipe.with_values(run={"trackers": names})
     _check_trackers(recipe, objects, engine)
     return recipe, objects
 

@@ -74,10 +74,10 @@ def docstrings(characters: int = _CHARACTERS) -> np.ndarray:
 
 def _docstrings() -> Iterator[str]:
     roots = [Path(sysconfig.get_paths()["stdlib"])]
-    found = (find_spec(name) for name in _PACKAGES)
+    specs = (find_spec(name) for name in _PACKAGES)
     roots += [
         Path(spec.submodule_search_locations[0])
-        for spec in found
+        for spec in specs
         if spec and spec.submodule_search_locations
     ]
     for root in roots:
@@ -135,11 +135,11 @@ def pretrain(
             "pretrain: text trains the task 'next-token', but the recipe's task is "
             f"{recipe.task.name!r}"
         )
-    assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
+    assembly = Assembly(recipe.with_values(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
         said = [path_of("text", text).read_text(encoding="utf-8") for text in texts]
-        text = np.concatenate([encode(one) for one in said]) if texts else docstrings()
+        text = np.concatenate([encode(passage) for passage in said]) if texts else docstrings()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"pretrain: a text cannot be read: {error}") from error
     if len(text) < 2 * length:

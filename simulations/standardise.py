@@ -108,14 +108,14 @@ def standardise(
         >>> bool(abs(found.mean - 50).max() < 3), bool(abs(found.deviation - 10).max() < 4), found.epsilon <= 1
         (True, True, True)
     """
-    own = data_sets.load(data if users is None else data_sets.with_users(data, users))
-    x = own.train_x
+    original = data_sets.load(data if users is None else data_sets.with_users(data, users))
+    x = original.train_x
     if isinstance(x, tuple) or x.ndim != 2 or x.dtype.kind != "f":
         raise DataError(
             "standardise takes tables: one array of real numbers [n, d] (x.astype(float)) for each "
             "part"
         )
-    if own.spent is not None:
+    if original.spent is not None:
         raise DataError(
             "these data are standardised with private statistics already: standardise the original "
             "data"
@@ -126,7 +126,7 @@ def standardise(
             "low must lie below high in every column: give plausible ranges that are public"
         )
     middle, half = (low + high) / 2, (high - low) / 2
-    rows = _of_units(np.clip((x - middle) / half, -1, 1), own, unit)
+    rows = _of_units(np.clip((x - middle) / half, -1, 1), original, unit)
     plan = _plan(len(rows), x.shape[1], epsilon, delta, unit)
     total = BoundedSum.empty(plan)
     total.add(torch.from_numpy(rows))
@@ -135,74 +135,78 @@ def standardise(
     ) as book:
         if not continue_ledger:
             require_rounds(book, 0, [(plan.event, 1)], epsilon=epsilon, delta=delta)
-        found = (
+        moments = (
             Releaser(KeyRing.from_seed(None), book)
             .mean(total, plan, book.rounds() + 1)
             .double()
             .numpy()
         )
-        whose = (len(rows), division_name(_clients(own))) if unit == "client" else (0, "")
+        whose = (len(rows), division_name(_clients(original))) if unit == "client" else (0, "")
         spent, cost = (
             Spent(tuple(book.worst_profile()), book.protects(), *whose),
             book.epsilon(delta),
         )
-    first, second = np.split(found, 2)
-    made = Standardised(
-        own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost
+    first, second = np.split(moments, 2)
+    result = Standardised(
+        original, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost
     )
-    columns = None if own.columns is None else _described(own.columns, made)
+    columns = None if original.columns is None else _add_constants(original.columns, result)
     return replace(
-        made,
+        result,
         data=replace(
-            own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent, columns=columns
+            original,
+            train_x=result.rows(x),
+            test_x=result.rows(original.test_x),
+            spent=spent,
+            columns=columns,
         ),
     )
 
 
-def _described(columns: tuple[Column, ...], made: Standardised) -> tuple[Column, ...]:
+def _add_constants(columns: tuple[Column, ...], constants: Standardised) -> tuple[Column, ...]:
     """The columns with the constants from their values in the table to the model's inputs."""
-    found: list[Column] = []
+    new_columns: list[Column] = []
     for column, mean, deviation in zip(
-        columns, made.mean.tolist(), made.deviation.tolist(), strict=True
+        columns, constants.mean.tolist(), constants.deviation.tolist(), strict=True
     ):
         first, scale = column.get("mean", 0.0), column.get("deviation", 1.0)
-        found.append({**column, "mean": first + scale * mean, "deviation": scale * deviation})
-    return tuple(found)
+        new_columns.append({**column, "mean": first + scale * mean, "deviation": scale * deviation})
+    return tuple(new_columns)
 
 
 def _range(name: str, value: Any, columns: int) -> np.ndarray:
     try:
-        found = np.broadcast_to(np.asarray(value, np.float64), (columns,))
+        bounds = np.broadcast_to(np.asarray(value, np.float64), (columns,))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{name} must be a number, or one for each of the {columns} columns"
         ) from error
-    if not (np.abs(found) < _LARGEST).all():
+    if not (np.abs(bounds) < _LARGEST).all():
         raise ConfigError(f"{name} must be finite in every column, and smaller than {_LARGEST:g}")
-    return found
+    return bounds
 
 
-def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
+def _of_units(scaled: np.ndarray, data: DataSet, unit: str) -> np.ndarray:
     """Contributions (values, then squares) of the units, float64 [units, 2 d]."""
     if unit == "example":
         return np.concatenate([scaled, scaled**2], axis=1)
     if unit != "client":
         raise ConfigError(f"unit must be 'example' or 'client', got {unit!r}")
-    parts = _clients(own)
+    parts = _clients(data)
     # A client without rows counts, with a contribution of zero: how many have some is private.
     zero = np.zeros(2 * scaled.shape[1])
     return np.stack(
-        [_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts]
+        [_of_units(scaled[part], data, "example").mean(0) if len(part) else zero for part in parts]
     )
 
 
-def _clients(own: DataSet) -> list[np.ndarray]:
+def _clients(data: DataSet) -> list[np.ndarray]:
     """Rows of each client, as the data name them."""
-    if own.clients is not None:
-        return list(own.clients)
-    if own.train_user is None:
+    if data.clients is not None:
+        return list(data.clients)
+    if data.train_user is None:
         raise ConfigError("unit='client' needs the client of each row: name them with users=")
-    return [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
+    return [np.flatnonzero(data.train_user == user) for user in np.unique(data.train_user)]
 
 
 def _plan(

@@ -37,9 +37,9 @@ class _WholeWords(Table):
         return sum(widths) + self._extra_width <= options.max_width
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[_WholeWords]:
-        whole = self._of(self.columns, self.title, gap=1)
-        if whole._fits(console, options):
-            return [whole]
+        full_table = self._of(self.columns, self.title, gap=1)
+        if full_table._fits(console, options):
+            return [full_table]
         names, rest = self.columns[: self.keys], self.columns[self.keys :]
         parts = [self._of([*names, *rest[:1]], self.title)]
         for column in rest[1:]:
@@ -54,12 +54,12 @@ class _WholeWords(Table):
         self, columns: Sequence[Column], title: TextType | None = None, gap: int = 2
     ) -> _WholeWords:
         """Some of the columns, without lines."""
-        made = _WholeWords(
+        part = _WholeWords(
             title=title, title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False
         )
-        made.columns = [replace(column, _index=index) for index, column in enumerate(columns)]
-        made.rows = self.rows
-        return made
+        part.columns = [replace(column, _index=index) for index, column in enumerate(columns)]
+        part.rows = self.rows
+        return part
 
     def _set_widths(self, console: Console, options: ConsoleOptions) -> None:
         """Shrink the column with the most room to spare until all fit; rich would shrink the widest
@@ -97,13 +97,15 @@ def table(
         >>> table("sizes", ["layer", "size"], [["a", "3"], ["b", "4"]], left=["layer"]).row_count
         2
     """
-    made = _WholeWords(title=None if title is None else escape(title), title_justify="left")
-    made.keys = keys
+    result = _WholeWords(title=None if title is None else escape(title), title_justify="left")
+    result.keys = keys
     for name in columns:
-        made.add_column(escape(name), justify="left" if name in left else "right", overflow="fold")
+        result.add_column(
+            escape(name), justify="left" if name in left else "right", overflow="fold"
+        )
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
@@ -114,20 +116,20 @@ def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
         2
     """
     heading = None if title is None else escape(title)
-    made = Table(title=heading, title_justify="left", show_header=False, box=None, pad_edge=False)
-    made.add_column()
-    made.add_column(overflow="fold")
+    result = Table(title=heading, title_justify="left", show_header=False, box=None, pad_edge=False)
+    result.add_column()
+    result.add_column(overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
-def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+def print_names(console: Console, rows: Sequence[tuple[str, str]]) -> None:
     """Print names with a sentence each, aligned on a terminal, and with one line per name in a
     file, for `grep`.
 
     Example:
-        >>> listed(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
+        >>> print_names(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
         one    first
         three  third
     """
@@ -138,9 +140,9 @@ def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
                 f"{name:<{widest}}  {text}", markup=False, highlight=False, soft_wrap=True
             )
         return
-    made = Table.grid(padding=(0, 2))
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, text in rows:
-        made.add_row(escape(name), escape(text))
-    console.print(made)
+        grid.add_row(escape(name), escape(text))
+    console.print(grid)

@@ -25,7 +25,7 @@ from fedlgm.privacy import Ledger
 from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided
+from simulations.config.decided import resolve_auto
 from simulations.engines import EngineOptions
 from simulations.engines.auto import AutoEngine
 from simulations.engines.base import GridEngine
@@ -83,11 +83,11 @@ def main() -> None:
         assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
         engine = engines.get(
-            "ray" if "ray" in how else AutoEngine(options).chosen(assembly), options
+            "ray" if "ray" in how else AutoEngine(options).choose(assembly), options
         )
         assert isinstance(engine, GridEngine)
         with engine.grids(assembly) as grid_of:
-            assembly = decided(assembly, work.WORKERS)
+            assembly = resolve_auto(assembly, work.WORKERS)
             serve(grid_of(assembly, keys), assembly, keys)
 
 

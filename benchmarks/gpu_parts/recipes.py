@@ -18,7 +18,7 @@ import torch
 from benchmarks import scale, workloads
 from fedlgm.aggregation.contributions import unbounded
 from fedlgm.training import inputs
-from simulations.config.decided import decided
+from simulations.config.decided import resolve_auto
 
 NAMES = (
     "ladp-cifar10-resnet18",
@@ -44,7 +44,7 @@ def cohorts(device: str = "cuda") -> dict[str, Any]:
 def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
     """Figures of one recipe."""
     block = workloads.Block.of(name, [f"training.device={device}"])
-    assembly = decided(block.assembly, workers=1)
+    assembly = resolve_auto(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.initial_model()
     trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
     module = assembly.module().to(device)

@@ -340,7 +340,7 @@ def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolde
         folder, text = RunFolder(path), settings.to_toml()
         if out is not None and is_used(out):
             raise RunError(f"{out} already exists: choose another --out")
-        with folder.written():
+        with folder.writing():
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)
             (path / "settings.toml").write_text(text, encoding="utf-8")

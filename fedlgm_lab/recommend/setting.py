@@ -85,4 +85,4 @@ def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
             "pass that number"
         )
     facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
-    return unit.calibrated(mechanisms.get(unit.flat), facts)
+    return unit.calibrate(mechanisms.get(unit.flat), facts)

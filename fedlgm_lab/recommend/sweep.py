@@ -16,7 +16,7 @@ from fedlgm.errors import ConfigError, FedlgmError
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
-from simulations.summaries.planning import planned
+from simulations.summaries.planning import plan_report_of
 from simulations.summaries.terminal import number
 from simulations.tables import table
 
@@ -139,7 +139,7 @@ def _row(
             f"privacy.delta={delta!r}",
         ]
         assembly = Assembly(recipes.load(recipe, [*changes, *setting]), planned=True)
-        report = planned(assembly)
+        report = plan_report_of(assembly)
     except FedlgmError as error:
         return {**row, "refused": str(error)}
     cohort, multiplier = assembly.recipe.sampling.expected, report["noise_multiplier"]

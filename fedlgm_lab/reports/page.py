@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlgm_lab.reports.pictures import Picture, over_rounds
 from fedlgm_lab.reports.svg import to_uri
-from simulations.runs.headline import headline, shown
+from simulations.runs.headline import format_metric, headline
 from simulations.runs.rows import LayerRow
 from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, number
 
@@ -27,7 +27,7 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         else []
     )
     return [
-        (f"test {name}", shown(name, value)),
+        (f"test {name}", format_metric(name, value)),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
         *readers,
         ("epsilon claimed", number(result["claimed_epsilon"])),
@@ -132,7 +132,7 @@ def curves(
     pictures = []
     for name in names:
         values = [row["metrics"].get(name, math.nan) for row in seen]
-        shares = shown(name, 0.5).endswith("%")
+        shares = format_metric(name, 0.5).endswith("%")
         pictures.append(
             over_rounds(f"Test {name}", rounds, {name: values}, percent=shares, dark=dark)
         )

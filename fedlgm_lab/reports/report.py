@@ -18,7 +18,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from simulations.summaries.ledgers import checked_ledger_report
 from simulations.summaries.planning import class_counts
-from simulations.summaries.rounds import described, noise_over_rounds, stored_sigma
+from simulations.summaries.rounds import noise_in_words, noise_over_rounds, stored_sigma
 from simulations.summaries.terminal import OF_Z, number
 
 _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
@@ -43,7 +43,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
             hashes.
     """
     folder = RunFolder.open(run)
-    result, rows = folder.finished(), folder.rows(private=private)
+    result, rows = folder.verified_result(), folder.rows(private=private)
     ledger = checked_ledger_report(folder)
     sections = [
         page.figure_list(page.key_figures(result)),
@@ -168,7 +168,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     series = {name: list(values) for name, values in found.series().items()}
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
-        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is "
+        f"<p>Here it is {escape(noise_in_words(recipe))}. Noise that is correlated over rounds is "
         "larger in a single round and smaller in the model, which is made of all rounds. Root "
         "mean square over the rounds of the model's noise, the server's learning rate aside: "
         f"{escape(told)}, at the same epsilon.</p>"

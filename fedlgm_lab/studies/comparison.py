@@ -20,7 +20,7 @@ from fedlgm_lab.studies.results import Study, paired
 from fedlgm_lab.studies.statistics import difference
 from fedlgm_lab.studies.study_rows import Row
 from simulations.runs.folder import RunFolder
-from simulations.runs.headline import headline, is_share, shown
+from simulations.runs.headline import format_metric, headline, is_share
 from simulations.summaries.terminal import number
 from simulations.tables import table
 
@@ -84,7 +84,7 @@ def _figures(found: Study) -> DataFrame:
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
         folder = RunFolder.open(path)
-        result = folder.finished()
+        result = folder.verified_result()
         rows = folder.every_row(result)
         last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]
         figures = [
@@ -195,8 +195,8 @@ def budget(row: Row) -> str:
 
 def _measured(cell: Row, name: str) -> str:
     """Mean and standard deviation, which one run does not have."""
-    spread = f" ± {shown(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
-    return f"{shown(name, cell[name])}{spread}"
+    spread = f" ± {format_metric(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
+    return f"{format_metric(name, cell[name])}{spread}"
 
 
 def _spent(cell: Row) -> list[str]:

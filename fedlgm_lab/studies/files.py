@@ -35,7 +35,7 @@ from fedlgm.errors import ConfigError, Notice, alternatives, explained
 from fedlgm_lab.studies.claims import Claim
 from fedlgm_lab.studies.search import LEAST_SEEDS
 from simulations.config import extends
-from simulations.config.grids import parsed
+from simulations.config.grids import parse_grid
 from simulations.config.overrides import settings
 from simulations.config.sections import Label
 
@@ -194,12 +194,12 @@ def asked(
         quick: whether to apply the study's `quick` changes, with one seed.
 
     Raises:
-        ConfigError: as in `load` and `simulations.config.grids.parsed`; or there is neither a study
-            nor a grid.
+        ConfigError: as in `load` and `simulations.config.grids.parse_grid`; or there is neither a
+            study nor a grid.
     """
     from simulations.config import recipe as recipes
 
-    axes, searched = parsed(grid), parsed(search, "--search")
+    axes, searched = parse_grid(grid), parse_grid(search, "--search")
     if name is not None and (
         not axes or name in names() or name in elsewhere() or _is_study(Path(name))
     ):

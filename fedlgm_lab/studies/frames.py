@@ -239,7 +239,7 @@ def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
             "reason": why,
         }
     folder = RunFolder.open(path)
-    result = folder.finished()
+    result = folder.verified_result()
     row |= metrics_at(path, job.own)
     row |= {name: result.get(name) for name in _SPENT}
     rows = folder.every_row(result, private=True)

@@ -17,7 +17,7 @@ from fedlgm_lab.studies.methods import Method, methods_of, own_name, usual
 from fedlgm_lab.studies.networks import Network, networks_of
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
-from simulations.config.grids import listed
+from simulations.config.grids import values_to_try
 from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -137,7 +137,9 @@ def grid_jobs(
         ConfigError: a key, mechanism or value is unknown, or a label occurs twice.
     """
     axes = {
-        key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"
+        key: values_to_try(f"grid[{key!r}]", values)
+        for key, values in grid.items()
+        if key != "mechanism"
     }
     for key in axes:
         if not isinstance(key, str):
@@ -158,7 +160,7 @@ def grid_jobs(
     if "mechanism" in grid:
         if own.mechanism is not None:
             raise ConfigError("mechanism: give it in the grid or as an argument, not in both")
-        methods = methods_of(listed("grid['mechanism']", grid["mechanism"]))
+        methods = methods_of(values_to_try("grid['mechanism']", grid["mechanism"]))
     elif own.mechanism is not None:
         methods = [Method.of(own.mechanism)]
     else:
@@ -295,7 +297,7 @@ def _made(
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
     """The base recipe with another mechanism, which keeps the options that it has."""
-    raw = base.written()
+    raw = base.plain_values()
     if method.mechanism is not None:
         Own(mechanism=method.mechanism).into(raw)
     elif (method.name, method.variant) != (base.mechanism.name, base.mechanism.variant):

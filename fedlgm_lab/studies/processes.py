@@ -105,7 +105,7 @@ def work(
 
 def _in_use(path: Path) -> bool:
     try:
-        with RunFolder(path).locked():
+        with RunFolder(path).lock():
             return False
     except RunError:
         return True

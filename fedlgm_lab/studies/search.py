@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from simulations.config.grids import listed
+from simulations.config.grids import values_to_try
 
 FIRST_SEED = 1000
 """Number of a search's first repetition. The final runs' repetitions begin at 0."""
@@ -52,7 +52,7 @@ class Search:
                 raise ConfigError(
                     f"{key!r} is in the grid and in the search: it can only be in one of them"
                 )
-            found = list(dict.fromkeys(listed(f"search[{key!r}]", values, least=2)))
+            found = list(dict.fromkeys(values_to_try(f"search[{key!r}]", values, least=2)))
             axes[key] = (
                 sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
             )

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from fedlgm import libraries
 from simulations import tables
-from simulations.ending import interrupted
+from simulations.ending import report_interruption
 from simulations.shell import JsonOption, SetOption, console, print_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def study(
         list[str] | None,
         typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
+    print_names: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
     workers: Annotated[
@@ -56,7 +56,7 @@ def study(
     as_json: JsonOption = False,
 ) -> None:
     """Run every combination of a grid and show the figures; finished runs are not repeated."""
-    if listed:
+    if print_names:
         _list(as_json)
         return
     from fedlgm_lab.studies import claims, files, frames, records
@@ -217,7 +217,7 @@ def _continued() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        interrupted("interrupted; the same command continues the study")
+        report_interruption("interrupted; the same command continues the study")
         raise
 
 
@@ -233,11 +233,11 @@ def _list(as_json: bool) -> None:
         }
         print_json(described | {name: one.model_dump() for name, one in others.items()})
         return
-    from simulations.tables import listed
+    from simulations.tables import print_names
 
     console.print(
         "Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False
     )
-    listed(console, [(name, study.title) for name, study in found.items()])
+    print_names(console, [(name, study.title) for name, study in found.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)
-    listed(console, [(name, f"{other.title}; {other}") for name, other in others.items()])
+    print_names(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

@@ -21,8 +21,8 @@ from fedlgm_lab.tune.score import PrivateScore, Score, TestScore
 from fedlgm_lab.tune.search_result import SearchTerms
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
-from simulations.config.grids import listed
+from simulations.config.decided import resolve_hardware
+from simulations.config.grids import values_to_try
 from simulations.config.overrides import override
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -77,9 +77,9 @@ class Search:
             )
         candidates, costs = [], {}
         for settings in combinations:
-            raw = base.written()
+            raw = base.plain_values()
             override(raw, settings)
-            candidate = settled(recipes.validate(raw))
+            candidate = resolve_hardware(recipes.validate(raw))
             candidates.append(candidate)
             assembly = Assembly(candidate, own)
             assembly.check()  # what cannot run is refused before anything is charged
@@ -173,7 +173,7 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ..
         raise ConfigError(
             "search: give at least one key and its values, such as training.lr=0.1,0.5"
         )
-    axes = {key: listed(f"search[{key!r}]", values) for key, values in grid.items()}
+    axes = {key: values_to_try(f"search[{key!r}]", values) for key, values in grid.items()}
     for key in axes:
         if key.partition(".")[0] in _FIXED:
             raise ConfigError(

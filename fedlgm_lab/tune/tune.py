@@ -51,8 +51,8 @@ from simulations.arguments import recipe_of, refuse_unknown
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
-from simulations.ending import interrupted
-from simulations.exports.export import described, texts
+from simulations.ending import report_interruption
+from simulations.exports.export import model_metadata, texts
 from simulations.figures import Figures
 from simulations.runs import strict_json
 from simulations.runs.folder import SEARCH, RunFolder
@@ -168,7 +168,7 @@ def tune(
         with disk_errors(target, "search"):
             return _Searching(planned, target, own).made()
     except (KeyboardInterrupt, SystemExit):
-        interrupted(
+        report_interruption(
             f"interrupted; {target} stays charged with the whole search, and a search is not "
             "continued"
         )
@@ -295,7 +295,7 @@ class _Searching:
             **terms,
             "ledger_head": head,
         }  # of the search: a single run has cost less
-        made = described(RunFolder.open(result.folder), protection, winner.to_toml(), module)
+        made = model_metadata(RunFolder.open(result.folder), protection, winner.to_toml(), module)
         metadata = texts(made) | {"search": strict_json.dumps(terms)}
         write_whole(
             self._folder / "model.safetensors",

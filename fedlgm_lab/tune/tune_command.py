@@ -44,11 +44,11 @@ def tune(
     best.
     """
     from fedlgm_lab.tune.tune import tune as tuning
-    from simulations.config.grids import parsed
+    from simulations.config.grids import parse_grid
 
     found = tuning(
         recipe,
-        search=parsed(search or (), "--search"),
+        search=parse_grid(search or (), "--search"),
         expected_runs=expected_runs,
         law=law,  # type: ignore[arg-type]
         overrides=overrides or (),

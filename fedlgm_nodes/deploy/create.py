@@ -295,7 +295,9 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     """(inputs, labels, classes) of every node."""
     if example is None:
         return None
-    assembly = Assembly(example.changed(federation={"clients": nodes, "rate": 1.0, "cohort": None}))
+    assembly = Assembly(
+        example.with_values(federation={"clients": nodes, "rate": 1.0, "cohort": None})
+    )
     data = assembly.dataset
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
         raise ConfigError("--example takes a recipe of one input and classes")

@@ -23,7 +23,7 @@ from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from simulations.engines.flower_command import environment, tail
-from simulations.engines.flower_processes import end, started_under, taken, with_children
+from simulations.engines.flower_processes import end, is_port_taken, started_under, with_children
 from simulations.runs.shapes import read_json
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
@@ -217,7 +217,7 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
     ports = {"superlink": settings.local_port}
     ports |= {f"{node.name}-supernode": node.port for node in settings.nodes}
     for role, port in ports.items():
-        if role not in running and taken(port):
+        if role not in running and is_port_taken(port):
             raise RunError(
                 f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop "
                 "that program, or create the deployment again in another folder, with other ports"

@@ -104,7 +104,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError(
             "a test deployment needs run.seed, the seed that its nodes were made with"
         )
-    own = recipe.changed(
+    own = recipe.with_values(
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
     ).model_copy(update={"deployment": recipe.deployment or Deployment()})
@@ -259,9 +259,9 @@ def make_server_app() -> ServerApp:
         _work_in(str(context.run_config["directory"]))
         deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
-        with folder.written():
+        with folder.writing():
             try:
-                with folder.locked():  # from the start, so that a kill shows at once
+                with folder.lock():  # from the start, so that a kill shows at once
                     _serve(grid, deployment, folder)
             finally:
                 folder.private_file(ENDED)
@@ -305,7 +305,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         record.counted(row)
 
     def run() -> None:
-        with folder.locked():  # by which `fedlgm deploy run` sees that this process lives
+        with folder.lock():  # by which `fedlgm deploy run` sees that this process lives
             done = _settled(file, folder)
             # The nodes of a round that continues have been charged for it.
             if need := needed(assembly, folder.path.name, done=done + (file.found is not None)):

@@ -24,10 +24,10 @@ from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
 from simulations.engines.flower_command import (
     CONNECTION,
-    completed,
     config_file,
     first_exception,
     reason,
+    require_summary,
 )
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
@@ -80,8 +80,8 @@ def run(
     finished = target.result()
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
-        return target.finished()
-    with target.locked():  # by the ServerApp of a command that was killed, for example
+        return target.verified_result()
+    with target.lock():  # by the ServerApp of a command that was killed, for example
         pass
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
@@ -115,14 +115,14 @@ def _submitted(
     try:
         status = _follow(flower, run_id, target, seen, say, watch)
     except KilledError:
-        flower.unattended("stop", run_id, CONNECTION)
+        flower.start_detached("stop", run_id, CONNECTION)
         raise
     except BaseException:
         with suppress(KilledError):
             flower.text("stop", run_id, CONNECTION)
         say(f"stopped; {RESUMES}")
         raise
-    return completed(target, status, lambda: _reason(status, flower.log(run_id)))
+    return require_summary(target, status, lambda: _reason(status, flower.log(run_id)))
 
 
 def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:

@@ -77,17 +77,19 @@ class Assembly:
             return self.divided[0]
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
-            found = data.load(
+            original = data.load(
                 passed(self.own.data, section.name, "data"), section.dir, **section.reading
             )
-            made, parts = prepared(task, found)
+            data_set, parts = prepared(task, original)
             self.on_parts.extend(parts)
-            return made
+            return data_set
 
     def public_examples(self, rows: slice | np.ndarray = slice(None)) -> Examples:
         """Test examples, which are public: inputs and targets of these rows."""
-        found = self.dataset
-        return inputs.tensors(inputs.take(found.test_x, rows)), torch.from_numpy(found.test_y[rows])
+        data_set = self.dataset
+        return inputs.tensors(inputs.take(data_set.test_x, rows)), torch.from_numpy(
+            data_set.test_y[rows]
+        )
 
     @cached_property
     def on_parts(self) -> list[Task]:
@@ -167,9 +169,9 @@ class Assembly:
         """The shapes and classes that the model needs, without loading a bundled set."""
         if not self.has_data:
             section = self.recipe.data
-            known = data.outline(section.name, **section.reading)
-            if known is not None:
-                return known
+            shapes = data.outline(section.name, **section.reading)
+            if shapes is not None:
+                return shapes
         return self.dataset
 
     @property
@@ -199,7 +201,7 @@ class Assembly:
         """
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(
-            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated
+            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrate
         )
         if self.spent is None:
             method = make(facts)
@@ -242,8 +244,8 @@ class Assembly:
         """
         if not self.recipe.protects.counts_examples(self.recipe):
             return 0
-        known = self._published_examples if self.planned else None
-        return int(self.sizes.sum()) if known is None else known
+        count = self._published_examples if self.planned else None
+        return int(self.sizes.sum()) if count is None else count
 
     @property
     def _published_examples(self) -> int | None:
@@ -369,11 +371,11 @@ class Assembly:
     @cached_property
     def trainer_kind(self) -> TrainerKind:
         """The clients' kind of training."""
-        section, own = self.recipe.trainer, self.own.trainer
+        section, trainer = self.recipe.trainer, self.own.trainer
         with prefix_key("trainer"):
             return (
-                kinds.get(own)
-                if own is not None
+                kinds.get(trainer)
+                if trainer is not None
                 else section.build()
                 if section is not None
                 else kinds.PLAIN

@@ -126,8 +126,10 @@ class ClientLevel(UnitKind):
             return "zero-out"
         return "replace-one" if recipe.federation.sampling == "fixed" else recipe.noised_by.relation
 
-    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampled`: clients."""
+    def sampling_and_steps(
+        self, recipe: Settings, examples: int
+    ) -> tuple[Sampling, LocalSteps | None]:
+        """See `UnitKind.sampling_and_steps`: clients."""
         return recipe.sampling, None
 
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
@@ -161,8 +163,8 @@ class ClientLevel(UnitKind):
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
             trainer = assembly.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
-            made = trainer.updates(assembly.layers.flatten(module), alike)
-            return list(torch.cat([unbounded(update).clone() for update in made]))
+            results = trainer.updates(assembly.layers.flatten(module), alike)
+            return list(torch.cat([unbounded(update).clone() for update in results]))
 
         try_clients(module, updates, task, x, y, owner)
 

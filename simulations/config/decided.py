@@ -21,7 +21,7 @@ SIDE_BY_SIDE = 16
 (docs/results/gpu.md)."""
 
 
-def settled(recipe: Recipe) -> Recipe:
+def resolve_hardware(recipe: Recipe) -> Recipe:
     """The recipe with this machine's device and noise backend, so that a run's recipe names its
     noise generator.
 
@@ -30,10 +30,10 @@ def settled(recipe: Recipe) -> Recipe:
     """
     device = devices.resolve(recipe.training.device)
     backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
-    return recipe.changed(training={"device": str(device)}, privacy={"noise_backend": backend})
+    return recipe.with_values(training={"device": str(device)}, privacy={"noise_backend": backend})
 
 
-def decided(assembly: Assembly, workers: int) -> Assembly:
+def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
     """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
 
     If clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a
@@ -54,7 +54,7 @@ def decided(assembly: Assembly, workers: int) -> Assembly:
         refused = _refusal(assembly)
         kernel = None if refused else "native"
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
-    recipe = assembly.recipe.changed(training=how)
+    recipe = assembly.recipe.with_values(training=how)
     return Assembly(recipe, assembly.own, no_kernel=refused).with_data(
         assembly.dataset, assembly.partition
     )
@@ -68,7 +68,9 @@ def _for_device(assembly: Assembly) -> Assembly:
     changed: dict[str, object] = {"width": width}
     if "vectorize" not in training.model_fields_set and training.kernel != "native":
         changed["vectorize"] = "auto"
-    recipe = recipe.changed(training=changed, run={"block_size": max(recipe.run.block_size, width)})
+    recipe = recipe.with_values(
+        training=changed, run={"block_size": max(recipe.run.block_size, width)}
+    )
     return Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
 
 

@@ -154,9 +154,11 @@ class ExampleLevel(UnitKind):
         """See `UnitKind.relation`."""
         return "add-remove"
 
-    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampled`; the unit is an example, by the server's count of examples or
-        within each client.
+    def sampling_and_steps(
+        self, recipe: Settings, examples: int
+    ) -> tuple[Sampling, LocalSteps | None]:
+        """See `UnitKind.sampling_and_steps`; the unit is an example, by the server's count of
+        examples or within each client.
         """
         training = recipe.training
         if not self.counts_examples(recipe):
@@ -180,12 +182,12 @@ class ExampleLevel(UnitKind):
         """Whether the server adds the noise."""
         return not recipe.noised_by.uploads_released
 
-    def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-        """See `UnitKind.calibrated`; if nothing meets the budget, the message gives a possible
+    def calibrate(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
+        """See `UnitKind.calibrate`; if nothing meets the budget, the message gives a possible
         number of steps.
         """
         try:
-            return super().calibrated(mechanism, facts)
+            return super().calibrate(mechanism, facts)
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
 

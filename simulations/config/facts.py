@@ -19,7 +19,10 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
     Raises:
         ConfigError: the batch is larger than the data, if the server adds noise to steps.
     """
-    privacy, (sampling, steps) = recipe.privacy, recipe.protects.sampled(recipe, examples)
+    privacy, (sampling, steps) = (
+        recipe.privacy,
+        recipe.protects.sampling_and_steps(recipe, examples),
+    )
     return RunFacts(
         0.0,
         sampling,

@@ -47,7 +47,7 @@ def object_digest(value: Any, *, state: bool = True) -> str:
         state: whether arrays, counters and objects among its attributes count, which change from
             round to round. Otherwise only settings count: texts, truth values and fractions.
     """
-    return _hashed(_words(value, state, frozenset()))
+    return _hash_words(_words(value, state, frozenset()))
 
 
 def module_digest(module: nn.Module) -> str:
@@ -80,7 +80,7 @@ def module_digest(module: nn.Module) -> str:
                         else _words(value, True, frozenset())
                     ),
                 ]
-    return _hashed(words)
+    return _hash_words(words)
 
 
 def fixed_digest(module: nn.Module) -> str:
@@ -88,7 +88,7 @@ def fixed_digest(module: nn.Module) -> str:
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
     return (
-        _hashed([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()])
+        _hash_words([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()])
         if fixed
         else ""
     )
@@ -99,7 +99,7 @@ def _is_known(value: Any) -> bool:
     return package_of(value) in _KNOWN
 
 
-def _hashed(words: Iterable[str]) -> str:
+def _hash_words(words: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for word in words:
         data = word.encode(errors="surrogatepass")
@@ -176,13 +176,17 @@ def _class_words(kind: type) -> Iterator[str]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Attributes of an object without cached values."""
-    kept = {
+    cached_names = {
         name
         for base in type(value).__mro__
         for name, member in vars(base).items()
         if isinstance(member, functools.cached_property)
     }
-    return {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in kept}
+    return {
+        name: item
+        for name, item in getattr(value, "__dict__", {}).items()
+        if name not in cached_names
+    }
 
 
 def _source(function: FunctionType) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError
 
 
-def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]:
+def parse_grid(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]:
     """A grid from the command line's "key=v1,v2" texts.
 
     Args:
@@ -20,21 +20,21 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
         ConfigError: a string is malformed, or a key is given twice.
 
     Example:
-        >>> parsed(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
+        >>> parse_grid(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
         {'mechanism': ['uniform', 'ladp:published'], 'privacy.epsilon': [8, 2], 'model.hidden': [[8], [16, 8]]}
     """
-    made: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not key or not values:
             raise ConfigError(f"{option} takes key=value,value, got {text!r}")
-        if key in made:
+        if key in grid:
             raise ConfigError(f"{option} {key} is given twice: put all of its values into one")
         try:
-            made[key] = tomllib.loads(f"values = [{values}]")["values"]
+            grid[key] = tomllib.loads(f"values = [{values}]")["values"]
         except (ValueError, RecursionError):
-            made[key] = [_single(part.strip()) for part in values.split(",") if part.strip()]
-    return made
+            grid[key] = [_single(part.strip()) for part in values.split(",") if part.strip()]
+    return grid
 
 
 def _single(text: str) -> Any:
@@ -44,7 +44,7 @@ def _single(text: str) -> Any:
         return text
 
 
-def listed(name: str, values: Any, least: int = 1) -> list[Any]:
+def values_to_try(name: str, values: Any, least: int = 1) -> list[Any]:
     """The values to try, with NumPy's numbers as Python's, which TOML knows.
 
     Args:
@@ -56,12 +56,12 @@ def listed(name: str, values: Any, least: int = 1) -> list[Any]:
         ConfigError: the values are not a list, or there are too few.
 
     Example:
-        >>> listed("search['training.lr']", (0.1, 0.5))
+        >>> values_to_try("search['training.lr']", (0.1, 0.5))
         [0.1, 0.5]
     """
     several = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
-    found = list(values) if several else []
-    if len(found) < least:
+    candidates = list(values) if several else []
+    if len(candidates) < least:
         wanted = "a list of values" if least == 1 else f"a list of at least {least} values"
         raise ConfigError(f"{name} must be {wanted}, got {values!r}")
-    return [value.item() if hasattr(value, "item") else value for value in found]
+    return [value.item() if hasattr(value, "item") else value for value in candidates]

@@ -84,7 +84,7 @@ def explain(raw: dict[str, Any], problems: Iterable[Any], whole: type[BaseModel]
     return "\n".join(dict.fromkeys(_explain(raw, item, whole) for item in problems))
 
 
-def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
+def _explain(raw: dict[str, Any], item: Any, recipe_model: type[BaseModel]) -> str:
     place = item["loc"][:2]
     if place in _SAID:
         item = item | {
@@ -96,24 +96,24 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     if place == ("extends",):
         return "extends belongs in a recipe's file: name the other recipe directly, or write a file that extends it"
     kind = (
-        section_kind(whole.model_fields[place[0]])
-        if len(place) > 1 and place[0] in whole.model_fields
+        section_kind(recipe_model.model_fields[place[0]])
+        if len(place) > 1 and place[0] in recipe_model.model_fields
         else None
     )
     if (
         item["type"] == "extra_forbidden"
         and len(item["loc"]) < 3
-        and (keys := keys_like(str(place[-1]), whole))
+        and (keys := keys_like(str(place[-1]), recipe_model))
     ):
         keys = [key for key in keys if key.startswith(f"{place[0]}.")] or keys
         return f"{'.'.join(map(str, place))}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
     if (
         len(place) == 1
         and isinstance(item["input"], str)
-        and (keys := keys_like(str(place[0]), whole))
+        and (keys := keys_like(str(place[0]), recipe_model))
     ):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
-    return explained(item, (kind or whole).model_fields)
+    return explained(item, (kind or recipe_model).model_fields)
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:

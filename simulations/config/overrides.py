@@ -98,7 +98,7 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             if not isinstance(path, str):
                 raise ConfigError(f"overrides map 'section.key' to a value, got the key {path!r}")
             if isinstance(value, Mapping) and "." not in path:
-                keys = ", ".join(f"'{path}.{key}': {own!r}" for key, own in value.items())
+                keys = ", ".join(f"'{path}.{key}': {item!r}" for key, item in value.items())
                 raise ConfigError(
                     f"overrides name a key by its section, without nesting: {{{keys}}}"
                 )
@@ -146,24 +146,24 @@ def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dic
     """A section's values over its previous ones; options that only the previously named object has
     are dropped.
     """
-    kept = dict(below)
+    base = dict(below)
     replacing = _REPLACING.get(section, frozenset())
     if any(key in replacing and not removes(section, key, value) for key, value in above.items()):
-        kept = {key: value for key, value in kept.items() if key not in replacing}
+        base = {key: value for key, value in base.items() if key not in replacing}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
-        kept.pop("pixels", None)  # other examples, another interval
+        base.pop("pixels", None)  # other examples, another interval
         if not str(above["name"]).startswith(
             f"{str(below.get('name')).partition('/')[0]}/"
         ):  # no half of the same set
-            kept = {key: value for key, value in kept.items() if key not in READING}
+            base = {key: value for key, value in base.items() if key not in READING}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     variant = (
         above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
     )
     if section == "model" and name != below.get("name"):
-        kept = {
-            key: value for key, value in kept.items() if key == "seed"
+        base = {
+            key: value for key, value in base.items() if key == "seed"
         }  # `hidden` of another model may be a number
     elif name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
@@ -172,9 +172,9 @@ def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dic
                 if variant is None
                 else mechanisms.options(str(name), str(variant))
             )
-            kept = {
+            base = {
                 key: value
-                for key, value in kept.items()
+                for key, value in base.items()
                 if key in {*SECTIONS[section].model_fields, *options}
             }
-    return kept | above
+    return base | above

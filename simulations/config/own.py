@@ -83,13 +83,13 @@ class Own:
         repeat(state.pop("registered"))
         vars(self).update(state)
 
-    def given(self) -> list[str]:
+    def object_names(self) -> list[str]:
         """The objects that replace a recipe's names, by name."""
         return [
             name for name, value in vars(self).items() if value is not None and name not in _MEASURE
         ]
 
-    def loaded(self) -> Own:
+    def with_loaded_data(self) -> Own:
         """The same objects with the data made into a `DataSet`, once."""
         if self.data is None or isinstance(self.data, DataSet):
             return self
@@ -105,16 +105,18 @@ class Own:
 
         A registered mechanism is written with its options, so the recipe defines it completely.
         """
-        if self.given():
+        if self.object_names():
             raw.pop("title", None)  # it described the recipe as it was written
         if self.model is not None:
-            raw["model"] = {"name": object_name(self.model)} | _kept(raw, "model", "seed")
+            raw["model"] = {"name": object_name(self.model)} | _key_if_set(raw, "model", "seed")
         if self.task is not None:
             raw["task"] = {"name": object_name(self.task)}
         if self.mechanism is not None:
-            raw["mechanism"] = _written(self.mechanism) | _kept(raw, "mechanism", "group_by")
+            raw["mechanism"] = _mechanism_section(self.mechanism) | _key_if_set(
+                raw, "mechanism", "group_by"
+            )
         if self.data is not None:
-            section = {"name": object_name(self.data)} | _kept(raw, "data", "partition_seed")
+            section = {"name": object_name(self.data)} | _key_if_set(raw, "data", "partition_seed")
             own_clients = _clients_of(self.data)
             if own_clients is not None:
                 section["partition"] = "natural"
@@ -154,15 +156,15 @@ class Own:
             "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
             "trainer": lambda: object_digest(self.trainer, state=False),
         }
-        found = {name: prints[name]() for name in self.given()}
+        hashes = {name: prints[name]() for name in self.object_names()}
         if self.model is not None:
-            found["structure of the model"] = module_digest(initial)
-            found[FIXED] = fixed_digest(initial)
+            hashes["structure of the model"] = module_digest(initial)
+            hashes[FIXED] = fixed_digest(initial)
         if self.data is not None:
             if self.data.spent is not None:
-                found["cost of the data's statistics"] = object_digest(self.data.spent)
-            found["division of the data"] = array_digest(division.order, division.offsets)
-        return found
+                hashes["cost of the data's statistics"] = object_digest(self.data.spent)
+            hashes["division of the data"] = array_digest(division.order, division.offsets)
+        return hashes
 
 
 def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
@@ -194,12 +196,12 @@ def _clients_of(data: Any) -> int | None:
     return None if data.train_user is None else len(np.unique(data.train_user))
 
 
-def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
+def _key_if_set(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
     value = raw.get(section, {}).get(key)
     return {} if value is None else {key: value}
 
 
-def _written(mechanism: Mechanism) -> dict[str, Any]:
+def _mechanism_section(mechanism: Mechanism) -> dict[str, Any]:
     """A mechanism as a recipe's section: with its options if it is registered, else only its
     name.
     """
@@ -229,9 +231,13 @@ def own_of(values: Mapping[str, Any]) -> Own:
             "function that gives one: join layers in nn.Sequential; to compare several models use "
             "a study with grid={'model': [...]}"
         )
-    own = Own(**values).loaded()
-    if own.evaluate is not None and not callable(own.evaluate):
+    user_objects = Own(**values).with_loaded_data()
+    if user_objects.evaluate is not None and not callable(user_objects.evaluate):
         raise ConfigError(
-            f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}"
+            f"evaluate must be a function (round, module) -> {{name: number}}, got {user_objects.evaluate!r}"
         )
-    return own if own.metrics is None else dataclasses.replace(own, metrics=checked(own.metrics))
+    return (
+        user_objects
+        if user_objects.metrics is None
+        else dataclasses.replace(user_objects, metrics=checked(user_objects.metrics))
+    )

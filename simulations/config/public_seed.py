@@ -23,9 +23,9 @@ class PublicSeed(int):
 
     def __new__(cls, seed: int, published: Any = None) -> PublicSeed:
         """A copy or a pickle sets `published` afterwards."""
-        made = super().__new__(cls, seed)
-        made.published = published
-        return made
+        instance = super().__new__(cls, seed)
+        instance.published = published
+        return instance
 
 
 def mark(raw: dict[str, Any]) -> None:

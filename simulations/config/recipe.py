@@ -156,14 +156,14 @@ class Recipe(Section):
         """
         if unit == self.protects.mechanisms:
             return
-        known = ", ".join(
+        choices = ", ".join(
             name
             for name in mechanisms.names(self.protects.mechanisms)
             if mechanisms.is_private(name)
         )
         raise ConfigError(
             f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is "
-            f"{self.unit!r}: set privacy.unit = {unit!r}, or use one of {known}"
+            f"{self.unit!r}: set privacy.unit = {unit!r}, or use one of {choices}"
         )
 
     @property
@@ -215,13 +215,13 @@ class Recipe(Section):
 
         if privacy.noise == "given":
             with prefix_key("privacy.correlation"):
-                made = correlation.Correlation.from_dict(privacy.correlation or {})
-                if made.rounds != rounds:
+                noise = correlation.Correlation.from_dict(privacy.correlation or {})
+                if noise.rounds != rounds:
                     raise ConfigError(
-                        f"it is for {made.rounds} rounds, but the run has federation.rounds = "
+                        f"it is for {noise.rounds} rounds, but the run has federation.rounds = "
                         f"{rounds}"
                     )
-            return made
+            return noise
         separation, takes = self.sampling.separation or 1, correlation.options_of(privacy.noise)
         bands = min(separation if privacy.bands is None else privacy.bands, rounds)
         offered = {
@@ -257,7 +257,7 @@ class Recipe(Section):
             return self.privacy.relation
         return self.protects.relation(self)
 
-    def changed(self, **sections: Mapping[str, Any]) -> Self:
+    def with_values(self, **sections: Mapping[str, Any]) -> Self:
         """The recipe with other values of keys in these sections, which are not checked.
 
         Args:
@@ -269,12 +269,12 @@ class Recipe(Section):
         }
         return self.model_copy(update=update)
 
-    def written(self) -> dict[str, Any]:
+    def plain_values(self) -> dict[str, Any]:
         """Plain values to change: without the epsilon that follows from a noise multiplier, as a
         user writes them.
 
         Example:
-            >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).written()["privacy"])[:2]
+            >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).plain_values()["privacy"])[:2]
             ['accountant', 'delta']
         """
         raw = self.model_dump(exclude_none=True)
@@ -379,9 +379,9 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
             value = {
-                name: one
-                for name, one in laid_over(key, below, value).items()
-                if not removes(key, name, one)
+                name: setting
+                for name, setting in laid_over(key, below, value).items()
+                if not removes(key, name, setting)
             }
         merged[key] = value
     if path.resolve().parent == BUNDLED.resolve():

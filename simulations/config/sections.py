@@ -133,13 +133,13 @@ class Federation(Section):
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The clients of each user; without `users` every client is one user."""
-        found: list[list[int]] = [[] for _ in range(self.participants)]
+        members: list[list[int]] = [[] for _ in range(self.participants)]
         for client in range(self.clients):
             user = (
                 self.users[client] if isinstance(self.users, list) else client % self.participants
             )
-            found[user].append(client)
-        return tuple(map(tuple, found))
+            members[user].append(client)
+        return tuple(map(tuple, members))
 
     @property
     def participants(self) -> int:
@@ -260,10 +260,10 @@ class Privacy(Section):
         if value not in _NOISE and not is_reference(value):
             from fedlgm.noise.correlation import names  # SciPy's optimisers
 
-            known = [*_NOISE, *(name for name in names() if name not in _NOISE)]
-            if value not in known:
+            choices = [*_NOISE, *(name for name in names() if name not in _NOISE)]
+            if value not in choices:
                 raise ValueError(
-                    f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'"
+                    f"must be {', '.join(map(repr, choices))}, or your own as 'package.module:name'"
                 )
         return value
 
@@ -298,7 +298,7 @@ class Run(Section):
 
     @field_validator("seed", mode="wrap")
     @classmethod
-    def _marked(cls, value: Any, check: Callable[[Any], Any]) -> Any:
+    def _keep_mark(cls, value: Any, check: Callable[[Any], Any]) -> Any:
         checked = check(value)
         return value if isinstance(value, PublicSeed) else checked
 

@@ -56,7 +56,7 @@ def method_beside(
             "server noises: use privacy.trust = 'central' and privacy.noise = 'independent', or "
             "standardise with public figures"
         )
-    left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
+    left, best_method = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
     for _ in range(_TRIES):
         if not left > 0:
             break
@@ -79,12 +79,12 @@ def method_beside(
             - epsilon
         )
         if above <= 0:
-            found = replace(method, facts=replace(method.facts, epsilon=epsilon, delta=delta))
+            best_method = replace(method, facts=replace(method.facts, epsilon=epsilon, delta=delta))
             if above > -_SLACK * epsilon:
                 break
         left -= (1.1 if above > 0 else 0.9) * above
-    if found is not None:
-        return found
+    if best_method is not None:
+        return best_method
     raise PrivacyError(
         "data: their private statistics cost epsilon = "
         f"{spent.epsilon(delta, facts.accountant):.4g} of privacy.epsilon = {epsilon:g} and leave "

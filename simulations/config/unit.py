@@ -237,7 +237,9 @@ class UnitKind:
             [recipe.data.model_dump(mode="json", exclude=_SAME_EXAMPLES), recipe.federation.clients]
         )
 
-    def sampled(self, recipe: Settings, examples: int) -> tuple[Sampling, LocalSteps | None]:
+    def sampling_and_steps(
+        self, recipe: Settings, examples: int
+    ) -> tuple[Sampling, LocalSteps | None]:
         """The sampled unit of a round, and the clients' own noisy steps.
 
         Args:
@@ -253,7 +255,7 @@ class UnitKind:
         """Whether the number of all clients' examples is a public fact of the run."""
         return False
 
-    def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
+    def calibrate(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
         """The facts with the noise multiplier that meets their budget.
 
         Raises:

@@ -56,8 +56,14 @@ class UserLevel(ClientLevel):
 
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
-        own, users = super().work(assembly, source), assembly.recipe.federation.members
-        return UserWork(own.trainer, own.settings, own.source, own.straggler_rate, users=users)
+        client_work, users = super().work(assembly, source), assembly.recipe.federation.members
+        return UserWork(
+            client_work.trainer,
+            client_work.settings,
+            client_work.source,
+            client_work.straggler_rate,
+            users=users,
+        )
 
     def efforts(self, recipe: Settings, sizes: np.ndarray) -> np.ndarray:
         """See `UnitKind.efforts`: the examples of all clients of a user."""

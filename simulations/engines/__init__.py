@@ -84,14 +84,14 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
                 f"engine {engine.name!r} was given as an object: pass its options to it"
             )
         return engine
-    found = engine if callable(engine) else _ENGINES.find(engine)
-    if isinstance(found, str):
-        found = load_object(found, "engine")
+    maker = engine if callable(engine) else _ENGINES.find(engine)
+    if isinstance(maker, str):
+        maker = load_object(maker, "engine")
     label = f"engine {shown_name(engine)}"
-    wrong = misfit(found, asked) if callable(found) else ""
+    wrong = misfit(maker, asked) if callable(maker) else ""
     if wrong:
         raise ConfigError(f"{label} is made from its options alone: {wrong}")
-    made = found(asked) if callable(found) else found
-    if not isinstance(made, Engine):
-        raise ConfigError(f"{label} is of type {type(made).__name__}, not an `Engine`")
-    return made
+    instance = maker(asked) if callable(maker) else maker
+    if not isinstance(instance, Engine):
+        raise ConfigError(f"{label} is of type {type(instance).__name__}, not an `Engine`")
+    return instance

@@ -23,7 +23,7 @@ class AutoEngine(Engine):
             selects Flower.
 
     Example:
-        >>> AutoEngine(EngineOptions(supernodes=2)).chosen(None)
+        >>> AutoEngine(EngineOptions(supernodes=2)).choose(None)
         'flower'
     """
 
@@ -33,7 +33,7 @@ class AutoEngine(Engine):
         super().__init__(options)
         self.in_process = self.options.supernodes is None
 
-    def chosen(self, assembly: Assembly | None) -> str:
+    def choose(self, assembly: Assembly | None) -> str:
         """Name of the engine for a run; without one, for any run whose clients train on the CPU."""
         if self.options.supernodes is not None:
             return "flower"
@@ -45,9 +45,9 @@ class AutoEngine(Engine):
             if assembly.device.index is not None or torch.cuda.device_count() <= 1:
                 return "local"
         elif sys.platform == "linux":
-            from simulations.engines.processes import unsuited
+            from simulations.engines.processes import fork_problem
 
-            if not unsuited(assembly):
+            if not fork_problem(assembly):
                 return "processes"
         return "ray" if importlib.util.find_spec("ray") is not None else "local"
 
@@ -55,4 +55,4 @@ class AutoEngine(Engine):
         """See `Engine.started`."""
         from simulations import engines
 
-        return engines.get(self.chosen(assembly), self.options).started(assembly)
+        return engines.get(self.choose(assembly), self.options).started(assembly)

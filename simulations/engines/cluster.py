@@ -43,7 +43,7 @@ def session(
     address: str | None,
     workers: int,
     then: Callable[[], T],
-    leave: Callable[[T], None] = lambda made: None,
+    leave: Callable[[T], None] = lambda outcome: None,
 ) -> Iterator[Callable[[], T]]:
     """Ray within a context. It starts in the background, which takes seconds, and is left at the
     end.

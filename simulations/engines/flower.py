@@ -15,7 +15,7 @@ from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
-from simulations.engines.flower_command import FlwrCommand, completed, config_file, reason
+from simulations.engines.flower_command import FlwrCommand, config_file, reason, require_summary
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
@@ -121,12 +121,12 @@ def run_flower(
             return folder.result_file.is_file()
 
         status = follow(flwr, run_id, log, pass_on)
-        result = completed(
+        result = require_summary(
             folder,
             status,
             lambda: f"Flower reports {status} for the run. {reason(flwr.log(run_id))}",
         )
-        result.update(folder.audited())
+        result.update(folder.audit_summary())
         return result
 
 

@@ -70,7 +70,7 @@ class FlwrCommand:
 
     def text(self, *arguments: str) -> str:
         """Output of the command."""
-        with self._started(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        with self._start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
             try:
                 while True:
                     with suppress(subprocess.TimeoutExpired):
@@ -81,13 +81,13 @@ class FlwrCommand:
                 command.kill()
                 raise
 
-    def unattended(self, *arguments: str) -> None:
+    def start_detached(self, *arguments: str) -> None:
         """Start the command, and do not wait for its end."""
-        self._started(
+        self._start(
             *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
-    def _started(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def _start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [executable("flwr"), *arguments], env=self._environment, text=True, **options
         )
@@ -133,7 +133,7 @@ def config_file(file: Path, config: Mapping[str, Any]) -> str:
     return str(file.resolve())
 
 
-def completed(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
+def require_summary(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
     """The summary of a run that has ended according to Flower.
 
     Args:

@@ -26,7 +26,7 @@ from fedlgm.errors import ConfigError, FedlgmError, Notice
 from fedlgm.noise.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
@@ -51,7 +51,7 @@ def make_server_app() -> ServerApp:
                 f"run-dir must be an absolute path, got {path!r}: this process does not run where "
                 "you are"
             )
-        asked = settled(_recipe(context.run_config))
+        asked = resolve_hardware(_recipe(context.run_config))
         if given is not None and (given / "recipe.toml").is_file():
             folder = RunFolder.open(given)
             recipe = folder.recipe()
@@ -72,7 +72,7 @@ def make_server_app() -> ServerApp:
             nodes = nodes_of(
                 assembly,
                 _kind(config),
-                simulated=_simulated(config),
+                simulated=_is_simulated(config),
                 keyed=bool(config.get("keys")),
             )
             result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
@@ -123,7 +123,7 @@ def _recipe(config: UserConfig) -> Recipe:
     _own(config)  # with names that users have registered, which the recipe may use
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
     if recipe.training.kernel == "auto":  # every node has PyTorch
-        recipe = recipe.changed(training={"kernel": None})
+        recipe = recipe.with_values(training={"kernel": None})
     if recipe.training.undecided:
         raise ConfigError(
             "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm "
@@ -144,7 +144,7 @@ def _kind(config: UserConfig) -> str:
 
 def _require_nodes(recipe: Recipe, config: UserConfig) -> None:
     """Refuse a simulation whose run config does not declare it."""
-    real = _kind(config) == "clients" and not _simulated(config)
+    real = _kind(config) == "clients" and not _is_simulated(config)
     if real and recipe.run.seed is not None and not recipe.run.test_mode:
         raise ConfigError(
             f"the recipe {recipe.name!r} has a public seed, which real nodes refuse: for a "
@@ -154,7 +154,7 @@ def _require_nodes(recipe: Recipe, config: UserConfig) -> None:
         )
 
 
-def _simulated(config: UserConfig) -> bool:
+def _is_simulated(config: UserConfig) -> bool:
     return bool(config.get("simulated", False))
 
 
@@ -162,7 +162,7 @@ def _serves(context: Context, recipe: Recipe) -> Serving:
     if _kind(context.run_config) == "workers":
         return AnyClient()
     recipe.protects.check_nodes()
-    simulated = _simulated(context.run_config)
+    simulated = _is_simulated(context.run_config)
     if recipe.run.test_mode and recipe.run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneClient.of_node(
@@ -173,36 +173,36 @@ def _serves(context: Context, recipe: Recipe) -> Serving:
 def _client(context: Context) -> LayerwiseClient:
     config = context.run_config
     recipe = _recipe(config)
-    return _built(
+    return _build_client(
         str(config.get("recipe", "")),
         str(config.get("set", "")),
         _serves(context, recipe),
         None if recipe.run.seed is not None else _secret(context),
-        str(config.get("objects", "")) if _simulated(config) else "",
+        str(config.get("objects", "")) if _is_simulated(config) else "",
     )
 
 
 @lru_cache(maxsize=1)
-def _built(
+def _build_client(
     recipe: str, overrides: str, serves: Serving, secret: int | None, objects: str
 ) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
     given: UserConfig = {"recipe": recipe, "set": overrides, "objects": objects, "simulated": True}
-    parsed, own = _recipe(given), _own(given)
+    parsed, user_objects = _recipe(given), _own(given)
     keys = KeyRing.from_seed(parsed.run.seed) if secret is None else KeyRing(secret, secret=True)
-    return Assembly(parsed, own).client(keys, serves)
+    return Assembly(parsed, user_objects).client(keys, serves)
 
 
 def _own(config: UserConfig) -> Own:
     """Objects from the driver of a simulation on this machine; a real node reads none."""
     path = str(config.get("objects", ""))
-    return _unpickled(path) if path and _simulated(config) else Own()
+    return _unpickle(path) if path and _is_simulated(config) else Own()
 
 
 @lru_cache(maxsize=1)
-def _unpickled(path: str) -> Own:
-    own: Own = pickle.loads(Path(path).read_bytes())
-    return own
+def _unpickle(path: str) -> Own:
+    user_objects: Own = pickle.loads(Path(path).read_bytes())
+    return user_objects
 
 
 def _secret(context: Context) -> int:

@@ -30,10 +30,10 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def taken(port: int) -> bool:
+def is_port_taken(port: int) -> bool:
     """Whether a program listens on a port of 127.0.0.1.
 
-    >>> taken(free_ports(1)[0])
+    >>> is_port_taken(free_ports(1)[0])
     False
     """
     with socket.socket() as probe:
@@ -79,14 +79,14 @@ def started_under(home: Path) -> set[psutil.Process]:
 
     A SuperLink's SuperExec, ServerApps and Ray have their own sessions.
     """
-    found = set()
-    for one in psutil.process_iter():
+    processes = set()
+    for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if one.environ().get("FLWR_HOME") == str(home):
-                found |= with_children(
-                    one
+            if process.environ().get("FLWR_HOME") == str(home):
+                processes |= with_children(
+                    process
                 )  # Ray's workers write their names over their environment
-    return {one for one in found if one.pid != psutil.Process().pid}
+    return {process for process in processes if process.pid != psutil.Process().pid}
 
 
 def with_children(process: psutil.Process) -> set[psutil.Process]:
@@ -103,14 +103,16 @@ def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = s
         family: the processes.
         more: function that finds processes that replace ended ones.
     """
-    for one in family:
+    for process in family:
         with suppress(psutil.Error):
-            one.terminate()
+            process.terminate()
     gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
-    while (left := {one for one in family if _alive(one)}) and time.monotonic() < at_all:
-        for one in left if time.monotonic() > gently else ():
+    while (
+        left := {process for process in family if _alive(process)}
+    ) and time.monotonic() < at_all:
+        for process in left if time.monotonic() > gently else ():
             with suppress(psutil.Error):
-                one.kill()
+                process.kill()
         time.sleep(0.1)
         family = left | more()
 

@@ -116,7 +116,7 @@ class PoolGrid(WorkerGrid):
                 name = self._ask(messages[waiting[-1]])
                 if name is not None:
                     asked[name] = waiting.pop()
-            for name, reply in self._finished():
+            for name, reply in self._wait_for_replies():
                 block = asked.pop(name, None)
                 if block is None:  # of an earlier round that was given up
                     continue
@@ -146,7 +146,7 @@ class PoolGrid(WorkerGrid):
         """
 
     @abstractmethod
-    def _finished(self) -> Iterator[tuple[Any, Message | Exception]]:
+    def _wait_for_replies(self) -> Iterator[tuple[Any, Message | Exception]]:
         """Wait, and yield (name, reply) of what was answered or failed; `Lost` without an
         answer.
         """

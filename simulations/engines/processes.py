@@ -71,12 +71,12 @@ class ProcessGrid(PoolGrid):
         """
         worker = self._idle.pop()
         arrays = message.content.array_records.get(wire.ARRAYS)
-        known = arrays is not None and self._models.get(worker) is arrays
+        same_model = arrays is not None and self._models.get(worker) is arrays
         parcel = (
             message.metadata,
             message.content.config_records[wire.CONFIG],
-            None if known else arrays,
-            known,
+            None if same_model else arrays,
+            same_model,
         )
         try:
             worker.send_bytes(pickle.dumps(parcel, protocol=5))
@@ -89,7 +89,7 @@ class ProcessGrid(PoolGrid):
         self._busy[worker] = self._asked
         return self._asked
 
-    def _finished(self) -> Iterator[tuple[int, Message | Exception]]:
+    def _wait_for_replies(self) -> Iterator[tuple[int, Message | Exception]]:
         for worker in wait(list(self._busy)):
             assert isinstance(worker, Connection)
             number = self._busy.pop(worker)
@@ -219,19 +219,19 @@ def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver
 def _serve(line: Connection, assembly: Assembly, keys: KeyRing, parent: int) -> None:
     """A worker: answers message after message."""
     _end_with(parent)
-    made: Served | None = None
+    app: Served | None = None
     model: ArrayRecord | None = None
     while True:
         try:
-            metadata, config, arrays, known = pickle.loads(line.recv_bytes())
+            metadata, config, arrays, same_model = pickle.loads(line.recv_bytes())
         except (EOFError, OSError):
             return
-        model = model if known or arrays is None else arrays
+        model = model if same_model or arrays is None else arrays
         try:
-            if made is None:
+            if app is None:
                 warnings.simplefilter("ignore")  # the driver has said it
-                made = Served(assembly.client(keys, AnyClient()).as_app())
-            reply, said = made.answer(metadata, config, model if known else arrays)
+                app = Served(assembly.client(keys, AnyClient()).as_app())
+            reply, said = app.answer(metadata, config, model if same_model else arrays)
             answer = pickle.dumps((reply, said), protocol=5)
         except Exception as error:
             answer = _failure(error)
@@ -280,7 +280,7 @@ class ProcessEngine(GridEngine):
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
         """See `GridEngine.grids`."""
-        problem = unsuited(assembly)
+        problem = fork_problem(assembly)
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
         workers = self.workers(assembly.recipe)
@@ -299,7 +299,7 @@ class ProcessEngine(GridEngine):
             yield open_grid
 
 
-def unsuited(assembly: Assembly | None) -> str:
+def fork_problem(assembly: Assembly | None) -> str:
     """The reason why forked workers cannot train these clients (None: any that train on the CPU);
     "" if they can.
     """

@@ -161,10 +161,10 @@ class RayGrid(PoolGrid):
         self._busy[signal] = slot
         return signal
 
-    def _finished(self) -> Iterator[tuple[ray.ObjectRef, Message | Exception]]:
+    def _wait_for_replies(self) -> Iterator[tuple[ray.ObjectRef, Message | Exception]]:
         finished = self._next([*self._busy, *self._starting])
         if finished in self._starting:
-            self._started(finished)
+            self._finish_start(finished)
             return
         slot = self._busy.pop(finished)
         try:
@@ -218,7 +218,7 @@ class RayGrid(PoolGrid):
         self._held[slot] = self._arguments
         self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
 
-    def _started(self, signal: ray.ObjectRef) -> None:
+    def _finish_start(self, signal: ray.ObjectRef) -> None:
         slot = self._starting.pop(signal)
         try:
             ray.get(signal)

@@ -14,7 +14,7 @@ from fedlgm.planning.layers import adapted_layer, factor_of
 from fedlgm.training import models
 from fedlgm.training.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
-from simulations.exports.export import exported, load_model, metadata, texts
+from simulations.exports.export import export_summary, load_model, metadata, texts
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.summaries.report_types import Exported
@@ -54,7 +54,7 @@ def export_adapter(
             f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as "
             "a whole"
         )
-    if adapters <= set(RunFolder.open(run).finished().get("unmoved", ())):
+    if adapters <= set(RunFolder.open(run).verified_result().get("unmoved", ())):
         raise RunError(
             f"{run} has not changed any adapter: none of its rounds released one, so there is "
             "nothing to write"
@@ -71,7 +71,7 @@ def export_adapter(
     state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
     strict_json.write(folder / CONFIG, config)
-    return exported(folder / WEIGHTS, "peft", told)
+    return export_summary(folder / WEIGHTS, "peft", told)
 
 
 def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -91,13 +91,13 @@ def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     ranks = {name: child.rank for name, child in adapted.items()}
     alphas = {name: child.alpha for name, child in adapted.items()}
     tensors: dict[str, Tensor] = {}
-    whole: dict[str, None] = {}
+    modules_to_save: dict[str, None] = {}
     for name, parameter in model.named_parameters():
         if adapted_layer(name) in adapted and factor_of(name):
             tensors[_PREFIX + name] = parameter
         elif parameter.requires_grad:
-            whole[adapted_layer(name)] = None
-    for name in whole:
+            modules_to_save[adapted_layer(name)] = None
+    for name in modules_to_save:
         tensors |= {
             f"{_PREFIX}{name}.{key}": value
             for key, value in model.get_submodule(name).state_dict().items()
@@ -116,6 +116,6 @@ def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "target_modules": list(adapted),
-        "modules_to_save": list(whole) or None,
+        "modules_to_save": list(modules_to_save) or None,
     }
     return tensors, config

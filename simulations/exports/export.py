@@ -43,13 +43,13 @@ def format_of(file: Path | str) -> Format:
     """
     suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
-        known = ", ".join(f".{name}" for name in get_args(Format))
+        suffixes = ", ".join(f".{name}" for name in get_args(Format))
         hint = (
             "; torch.load reads .pt as it reads .pth"
             if suffix.lower() in ("pth", "bin", "ckpt")
             else ""
         )
-        raise ConfigError(f"{file}: its suffix must name a format: {known}{hint}")
+        raise ConfigError(f"{file}: its suffix must name a format: {suffixes}{hint}")
     return cast(Format, suffix)
 
 
@@ -76,7 +76,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         torch.Size([1, 10])
     """
     folder = RunFolder.open(run)
-    return _load(folder, folder.finished(), module)
+    return _load(folder, folder.verified_result(), module)
 
 
 def metadata(run: Path | str) -> Metadata:
@@ -92,15 +92,15 @@ def metadata(run: Path | str) -> Metadata:
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
     folder = RunFolder.open(run)
-    return _metadata(folder, folder.finished())
+    return _metadata(folder, folder.verified_result())
 
 
 def _metadata(folder: RunFolder, result: RunSummary, module: nn.Module | None = None) -> Metadata:
     """See `metadata`; for a run that has been checked."""
-    return described(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
+    return model_metadata(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
 
 
-def described(
+def model_metadata(
     folder: RunFolder, protection: Mapping[str, Any], recipe: str, module: nn.Module | None = None
 ) -> Metadata:
     """Metadata of a model: its protection and recipe, and the public description of its data from
@@ -112,8 +112,8 @@ def described(
         recipe: the recipe that is stated (TOML).
         module: the model, if the metadata say whether it is linear.
     """
-    kept = excerpt(Protection.__annotations__, protection)
-    told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": recipe})
+    statements = excerpt(Protection.__annotations__, protection)
+    told = cast(Metadata, {"made_by": "fedlgm", **statements, "recipe": recipe})
     told["task"] = str(folder.recipe().task.name)
     labels, columns = folder.labels(), folder.provenance.read().get("columns")
     if labels is not None:
@@ -188,11 +188,11 @@ def export(
     folder = RunFolder.open(run)
     beside = target.with_suffix(".json") if format == "pt" else None
     _refuse_other_files(target, beside, folder.path, f"model.{format}")
-    result = folder.finished()
+    result = folder.verified_result()
     module = _load(folder, result, module)
     told = _metadata(folder, result, module)
-    kept = models.original(module).state_dict()
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
+    original_state = models.original(module).state_dict()
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in original_state.items()}
     if format == "safetensors":
         write_whole(target, lambda path: save_file(state, path, metadata=texts(told)))
     elif beside is not None:
@@ -200,7 +200,7 @@ def export(
         strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
-    return exported(target, format, told, beside)
+    return export_summary(target, format, told, beside)
 
 
 def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
@@ -215,7 +215,7 @@ def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str
         raise RunError(f"{lost} exists and is not an exported model: choose another file")
 
 
-def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
+def export_summary(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
     """A written file, with those of the metadata that are short."""
     return {
         "file": str(file),

@@ -85,12 +85,12 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
         raise RunError(f"there is no file {str(path)!r}: fedlgm export RUN writes one")
     try:
         told, run = _READERS[format](path)
-        columns: list[tables.Column] = _listed(told, "columns")
-        labels: list[str] = _listed(told, "labels")
+        columns: list[tables.Column] = _metadata_list(told, "columns")
+        labels: list[str] = _metadata_list(told, "labels")
     except (ConfigError, RunError):
         raise
     except Exception as error:  # readers of damaged files may raise anything
-        raise RunError(f"{path} is not a model of `fedlgm export`: {_said(error)}") from error
+        raise RunError(f"{path} is not a model of `fedlgm export`: {_first_line(error)}") from error
     if not columns:
         raise RunError(
             f"{path} does not name its columns: it was trained on arrays, or exported by an "
@@ -100,20 +100,20 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     try:
         outputs = np.asarray(run(tables.standardised(x, columns)))
     except Exception as error:  # those of onnxruntime have no common type
-        raise DataError(f"{path} does not take the rows of {file}: {_said(error)}") from error
+        raise DataError(f"{path} does not take the rows of {file}: {_first_line(error)}") from error
     frame = _frame(outputs.reshape(len(x), -1), str(told.get("task", "")), labels)
     stored = any("mean" in column for column in columns)
     names = [column["name"] for column in columns]
     return Predicted(frame, names, ignored, stored, str(told.get("guarantee", "")))
 
 
-def _listed(told: Mapping[str, Any], key: str) -> list[Any]:
+def _metadata_list(told: Mapping[str, Any], key: str) -> list[Any]:
     """A list of the metadata, which most formats hold as text."""
     value = told.get(key) or []
     return list(json.loads(value)) if isinstance(value, str) else list(value)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -174,13 +174,13 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     try:
         table = read_csv(path)
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {_said(error)}") from error
+        raise DataError(f"{path} cannot be read: {_first_line(error)}") from error
     if not len(table):
         raise DataError(f"{path} has no rows below its header: give a file with rows to predict")
     header = [str(name) for name in table.columns]
     names = [column["name"] for column in columns]
     tables.require_columns(names, header, str(path))
-    found = []
+    arrays = []
     for column in columns:
         what = f"{path}: column {column['name']!r}"
         values = tables.numbers(
@@ -190,8 +190,8 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
             raise DataError(f"{what} must hold whole numbers, as in training")
         if column["dtype"] == "bool" and not np.isin(values, (0, 1)).all():
             raise DataError(f"{what} must hold True and False, or 1 and 0, as in training")
-        found.append(values)
-    return np.stack(found, axis=1), [name for name in header if name not in names]
+        arrays.append(values)
+    return np.stack(arrays, axis=1), [name for name in header if name not in names]
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:

@@ -139,8 +139,8 @@ def check_rows(
 
 def _same(stated: object, true: object) -> bool:
     if isinstance(true, float):
-        known = isinstance(stated, (int, float)) and not isinstance(stated, bool)
-        return known and (stated == true or math.isclose(float(stated), true, rel_tol=_TOLERANCE))  # type: ignore[arg-type]
+        number = isinstance(stated, (int, float)) and not isinstance(stated, bool)
+        return number and (stated == true or math.isclose(float(stated), true, rel_tol=_TOLERANCE))  # type: ignore[arg-type]
     return type(stated) is type(true) and stated == true
 
 

@@ -70,10 +70,10 @@ class Checkpoints:
         """JSON form of the last plan, from the newest checkpoint that has one; otherwise empty."""
         texts = (_metadata(file).get("plan", "") for file in reversed(self.files()))
         try:
-            found: object = next((json.loads(text) for text in texts if text), {})
+            plan: object = next((json.loads(text) for text in texts if text), {})
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return plan if isinstance(plan, dict) else {}
 
     def multiplier(self) -> float | None:
         """Noise multiplier of the last plan; None if no checkpoint states it."""
@@ -120,14 +120,14 @@ class Checkpoints:
             RunError: there are checkpoints, but none can be read, they belong to a model of another
                 size, or the newest one holds no state that a run can have.
         """
-        found = self._newest(layers)
-        if found is None:
+        newest = self._newest(layers)
+        if newest is None:
             return None
-        meta, models, tensors = found
+        meta, models, tensors = newest
         try:
             plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
         except (ConfigError, PrivacyError) as error:
-            raise _edited(self._file(int(meta["rounds"])), str(error)) from error
+            raise _damage_error(self._file(int(meta["rounds"])), str(error)) from error
         optimizer = {
             n.removeprefix("optimizer."): t
             for n, t in tensors.items()
@@ -136,7 +136,7 @@ class Checkpoints:
         transcript = Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan)
         problem = transcript.problem()
         if problem:
-            raise _edited(self._file(transcript.rounds), problem)
+            raise _damage_error(self._file(transcript.rounds), problem)
         return Checkpoint(
             transcript,
             optimizer,
@@ -155,8 +155,8 @@ class Checkpoints:
         Raises:
             RunError: see `latest`.
         """
-        found = self._newest(layers)
-        return None if found is None else found[1][-1]
+        newest = self._newest(layers)
+        return None if newest is None else newest[1][-1]
 
     def into(self, module: nn.Module, layers: LayerTable) -> nn.Module:
         """The module, changed in place, with the model of the newest checkpoint, in evaluation
@@ -187,12 +187,12 @@ class Checkpoints:
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             if file != self._file(rounds):
-                raise _edited(file, f"it says that it was made after {rounds} rounds")
+                raise _damage_error(file, f"it says that it was made after {rounds} rounds")
             models = tuple(
                 tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors))
             )
             if not models:
-                raise _edited(file, "it has no model")
+                raise _damage_error(file, "it has no model")
             if models[-1].numel() != layers.size:
                 raise RunError(
                     f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but "
@@ -210,7 +210,7 @@ def model_digest(model: Tensor) -> str:
     return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _edited(file: Path, problem: str) -> RunError:
+def _damage_error(file: Path, problem: str) -> RunError:
     return RunError(
         f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or "
         "delete it, and the run continues from the one before"

@@ -159,7 +159,7 @@ class RunFolder:
             with Ledger(self.ledger_file) as ledger:
                 central = not recipe.noised_by.uploads_released
                 released = (
-                    self._released()
+                    self._last_released_round()
                 )  # before the ledger is read: another process may be at work
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
@@ -191,7 +191,7 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether the run has charged or recorded a round."""
         if (
-            self._released()
+            self._last_released_round()
             or self.checkpoints.files()
             or self.result_file.is_file()
             or self.diverged.read()
@@ -205,7 +205,7 @@ class RunFolder:
         except LedgerError:
             return True
 
-    def _released(self) -> int:
+    def _last_released_round(self) -> int:
         """The last released round, from the rows of metrics, since a round's row follows its
         charge.
         """
@@ -255,29 +255,29 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        kept = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
-        return [Head.parse(text) for text in kept if text]
+        texts = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
+        return [Head.parse(text) for text in texts if text]
 
-    def written(self) -> AbstractContextManager[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Every block that writes the run's files; it raises DiskError if the system refuses
         one.
         """
         return disk_errors(self.path, "run")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock this run against all other processes. The operating system releases the lock when
         this process ends.
 
         A block inside such a block of the same object holds the same lock.
 
         Raises:
-            RunError: another process works on it, or as in `written`.
+            RunError: another process works on it, or as in `writing`.
         """
         if self._held:
             yield
             return
-        with self.written(), ExitStack() as held:
+        with self.writing(), ExitStack() as held:
             try:
                 file = held.enter_context((self.path / _LOCK).open("a"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,8 +330,8 @@ class RunFolder:
             private: whether each row also holds the operator's figures.
         """
         rows = list(self.metrics)  # first: a row's private part is written before it
-        own = {row["round"]: row for row in self.diagnostics} if private else {}
-        return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
+        private_rows = {row["round"]: row for row in self.diagnostics} if private else {}
+        return [cast(FullRow, private_rows.get(row["round"], {}) | row) for row in rows]
 
     def every_row(self, result: RunSummary, private: bool = False) -> list[FullRow]:
         """`rows` of a finished run, for figures that need all of them.
@@ -347,7 +347,7 @@ class RunFolder:
             )
         return rows
 
-    def audited(self) -> RunSummary:
+    def audit_summary(self) -> RunSummary:
         """The canaries' audit of a finished run, only for its operator; empty for a run that was
         not audited.
 
@@ -411,11 +411,11 @@ class RunFolder:
         if seed is not None:
             return KeyRing.from_seed(seed), 0
         needed = self.recipe().sampling.separation is not None and not self._complete()
-        return self._keys.settled(
-            self._charged(), needed, checkpoint.keys if checkpoint is not None else None
+        return self._keys.load_or_create(
+            self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )
 
-    def _charged(self) -> int:
+    def _ledger_position(self) -> int:
         """Position of the ledger."""
         if not self.ledger_file.is_file():
             return 0
@@ -428,12 +428,12 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        found = _summary(self.result_file)
-        if found is not None:
-            found["run"] = str(self.path)
-        return found
+        summary = _summary(self.result_file)
+        if summary is not None:
+            summary["run"] = str(self.path)
+        return summary
 
-    def finished(self) -> RunSummary:
+    def verified_result(self) -> RunSummary:
         """The summary of a finished run after `verify`, with its guarantee's sentence derived
         again.
 
@@ -476,13 +476,13 @@ def _summary(file: Path) -> RunSummary | None:
     if not file.is_file():
         return None
     try:
-        found = strict_json.loads(file.read_text(encoding="utf-8"))
+        summary = strict_json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    wrong = misfit(found, RunSummary) if found else "it is empty or not JSON"
+        summary = None
+    wrong = misfit(summary, RunSummary) if summary else "it is empty or not JSON"
     if wrong:
         raise RunError(
             f"{file} is damaged ({wrong}): delete it and the run's result.json, and --resume "
             "writes both again"
         )
-    return cast(RunSummary, found)
+    return cast(RunSummary, summary)

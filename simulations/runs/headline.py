@@ -30,7 +30,7 @@ def is_share(name: str) -> bool:
     return name in _SHARES
 
 
-def shown(name: str, value: float) -> str:
+def format_metric(name: str, value: float) -> str:
     """A metric as text: shares in percent."""
     if is_share(name):
         return f"{value:.2%}"

@@ -25,7 +25,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def settled(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
+    def load_or_create(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
         """The ring, and `charged` at the time when its root was drawn. If the file is missing, a
         root is drawn.
 

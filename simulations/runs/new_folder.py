@@ -48,7 +48,7 @@ def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterat
     charged a round.
 
     An interruption keeps it, and so does an error of a run that `RunFolder.open` returned. The
-    block's errors of the disk are those of `RunFolder.written`.
+    block's errors of the disk are those of `RunFolder.writing`.
 
     Args:
         folder: the run's folder.
@@ -56,7 +56,7 @@ def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterat
             does. An empty ledger then also keeps the folder.
     """
     try:
-        with folder.written():
+        with folder.writing():
             yield
     except Exception:
         if (

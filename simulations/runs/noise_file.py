@@ -31,7 +31,7 @@ class NoiseFile(NoiseRings):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        whole = 0
+        length = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
             if not line.endswith(b"\n"):
                 break  # cut short by a crash, before the round that it is of was released
@@ -42,8 +42,8 @@ class NoiseFile(NoiseRings):
                 raise RunError(
                     f"{path} is damaged: restore it from a backup, or start a new run"
                 ) from error
-            whole += len(line)
-        self._whole = whole
+            length += len(line)
+        self._whole = length
 
     def require(self, rounds: int, digest: str) -> None:
         """Refuse rings other than those of a checkpoint.

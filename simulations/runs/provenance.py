@@ -28,7 +28,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         assembly: the run's objects.
         nodes: assignment of nodes to clients.
     """
-    made: Provenance = {
+    provenance: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
         "objects": assembly.own.fingerprints(assembly.module(), assembly.partition)
         if assembly.own
@@ -38,11 +38,11 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
     if nodes.simulated:
-        made["trained_by"] = _trained_by(assembly)
+        provenance["trained_by"] = _trained_by(assembly)
     labels, columns = assembly.dataset.labels, assembly.dataset.columns
     if columns is not None:
-        made["columns"] = [*columns]
-    return made if labels is None else made | {"labels": list(labels)}
+        provenance["columns"] = [*columns]
+    return provenance if labels is None else provenance | {"labels": list(labels)}
 
 
 def _trained_by(assembly: Assembly) -> str:
@@ -64,17 +64,17 @@ def sources(assembly: Assembly) -> dict[str, Source]:
         "mechanism": recipe.mechanism.name,
         "server_optimizer": recipe.federation.server_optimizer,
     }
-    found: dict[str, Source] = {}
+    entries: dict[str, Source] = {}
     for what, name in named.items():
         if is_reference(name):
             file, digest = source_of(name, what)
-            found[what] = {"name": name, "file": str(file), "sha256": str(digest)}
+            entries[what] = {"name": name, "file": str(file), "sha256": str(digest)}
     for what, (section, key) in FILES.items():
         path = getattr(getattr(recipe, section), key)
         if path is not None:
-            found[what] = {
+            entries[what] = {
                 "name": f"{section}.{key}",
                 "file": path,
                 "sha256": models.digest_of_file(path),
             }
-    return found
+    return entries

@@ -54,13 +54,13 @@ class ProvenanceFile:
         Raises:
             LedgerError: the run has stored no sizes.
         """
-        found = self.read().get("layers")
-        if not found:
+        sizes = self.read().get("layers")
+        if not sizes:
             raise LedgerError(
                 f"{self._path} does not name the layers of the run's mechanism, so what was "
                 "guaranteed is not known: restore the file from a backup"
             )
-        return dict(found)
+        return dict(sizes)
 
     def settle(self, provenance: Provenance) -> None:
         """Write the run's provenance, or check that the run continues with the same clients and
@@ -78,11 +78,11 @@ class ProvenanceFile:
             changed = provenance.get("sources", {}).get(what)
             same = changed is not None and self._agrees(source["sha256"], changed["sha256"])
             if what in FILES and not same:
-                known = (
+                digest = (
                     "" if source["sha256"].startswith(_KEYED) else f" (SHA-256 {source['sha256']})"
                 )
                 raise RunError(
-                    f"{source['file']} is not the {what} that {self._run} began with{known}: "
+                    f"{source['file']} is not the {what} that {self._run} began with{digest}: "
                     "restore it"
                 )
             if not same or {**source, "sha256": ""} != {**(changed or {}), "sha256": ""}:
@@ -92,7 +92,8 @@ class ProvenanceFile:
                 )
         if stored.get("labels") != provenance.get("labels"):
             was, now = (
-                ", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance)
+                ", ".join(record.get("labels") or ["without names"])
+                for record in (stored, provenance)
             )
             raise RunError(
                 f"{self._run} was run with the classes {was}: it cannot be continued with {now}"
@@ -153,9 +154,9 @@ class ProvenanceFile:
         self._key_file.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):  # of a run that was ended before it wrote this file
             create_durably(self._key_file, secrets.token_bytes(32))
-        objects |= {what: self._keyed(objects[what]) for what in hidden}
+        objects |= {what: self._hash_with_key(objects[what]) for what in hidden}
         if file is not None:
-            sources[TRAINING_FILE] = {**file, "sha256": self._keyed(file["sha256"])}
+            sources[TRAINING_FILE] = {**file, "sha256": self._hash_with_key(file["sha256"])}
         return {**provenance, "objects": objects, "sources": sources}
 
     def _agrees(self, stored: str, plain: str) -> bool:
@@ -164,9 +165,9 @@ class ProvenanceFile:
         Raises:
             RunError: the key of the stored one is missing.
         """
-        return stored == (self._keyed(plain) if stored.startswith(_KEYED) else plain)
+        return stored == (self._hash_with_key(plain) if stored.startswith(_KEYED) else plain)
 
-    def _keyed(self, plain: str) -> str:
+    def _hash_with_key(self, plain: str) -> str:
         try:
             key = self._key_file.read_bytes()
         except OSError as error:

@@ -134,10 +134,10 @@ class Recorder:
             inputs.tensors(data.test_x),
             torch.from_numpy(data.test_y),
         )
-        own = self._assembly.own
-        metrics = evaluate(task, self._module, x, y, metrics=own.metrics)
-        if own.evaluate is not None:
-            metrics |= own_figures(own.evaluate, transcript.rounds, self._module, metrics)
+        user_objects = self._assembly.own
+        metrics = evaluate(task, self._module, x, y, metrics=user_objects.metrics)
+        if user_objects.evaluate is not None:
+            metrics |= own_figures(user_objects.evaluate, transcript.rounds, self._module, metrics)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(
             self._folder.ledger_file

@@ -49,7 +49,7 @@ class RowFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one round's row."""
-        with self._opened() as file:
+        with self._open_to_append() as file:
             file.write(strict_json.dumps(row) + "\n")
 
     def truncate(self, round: int) -> None:
@@ -60,7 +60,7 @@ class RowFile:
             )
             write_durably(self.path, content.encode(), PRIVATE if self._private else PUBLIC)
 
-    def _opened(self) -> IO[str]:
+    def _open_to_append(self) -> IO[str]:
         return (
             open_private(self.path, "a") if self._private else self.path.open("a", encoding="utf-8")
         )

@@ -254,7 +254,7 @@ def round_row(record: RoundRecord) -> RoundRow:
         "round": record.round,
         "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "noise_scale": noise_scale(record),
-        **copy.deepcopy(_planned(plan)),  # trackers may do what they like with a row
+        **copy.deepcopy(_plan_figures(plan)),  # trackers may do what they like with a row
     }
     if record.notes:
         row["clients"] = {name: _compact(values) for name, values in record.notes.items()}
@@ -264,7 +264,7 @@ def round_row(record: RoundRecord) -> RoundRow:
 
 
 @lru_cache(maxsize=1)
-def _planned(plan: ReleasePlan) -> RoundFigures:
+def _plan_figures(plan: ReleasePlan) -> RoundFigures:
     """The figures of a round that follow from its plan; most rounds of a run have the same plan."""
     row: RoundFigures = {
         "layer_noise": _compact(plan.party_noise_norms),

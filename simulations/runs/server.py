@@ -74,7 +74,7 @@ def serve(
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
-    with folder.locked():
+    with folder.lock():
         if folder.result() is not None:
             return _finished(folder)
         folder.provenance.settle(provenance_of(assembly, nodes))
@@ -82,7 +82,7 @@ def serve(
         start = resume(assembly, folder)
         base, started, audit = FrozenBase(assembly), time.perf_counter(), watch_of(assembly)
         with (
-            _followed(assembly, folder, start.transcript.rounds, trackers) as followers,
+            _start_trackers(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             if assembly.spent is not None:
@@ -120,8 +120,8 @@ def _finished(folder: RunFolder) -> RunSummary:
     """The summary of a finished run. Its checkpoints may have been removed since, as its keys
     were.
     """
-    finished = folder.finished()
-    finished.update(folder.audited())
+    finished = folder.verified_result()
+    finished.update(folder.audit_summary())
     folder.forget_noise()
     return finished
 
@@ -223,7 +223,7 @@ def _for_operator(
     Durations and failures of rounds reveal participants, and canaries see sums before their noise.
     """
     seen = result.copy()
-    seen.update(folder.audited())
+    seen.update(folder.audit_summary())
     seen["failures"] = _failures(rows)
     durations = [row["seconds"] for row in rows if "seconds" in row]
     seen["seconds_per_round"] = median_high(durations or [0.0])
@@ -262,7 +262,7 @@ def nodes_of(
 
 
 @contextmanager
-def _followed(
+def _start_trackers(
     assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
 ) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""

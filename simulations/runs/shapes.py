@@ -42,13 +42,13 @@ def read_json(path: Path, kind: Any, remedy: str) -> Any:
         RunError: the file is damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        wrong = misfit(found, kind)
+        value = json.loads(path.read_text(encoding="utf-8"))
+        wrong = misfit(value, kind)
     except (ValueError, RecursionError):
         wrong = "it is empty or not JSON"
     if wrong:
         raise RunError(f"{path} is damaged ({wrong}): {remedy}")
-    return found
+    return value
 
 
 @cache

@@ -18,7 +18,7 @@ _NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """`value` as strict JSON."""
-    return json.dumps(_mapped(value, _plain), indent=indent, allow_nan=False)
+    return json.dumps(_map_leaves(value, _plain), indent=indent, allow_nan=False)
 
 
 def write(path: Path, value: Any, mode: int = PUBLIC, indent: int | None = 2) -> None:
@@ -33,17 +33,17 @@ def loads(text: str) -> Any:
         ValueError: the text is not JSON.
     """
     try:
-        return _mapped(json.loads(text), _number)
+        return _map_leaves(json.loads(text), _number)
     except RecursionError as error:
         raise ValueError("lists or mappings are nested too deeply") from error
 
 
-def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+def _map_leaves(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """The same lists and mappings with other leaves."""
     if isinstance(value, dict):
-        return {key: _mapped(item, leaf) for key, item in value.items()}
+        return {key: _map_leaves(item, leaf) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mapped(item, leaf) for item in value]
+        return [_map_leaves(item, leaf) for item in value]
     return leaf(value)
 
 

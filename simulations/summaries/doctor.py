@@ -47,7 +47,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
         "noise backends": [_noise(name) for name in devices.found()],
         "triton": _triton(),
         "training kernel": _kernel(),
-        "trackers here": [name for name in trackers.names() if trackers.installed(name)],
+        "trackers here": [name for name in trackers.names() if trackers.is_installed(name)],
         "data sets here": available,
         "recipes": list(recipes.names()),
         "mechanisms": list(mechanisms.names()),

@@ -15,7 +15,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import LayerRow
 from simulations.summaries.report_types import PlanReport
-from simulations.summaries.rounds import described, noise_over_rounds
+from simulations.summaries.rounds import noise_in_words, noise_over_rounds
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
@@ -24,10 +24,10 @@ def plan_report(recipe: Recipe) -> PlanReport:
 
     Bundled data sets need not be present, because their published figures suffice for a plan.
     """
-    return planned(Assembly(recipe, planned=True))
+    return plan_report_of(Assembly(recipe, planned=True))
 
 
-def planned(assembly: Assembly) -> PlanReport:
+def plan_report_of(assembly: Assembly) -> PlanReport:
     """See `plan_report`."""
     recipe = assembly.recipe
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
@@ -65,7 +65,10 @@ def planned(assembly: Assembly) -> PlanReport:
         report["shares"], report["readers_epsilon"] = facts.noised_by.planned(plan), readers
     noise = noise_over_rounds(facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if noise is not None:
-        report["noise_process"], report["correlated"] = described(recipe), facts.noise is not None
+        report["noise_process"], report["correlated"] = (
+            noise_in_words(recipe),
+            facts.noise is not None,
+        )
         report["noise_over_rounds"], report["error_of_the_model"] = noise.rows(), noise.means()
     return report
 
@@ -122,7 +125,7 @@ def class_counts(assembly: Assembly) -> np.ndarray:
     """Examples by client and class, int64 [clients, classes]; one column if the targets are not
     classes.
     """
-    found = assembly.dataset
-    if found.classes is None or found.train_y.ndim != 1:
+    data_set = assembly.dataset
+    if data_set.classes is None or data_set.train_y.ndim != 1:
         return assembly.sizes[:, None]
-    return assembly.partition.label_histogram(found.train_y, found.classes)
+    return assembly.partition.label_histogram(data_set.train_y, data_set.classes)

@@ -158,7 +158,7 @@ def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> 
     return np.sqrt(sum(np.sum(each**2, axis=1) for each in rows))
 
 
-def described(recipe: Recipe) -> str:
+def noise_in_words(recipe: Recipe) -> str:
     """A run's noise process and participation in words."""
     privacy_, sampling = recipe.privacy, recipe.sampling
     noise = recipe.noise

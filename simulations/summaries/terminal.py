@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
-from simulations.runs.headline import headline, shown
+from simulations.runs.headline import format_metric, headline
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.summaries.report_types import (
     ClientRow,
@@ -64,15 +64,15 @@ def summary(result: RunSummary) -> Group:
             ("rounds", f"{result['rounds']}{pace}"),
             (
                 escape(f"test {name}"),
-                f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})",
+                f"[bold]{format_metric(name, value)}[/bold]  (loss {result['loss']:.4f})",
             ),
-            *_spent(result),
+            *_epsilon_rows(result),
         ]
     )
     if "readers_epsilon" in result:
         rows.add_row("epsilon of readers", number(result["readers_epsilon"]))
     if "audited_epsilon" in result:
-        rows.add_row("epsilon audited", _audited(result))
+        rows.add_row("epsilon audited", _audit_text(result))
     rows.add_row("guarantee", escape(result["guarantee"]))
     rows.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     rows.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
@@ -87,14 +87,14 @@ def summary(result: RunSummary) -> Group:
     return Group(Panel(rows, title="fedlgm", title_align="left", expand=False))
 
 
-def exported(written: Exported) -> Table:
+def export_table(written: Exported) -> Table:
     """An export's file with its guarantee."""
     beside = [("metadata", escape(written["metadata_file"]))] if written["metadata_file"] else []
     return facts(
         [
             ("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)")),
             *beside,
-            _proven(written),
+            _epsilon_row(written),
             ("guarantee", escape(written["guarantee"])),
             ("model sha256", written["model_sha256"]),
         ]
@@ -108,20 +108,20 @@ def epsilon_label(status: str) -> str:
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
-def _spent(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _epsilon_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     claimed = f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}"
-    return [("epsilon claimed", claimed), _proven(result)]
+    return [("epsilon claimed", claimed), _epsilon_row(result)]
 
 
-def _proven(result: Mapping[str, Any]) -> tuple[str, str]:
+def _epsilon_row(result: Mapping[str, Any]) -> tuple[str, str]:
     figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
     return epsilon_label(result["guarantee_status"]), figure
 
 
-def _audited(result: Mapping[str, Any]) -> str:
+def _audit_text(result: Mapping[str, Any]) -> str:
     how = f"({result['audit_method']}, confidence {result['audit_confidence']:g})"
-    found = f"at least {number(result['audited_epsilon'])}  {how}"
-    return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"
+    bound = f"at least {number(result['audited_epsilon'])}  {how}"
+    return bound if result["audit_passed"] else f"[bold red]{bound}: NOT AS REPORTED[/bold red]"
 
 
 def application(result: Mapping[str, Any]) -> Panel:
@@ -132,7 +132,7 @@ def application(result: Mapping[str, Any]) -> Panel:
         [
             ("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients"),
             ("method", result.get("method") or f"{result['rule']}, {result['family']}"),
-            *_spent(result),
+            *_epsilon_rows(result),
             ("guarantee", escape(result["guarantee"])),
             *(
                 (f"{name.replace('_', ' ')} *", number(figures[name]))
@@ -240,13 +240,13 @@ def _noise_table(report: PlanReport) -> Table:
         "sampled": "independent, secret draws",
     }
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
-    made = table(
+    grid = table(
         "noise norm, all layers: of one round's mean, and of the model so far",
         [heads[key] for key in shown],
         [[number(row[key]) for key in shown] for row in report["noise_over_rounds"]],
     )
-    made.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
-    return made
+    grid.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
+    return grid
 
 
 def ledger_table(report: LedgerReport) -> Group:

@@ -267,6 +267,6 @@ def attack(
 
 def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
-    raw = recipe.written()
+    raw = recipe.plain_values()
     raw[section] = laid_over(section, raw[section], values)
     return validate(raw)

@@ -140,7 +140,7 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
             progress(index, len(jobs), f"{job.folder}: {what}")
 
         row: Row = {"folder": str(folder.path), "gan": {}}
-        row |= excerpt(("audited_epsilon",), folder.audited())
+        row |= excerpt(("audited_epsilon",), folder.audit_summary())
         if "membership" in attacks.names:
             tell("membership")
             row |= kept.get("membership", None, partial(_membership, target, folder))
@@ -213,7 +213,7 @@ def _inversion(target: Target) -> Row:
 
 
 def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
-    raw = job.recipe.written()
+    raw = job.recipe.plain_values()
     if not job.recipe.data.partition.startswith("isolation"):
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label

@@ -107,7 +107,7 @@ def population(
             results.append(result)
     if target.folder is not None:
         modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
-        results.insert(0, target.folder.finished())
+        results.insert(0, target.folder.verified_result())
         membership = np.concatenate([pool.trained[None], membership])
     return Population(pool, modules, membership, results, target.folder is not None)
 

@@ -23,7 +23,7 @@ from fedlgm.training.tasks import Classification
 from fedlgm_lab.attacks.lira import random_halves
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
@@ -107,15 +107,15 @@ class Target:
         """
         overrides = list(overrides)
         if name is None or not Path(name).is_dir():
-            return cls(_sequential(settled(recipes.load(name, overrides))))
+            return cls(_sequential(resolve_hardware(recipes.load(name, overrides))))
         folder = RunFolder.open(name)
         if overrides:
             raise ConfigError(
                 f"--set changes a recipe, but {name} is a finished run: attack "
                 f"{folder.recipe_file} instead"
             )
-        folder.finished()
-        return cls(_sequential(settled(folder.recipe())), folder)
+        folder.verified_result()
+        return cls(_sequential(resolve_hardware(folder.recipe())), folder)
 
     @property
     def name(self) -> str:
@@ -349,7 +349,7 @@ class ClientPool(Pool):
         Raises:
             ConfigError: a fixed cohort size is not a whole number for this many clients.
         """
-        raw = recipe.written()
+        raw = recipe.plain_values()
         raw["federation"]["clients"] = int(members.sum())
         own, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1

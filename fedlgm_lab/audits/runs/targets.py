@@ -27,7 +27,7 @@ from fedlgm_lab.audits.probe import checks, probe
 from fedlgm_lab.audits.runs.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.overrides import override
 from simulations.config.own import Own
 from simulations.runs.folder import RunFolder
@@ -113,7 +113,7 @@ def audit_recipe(
         progress: called with (done, all).
     """
     extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
-    assembly = Assembly(settled(recipes.load(recipe, extra)))
+    assembly = Assembly(resolve_hardware(recipes.load(recipe, extra)))
     _refuse_own_steps(assembly)
     return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
 
@@ -173,7 +173,7 @@ def audit_run(
     started = time.perf_counter()
     folder = RunFolder.open(run)
     _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
-    result = folder.finished()
+    result = folder.verified_result()
     objects, given = folder.provenance.read().get("objects"), own or Own()
     if objects and not given:
         names = ", ".join(what for what in objects if what in vars(given))

@@ -89,7 +89,7 @@ def names() -> tuple[str, ...]:
     return _BUNDLED.names()
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether the package of the bundled tracker `name` is installed."""
     return importlib.util.find_spec(name) is not None
 
@@ -105,22 +105,22 @@ def make(name: str) -> Tracker:
         ConfigError: the name is unknown, the package is not installed, the reference does not
             import, or the object is not a tracker.
     """
-    if name in _BUNDLED and not installed(name):
+    if name in _BUNDLED and not is_installed(name):
         raise ConfigError(
             f"tracker {name!r} needs the package {name!r}, which is not installed: pip install "
             f"'fedlgm[{name}]'"
         )
-    found = _BUNDLED.find(name)
-    if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
-        wrong = misfit(found)
+    tracker = _BUNDLED.find(name)
+    if isinstance(tracker, type) or (callable(tracker) and not isinstance(tracker, Tracker)):
+        wrong = misfit(tracker)
         if wrong:
             raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
-        with users_code(f"tracker {name!r}", found):
-            found = found()
-    return _checked(found, repr(name))
+        with users_code(f"tracker {name!r}", tracker):
+            tracker = tracker()
+    return _require_tracker(tracker, repr(name))
 
 
-def _checked(tracker: object, what: str) -> Tracker:
+def _require_tracker(tracker: object, what: str) -> Tracker:
     missing = [
         method
         for method in ("start", "round", "end")
@@ -137,7 +137,7 @@ def _checked(tracker: object, what: str) -> Tracker:
 def named_in(trackers: Sequence[str] | None) -> list[str]:
     """Names of a recipe's trackers; default: TensorBoard if it is installed."""
     if trackers is None:
-        return ["tensorboard"] if installed("tensorboard") else []
+        return ["tensorboard"] if is_installed("tensorboard") else []
     return list(trackers)
 
 
@@ -154,7 +154,7 @@ class Trackers:
     def __init__(self, named: Sequence[str] | None = (), objects: Iterable[Tracker] = ()) -> None:
         self._members = [(repr(name), make(name)) for name in named_in(named)]
         self._members += [
-            (name := type(tracker).__name__, _checked(tracker, name)) for tracker in objects
+            (name := type(tracker).__name__, _require_tracker(tracker, name)) for tracker in objects
         ]
 
     def start(self, run: RunStart) -> None:
@@ -229,7 +229,7 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
         "snr": row.get("snr"),
         "share": row.get("share"),
         "released_norm": row.get("released_norm"),
-        "clipped": clipped(row),
+        "clipped": clipping_shares(row),
     }
     for kind, values in columns.items():
         for layer, value, shown in zip(layers, values or (), released, strict=False):
@@ -238,7 +238,7 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if _is_number(value)}
 
 
-def clipped(row: Mapping[str, Any]) -> list[float] | None:
+def clipping_shares(row: Mapping[str, Any]) -> list[float] | None:
     """Noisy share of clients clipped in each layer, [K], if a round released it; it may lie outside
     [0, 1].
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulations.runs.trackers import RunStart, scalars
-from simulations.runs.trackers.values import flat, remembered, summary_figures
+from simulations.runs.trackers.values import flat, run_identifier, summary_figures
 
 _FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of metrics
 _BATCH = 1000  # metrics that the server takes at once
@@ -35,16 +35,18 @@ class MlflowTracker:
 
         def create() -> str:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedlgm")
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
-            made: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
+            existing = self._client.get_experiment_by_name(name)
+            experiment = (
+                existing.experiment_id if existing else self._client.create_experiment(name)
+            )
+            run_id: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
             parameters = flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier}
             self._client.log_batch(
-                made, params=[Param(name, str(value)) for name, value in parameters.items()]
+                run_id, params=[Param(name, str(value)) for name, value in parameters.items()]
             )
-            return made
+            return run_id
 
-        self._run = remembered(run.folder, "mlflow", create)
+        self._run = run_identifier(run.folder, "mlflow", create)
         self._client.update_run(self._run, status="RUNNING")
 
     def round(self, row: Mapping[str, Any]) -> None:

@@ -44,16 +44,16 @@ def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     return excerpt(_SHOWN, summary or {})
 
 
-def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
+def run_identifier(folder: Path, tracker: str, create: Callable[[], str]) -> str:
     """The tracker's identifier of the run in `folder`, created the first time and then read from
     `trackers.json`.
     """
     file = folder / _FILE
     try:
-        known = dict(json.loads(file.read_text(encoding="utf-8")))
+        identifiers = dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        known = {}
-    if tracker not in known:
-        known[tracker] = create()
-        write_durably(file, (json.dumps(known) + "\n").encode(), PUBLIC)
-    return str(known[tracker])
+        identifiers = {}
+    if tracker not in identifiers:
+        identifiers[tracker] = create()
+        write_durably(file, (json.dumps(identifiers) + "\n").encode(), PUBLIC)
+    return str(identifiers[tracker])

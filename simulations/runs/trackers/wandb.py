@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulations.runs.trackers import RunStart, scalars
-from simulations.runs.trackers.values import flat, remembered, summary_figures
+from simulations.runs.trackers.values import flat, run_identifier, summary_figures
 
 
 class WandbTracker:
@@ -46,7 +46,7 @@ class WandbTracker:
             "project": self._project,
             "name": run.folder.name,
             "dir": str(run.folder),
-            "id": remembered(run.folder, "wandb", lambda: secrets.token_hex(4)),
+            "id": run_identifier(run.folder, "wandb", lambda: secrets.token_hex(4)),
             "resume": "allow",
             "config": flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier},
             "settings": quiet,

@@ -43,7 +43,7 @@ def test_auto_is_settled_on_public_examples(monkeypatch: pytest.MonkeyPatch) -> 
     run = assembly.Assembly(
         recipes.load("digits", options), Own(data=DataSet.from_arrays((x + 7, y), (x, y)))
     )
-    assert decided.decided(run, workers=2).recipe.training.vectorize in ("on", "off")
+    assert decided.resolve_auto(run, workers=2).recipe.training.vectorize in ("on", "off")
     assert [(len(task.y), float(task.x.abs().max())) for task in seen] == [(20, 0.0)] * 6
 
 

@@ -352,7 +352,7 @@ def test_rounds_of_too_many_nodes_for_a_secure_sum():
         match=r"a round of 1200 real nodes: at most 1000 can make a secure sum\. Set a lower",
     ):
         deployed(recipe, 1200)
-    part = recipe.changed(federation={"rate": 0.5}, distributed={"threshold": 500})
+    part = recipe.with_values(federation={"rate": 0.5}, distributed={"threshold": 500})
     assert deployed(part, 1200).federation.share == 0.5
     assert secure_sums(1800)["min_cohort"] <= 1000
     with pytest.raises(

@@ -147,7 +147,7 @@ def test_a_run_with_void_rounds_ends_with_status_1(tmp_path, monkeypatch, answer
 
 
 def _hold(path):
-    with RunFolder.open(path).locked():
+    with RunFolder.open(path).lock():
         time.sleep(60)
 
 
@@ -174,14 +174,14 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
     assert time.monotonic() - begun < 6
     process.join()
     assert folder.worker() == (process.pid, False)
-    with folder.locked():
+    with folder.lock():
         assert folder.worker() == (os.getpid(), True)
-        with folder.locked():  # the same lock
+        with folder.lock():  # the same lock
             pass
         assert folder.worker() == (os.getpid(), True)
         with (
             pytest.raises(RunError, match="another process is working on the run"),
-            RunFolder(folder.path).locked(),
+            RunFolder(folder.path).lock(),
         ):
             pass
         assert folder.worker() == (os.getpid(), True)

@@ -165,5 +165,5 @@ def test_a_server_process_that_is_killed_before_it_begins_is_missed(
         KilledError, match=rf"server process \(process {app.pid}\) has ended without an error"
     ):
         watch.require_app()
-    with watch.target.locked():
+    with watch.target.lock():
         watch.require_app()

@@ -19,7 +19,7 @@ def settled(
 ) -> tuple[str, int | None, int]:
     """`vectorize`, `width` and `block_size` of a run on a device."""
     with patch.object(Assembly, "device", torch.device(device)):
-        made = decided.decided(Assembly(recipes.load(recipe, overrides)), workers=1).recipe
+        made = decided.resolve_auto(Assembly(recipes.load(recipe, overrides)), workers=1).recipe
     return made.training.vectorize, made.training.width, made.run.block_size
 
 

@@ -21,7 +21,7 @@ from fedlgm_lab.reports.report import write_report
 from simulations.config import example_level
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided
+from simulations.config.decided import resolve_auto
 from simulations.config.own import Own
 from simulations.engines import flower_entry
 from simulations.runs.folder import RunFolder
@@ -72,7 +72,9 @@ def test_a_model_that_the_kernel_does_not_know_is_refused_at_example_level_befor
 
 def on(recipe: str, *overrides: str) -> Assembly:
     """The run with its kernel settled."""
-    return decided(Assembly(recipes.load(recipe, [*overrides, "training.kernel=auto"])), workers=1)
+    return resolve_auto(
+        Assembly(recipes.load(recipe, [*overrides, "training.kernel=auto"])), workers=1
+    )
 
 
 def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
@@ -127,7 +129,7 @@ def test_auto_is_torch_for_a_layer_that_the_kernel_does_not_know() -> None:
     recipe = recipes.load(
         "digits", ["training.kernel=auto", "model.hidden=none", "model.activation=none"]
     )
-    made = decided(Assembly(recipe, Own(model=model)), workers=1)
+    made = resolve_auto(Assembly(recipe, Own(model=model)), workers=1)
     assert made.recipe.training.kernel is None
     assert "GELU" in str(made.no_kernel)
 
@@ -163,7 +165,7 @@ def test_the_kernel_is_tried_on_public_examples(
     parsed = recipes.load(
         recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"]
     )
-    made = decided(Assembly(parsed, Own(data=data)), workers=1)
+    made = resolve_auto(Assembly(parsed, Own(data=data)), workers=1)
     assert made.no_kernel == "a layer that it does not know"
     assert [float(one.abs().max()) for one in seen] == [0.0]
 

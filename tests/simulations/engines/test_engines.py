@@ -24,7 +24,7 @@ from fedlgm.errors import FedlgmError
 from fedlgm.training import native
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.config.recipe import Recipe
 from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
@@ -250,7 +250,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
     rows = (run / "metrics.jsonl").read_bytes()
     time.sleep(2)
     assert (run / "metrics.jsonl").read_bytes() == rows
-    with RunFolder(run).locked():
+    with RunFolder(run).lock():
         pass  # nobody else works on it
 
 
@@ -364,7 +364,7 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     """Clients build themselves from the run config: they would train by another recipe than the
     server's."""
     folder = new_folder.create(
-        tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"]))
+        tmp_path / "run", resolve_hardware(recipes.load("digits", ["training.lr=0.01"]))
     )
     config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)

@@ -233,7 +233,7 @@ def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
         grid = _Losing(2)
         grid.serving(Assembly(wide), KeyRing.from_seed(wide.run.seed))
         while grid._starting:  # both are up: each gets a block of the first round
-            grid._started(grid._next(list(grid._starting)))
+            grid._finish_start(grid._next(list(grid._starting)))
         grid.node, grid.remove = (
             second.node_id,
             lambda: nodes.remove_node(second, allow_graceful=False),

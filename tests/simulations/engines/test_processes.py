@@ -362,7 +362,7 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     def picked(overrides: tuple[str, ...] = (), **options: Any) -> str:
-        return engines.get("auto", EngineOptions(**options)).chosen(
+        return engines.get("auto", EngineOptions(**options)).choose(
             Assembly(recipes.load("digits", overrides))
         )  # type: ignore[attr-defined,no-any-return]
 

@@ -134,7 +134,7 @@ def test_a_summary_without_a_figure_is_refused(finished, copied, name):
         )
     )
     with pytest.raises(LedgerError, match=rf"result\.json has no {name}"):
-        RunFolder.open(file.parent).finished()
+        RunFolder.open(file.parent).verified_result()
 
 
 @pytest.mark.parametrize("line", [0, -1])
@@ -195,7 +195,7 @@ def test_an_epsilon_of_a_round_is_at_least_that_of_the_ledger(tmp_path, line):
     with pytest.raises(
         LedgerError, match=r"metrics\.jsonl says epsilon = 0\.01 in round \d+, but by the ledger"
     ):
-        RunFolder.open(run).finished()
+        RunFolder.open(run).verified_result()
 
 
 def test_an_epsilon_between_rounds_does_not_fall(tmp_path):
@@ -204,7 +204,7 @@ def test_an_epsilon_between_rounds_does_not_fall(tmp_path):
     run = run_of(values, tmp_path / "run")
     change(run / "metrics.jsonl", "epsilon", value=0.01, line=1)
     with pytest.raises(LedgerError, match="in round 2, but by the ledger it is at least"):
-        RunFolder.open(run).finished()
+        RunFolder.open(run).verified_result()
 
 
 @pytest.mark.parametrize("law", ["discrete-gaussian", "skellam"])
@@ -221,11 +221,11 @@ def test_a_second_epsilon_follows_from_the_ledger_without_checkpoints(
     else:
         run = copied(shared)
     shutil.rmtree(run / "checkpoints")
-    RunFolder.open(run).finished()
+    RunFolder.open(run).verified_result()
     for name, value in figures.items():
         change(run / "result.json", name, value=value)
     with pytest.raises(LedgerError, match=f"says {min(figures)} = "):
-        RunFolder.open(run).finished()
+        RunFolder.open(run).verified_result()
 
 
 @pytest.mark.parametrize("facts", [1.5, "nan", [], {}, {"noise_multiplier": "x"}, [1.5]], ids=str)
@@ -237,7 +237,8 @@ def test_a_checkpoint_without_facts_states_no_multiplier(finished, copied, facts
         plan = facts if facts == [1.5] else json.loads(meta["plan"]) | {"facts": facts}
         save_file(load_file(file), file, metadata=meta | {"plan": json.dumps(plan)})
     assert (
-        RunFolder.open(run).finished()["epsilon"] == RunFolder.open(finished).finished()["epsilon"]
+        RunFolder.open(run).verified_result()["epsilon"]
+        == RunFolder.open(finished).verified_result()["epsilon"]
     )
 
 

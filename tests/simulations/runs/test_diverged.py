@@ -63,7 +63,7 @@ def test_a_run_stops_and_keeps_its_rounds(
     with Ledger(folder.ledger_file) as ledger:
         assert ledger.epsilon(1e-5, "rdp") == spent
     with pytest.raises(RunError, match=r"is not finished: training diverged in round 3"):
-        folder.finished()
+        folder.verified_result()
 
 
 def test_a_step_that_was_put_right_goes_on(

@@ -28,7 +28,7 @@ from fedlgm_lab.reports.report import write_report
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.exports.export import export
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
@@ -86,7 +86,7 @@ def test_a_run_says_what_it_protects_and_stays_within_its_budget(run):
 def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
     recipe = central(*method)
     result = launch.simulate(recipe, run_dir=tmp_path / "run")
-    assembly = Assembly(settled(recipe))
+    assembly = Assembly(resolve_hardware(recipe))
     x, y = examples(assembly)
     with Ledger(tmp_path / "ledger.sqlite", "alone") as ledger:
         alone = train(
@@ -111,7 +111,7 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
     other way."""
     recipe = central(f"mechanism.style={style}", "training.batch_size=40", "training.lr=0.3")
     launch.simulate(recipe, run_dir=tmp_path / "run")
-    assembly = Assembly(settled(recipe))
+    assembly = Assembly(resolve_hardware(recipe))
     x, y = examples(assembly)
     module, keys = assembly.module().double(), KeyRing.from_seed(7)
     parameters, layers = list(module.parameters()), assembly.layers
@@ -243,7 +243,7 @@ def test_every_client_has_a_ledger_of_its_own(many):
 def test_nothing_is_gained_from_sampling_clients(many):
     """The worst-off client may be in every round: the noise is that of a federation in which all
     take part."""
-    every = Assembly(settled(federated("federation.rate=1"))).facts
+    every = Assembly(resolve_hardware(federated("federation.rate=1"))).facts
     assert many["noise_multiplier"] == every.noise_multiplier
     accountant = RDPAccountant()
     accountant.history = [(every.noise_multiplier, every.steps.rate, 12)]
@@ -290,7 +290,7 @@ def ask(assembly, client, plan, round_=1, context=None, model=None):
 @pytest.fixture(scope="module")
 def node():
     """A client's own objects, and the plan that it has agreed to."""
-    assembly = Assembly(settled(federated("privacy.max_participations=2")))
+    assembly = Assembly(resolve_hardware(federated("privacy.max_participations=2")))
     client = assembly.client(KeyRing.from_seed(None), OneClient(2, 6, simulated=True))
     return assembly, client, assembly.method.plan(assembly.start())
 
@@ -320,8 +320,8 @@ def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
     cautious = federated(
         "federation.clients=3", "federation.rate=1", "privacy.max_participations=1"
     )
-    keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
-    sources = [assembly, assembly, Assembly(settled(cautious))]
+    keys, assembly = KeyRing.from_seed(7), Assembly(resolve_hardware(recipe))
+    sources = [assembly, assembly, Assembly(resolve_hardware(cautious))]
     apps = [
         own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)
     ]

@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.training import devices
 from simulations import launch
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 
@@ -188,7 +188,7 @@ def test_flowers_actors_reserve_their_share_of_a_gpu(tiny, tmp_path, monkeypatch
             raise Submitted(arguments)
 
     monkeypatch.setattr(flower, "private_superlink", lambda log: nullcontext(Command()))
-    folder = new_folder.create(tmp_path / "run", settled(tiny()))
+    folder = new_folder.create(tmp_path / "run", resolve_hardware(tiny()))
     with pytest.raises(
         Submitted, match=r"num-supernodes=2 .*client-resources-num-gpus=0\.5 init-args-num-cpus=2"
     ):
@@ -225,7 +225,9 @@ def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, 
         digests.append(launch.simulate(parsed, run_dir=tmp_path / str(number))["model_sha256"])
         folder = RunFolder.open(tmp_path / str(number))
         models.append(
-            folder.checkpoints.latest(Assembly(settled(parsed)).layers).transcript.models[-1]
+            folder.checkpoints.latest(Assembly(resolve_hardware(parsed)).layers).transcript.models[
+                -1
+            ]
         )
     assert digests[0] == digests[1]
     if trust:

@@ -17,7 +17,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import settled
+from simulations.config.decided import resolve_hardware
 from simulations.engines import flower_entry
 from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
@@ -133,7 +133,7 @@ def test_a_round_that_other_keys_make_again_is_another_release(
     """`flwr run` gives simulated nodes new keys, unless the run config names those of the run's
     folder."""
     changes = {"trust": trust} | ({"max_participations": 8} if trust == "local" else {})
-    recipe = settled(
+    recipe = resolve_hardware(
         tiny(
             run={"seed": None, "checkpoint_every": 10},
             federation={"rounds": 8, "rate": 1.0},
@@ -161,8 +161,8 @@ def test_a_round_that_other_keys_make_again_is_another_release(
         run()
     with Ledger(folder.ledger_file) as ledger:
         assert ledger.repeated() is not keyed
-        assert folder.finished()["epsilon"] == pytest.approx(
+        assert folder.verified_result()["epsilon"] == pytest.approx(
             ledger.epsilon(recipe.privacy.delta, "rdp")
         )
     within = keyed or trust == "local"  # where clients reach their cap sooner
-    assert (folder.finished()["epsilon"] <= recipe.privacy.epsilon) is within
+    assert (folder.verified_result()["epsilon"] <= recipe.privacy.epsilon) is within

@@ -197,7 +197,7 @@ def test_two_processes_cannot_continue_one_run(cut):
         )
     before = contents(cut)
     with (
-        RunFolder(cut).locked(),
+        RunFolder(cut).lock(),
         pytest.raises(RunError, match="another process is working on the run"),
     ):
         launch.resume(cut)

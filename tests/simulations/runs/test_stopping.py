@@ -73,7 +73,7 @@ def test_a_run_that_ends_with_a_round_without_clients_is_read_like_any_other(tmp
     result = run(tmp_path / "run", **clients)
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert ledger.rounds() == 0
-    assert RunFolder.open(tmp_path / "run").finished()["rounds"] == result["rounds"] == 3
+    assert RunFolder.open(tmp_path / "run").verified_result()["rounds"] == result["rounds"] == 3
 
 
 def test_a_model_that_does_not_improve_ends_the_run(tmp_path):

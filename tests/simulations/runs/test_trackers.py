@@ -243,7 +243,7 @@ def test_what_is_no_tracker_is_refused_before_a_folder_exists(
 def test_a_missing_package_is_named(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "installed", lambda name: False)
+    monkeypatch.setattr(trackers, "is_installed", lambda name: False)
     for name in trackers.names():
         with pytest.raises(
             ConfigError, match=rf"needs the package '{name}'.*: pip install 'fedlgm\[{name}\]'"

@@ -9,7 +9,7 @@ from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Workload
 from fedlgm.planning.facts import RunFacts, Sampling
 from simulations.config import recipe as recipes
-from simulations.summaries.rounds import described, noise_over_rounds
+from simulations.summaries.rounds import noise_in_words, noise_over_rounds
 
 
 def test_a_layer_that_is_not_released_has_no_noise_over_the_rounds() -> None:
@@ -54,9 +54,9 @@ def test_noise_of_the_model_where_scales_change_over_the_rounds() -> None:
 
 
 def test_one_band_is_called_independent() -> None:
-    assert described(recipes.load("correlated-digits", ["federation.rate=1.0"])).startswith(
+    assert noise_in_words(recipes.load("correlated-digits", ["federation.rate=1.0"])).startswith(
         "independent in every round"
     )
-    assert described(recipes.load("correlated-digits")).startswith(
+    assert noise_in_words(recipes.load("correlated-digits")).startswith(
         "correlated over rounds (banded, 10 bands)"
     )

@@ -55,7 +55,7 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     # Canaries see sums before their noise, which nothing bounds: what they say is the operator's,
     # and stays private.
     assert not any("audit" in name for name in RunFolder.open(run).result())
-    assert RunFolder.open(run).audited()["audited_epsilon"] == result["audited_epsilon"]
+    assert RunFolder.open(run).audit_summary()["audited_epsilon"] == result["audited_epsilon"]
     assert (run / "private" / "audit.json").stat().st_mode & 0o077 == 0
     assert launch.resume(run)["audited_epsilon"] == result["audited_epsilon"]
     Console().print(terminal.summary(result))
