@@ -71,13 +71,13 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
     """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
         return {}
-    running, found = _running(folder), {}
+    running, problems = _running(folder), {}
     for role, (pid, *_) in _recorded(folder).items():
         if role not in running:
-            found[role] = ended(role, pid, folder)
+            problems[role] = ended(role, pid, folder)
         elif fault := stopped(role, running[role]):
-            found[role] = fault
-    return found
+            problems[role] = fault
+    return problems
 
 
 def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
@@ -110,7 +110,11 @@ def superlink(folder: DeploymentFolder) -> psutil.Process | None:
     ) is not None:
         return process
     return next(
-        (one for one in started_under(folder.flower_home) if is_called(one, "flower-superlink")),
+        (
+            candidate
+            for candidate in started_under(folder.flower_home)
+            if is_called(candidate, "flower-superlink")
+        ),
         None,
     )
 
@@ -178,7 +182,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, "proxy", running, started)
         wait("the SuperLink", flower.healthy)
         wait("the signer", folder.signer.socket.exists)
-        known = (
+        names = (
             set(folder.registered_file.read_text().split())
             if folder.registered_file.is_file()
             else set()
@@ -186,10 +190,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", running, started)
         for node in settings.nodes:
-            if node.name not in known:
+            if node.name not in names:
                 flower.register(node.name)
-                known.add(node.name)
-                folder.registered_file.write_text("\n".join(sorted(known)))
+                names.add(node.name)
+                folder.registered_file.write_text("\n".join(sorted(names)))
         for node in settings.nodes:
             _start(folder, f"{node.name}-supernode", running, started)
             _start(folder, f"{node.name}-executor", running, started)
@@ -334,9 +338,9 @@ def _start(
         raise
 
 
-def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
+def _record(folder: DeploymentFolder, processes: dict[str, _Known]) -> None:
     try:
-        write_durably(folder.processes_file, json.dumps(known).encode())
+        write_durably(folder.processes_file, json.dumps(processes).encode())
     except OSError as error:
         raise RunError(
             f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
@@ -358,7 +362,7 @@ def _script(folder: DeploymentFolder, role: str) -> Path:
 
 def _wait(
     folder: DeploymentFolder,
-    found: Iterable[str],
+    roles: Iterable[str],
     started: list[str],
     what: str,
     ready: Callable[[], bool],
@@ -376,7 +380,7 @@ def _wait(
         if ready():
             return
         running = _running(folder)
-        for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
+        for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
             if role in started:  # another role was found running, but was about to end
                 if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role):
                     said = tail(_said(folder, role))
@@ -396,12 +400,12 @@ def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
     kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
-    found = read_json(
+    record = read_json(
         folder.processes_file,
         kind,
         "delete it: the processes that `up` started are found without it",
     )
-    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
+    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in record.items()}
 
 
 def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
@@ -410,13 +414,16 @@ def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
 
     Processes of other users do not count, since anyone can set the variable.
     """
-    found = {}
-    for one in psutil.process_iter():
+    processes = {}
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, ValueError):
-            pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
-            if (int(pid), path) == (one.pid, str(folder.path)) and one.uids().real == os.getuid():
-                found[role] = (one.pid, _born(one), int(since))
-    return found
+            pid, since, role, path = process.environ().get(_MARK, "0 0 - -").split(" ", 3)
+            if (int(pid), path) == (
+                process.pid,
+                str(folder.path),
+            ) and process.uids().real == os.getuid():
+                processes[role] = (process.pid, _born(process), int(since))
+    return processes
 
 
 def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
@@ -436,14 +443,14 @@ def _born(process: psutil.Process) -> float:
     return process.create_time() - psutil.boot_time()
 
 
-def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
-    found = {}
-    for role, (pid, born, _) in known.items():
+def _alive(processes: dict[str, _Known]) -> dict[str, psutil.Process]:
+    running = {}
+    for role, (pid, born, _) in processes.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if abs(_born(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
-                found[role] = process
-    return found
+                running[role] = process
+    return running
 
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
@@ -453,14 +460,16 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     supernodes = {
         running[role] for role in roles if role in running and role.endswith("-supernode")
     }
-    family = {one for role in roles if role in running for one in with_children(running[role])}
+    family = {
+        member for role in roles if role in running for member in with_children(running[role])
+    }
     if "superlink" in roles:
         family |= started_under(folder.flower_home)
     end(supernodes)
     end(family)
-    kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
+    record = {role: entry for role, entry in _recorded(folder).items() if role not in roles}
     with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
-        _record(folder, kept)
+        _record(folder, record)
     return len(family)
 
 
@@ -472,12 +481,12 @@ def _node_id(folder: DeploymentFolder, role: str) -> str:
     """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
     not.
     """
-    found = (
+    ids = (
         re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD))
         if (folder.logs / f"{role}.log").is_file()
         else []
     )
-    return str(found[-1]) if found else ""
+    return str(ids[-1]) if ids else ""
 
 
 def _said(folder: DeploymentFolder, role: str, most: int = -1) -> str:

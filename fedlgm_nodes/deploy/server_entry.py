@@ -104,18 +104,18 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError(
             "a test deployment needs run.seed, the seed that its nodes were made with"
         )
-    own = recipe.changed(
+    result = recipe.changed(
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
     ).model_copy(update={"deployment": recipe.deployment or Deployment()})
-    own = Recipe.model_validate(own.model_dump())
-    asked = round(own.federation.share * clients)
-    if own.distributed is not None and asked > MOST_NODES:
+    result = Recipe.model_validate(result.model_dump())
+    asked = round(result.federation.share * clients)
+    if result.distributed is not None and asked > MOST_NODES:
         raise ConfigError(
             f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a "
             "lower federation.rate or federation.cohort"
         )
-    return own
+    return result
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
         plan = replace(
             plan,
             sigma=plan.sigma * scale,
-            queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries),
+            queries=tuple(replace(query, sigma=query.sigma * scale) for query in plan.queries),
         )
     left, releases = facts.rounds - done, facts.releases
     if (

@@ -181,8 +181,8 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
         RunError: none is registered, or the signer does not answer.
     """
     if os.access(folder.signer.runs, os.W_OK):
-        known = registered(folder.signer.runs, stem)
-        return known[-1] if known and not fresh else _numbered(stem, [*known, *present])
+        runs = registered(folder.signer.runs, stem)
+        return runs[-1] if runs and not fresh else _numbered(stem, [*runs, *present])
     waiting = [run for run in unused_at(folder.signer.socket, stem) if run not in present]
     if not waiting:
         raise RunError(

@@ -38,7 +38,9 @@ class Watch:
         self._say, self._told, self._looked = say, set[str](), 0.0
         self._superlink = processes.superlink(folder)
         family = self._family()
-        self._starters = [one for one in family if processes.is_called(one, "flower-superexec")]
+        self._starters = [
+            process for process in family if processes.is_called(process, "flower-superexec")
+        ]
         link = self._superlink
         if link is not None and not self._starters and processes.starts_apps(link):
             raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
@@ -64,10 +66,10 @@ class Watch:
             )
         if "superlink" not in self._look() and link is not None:
             self._tell(processes.stopped("superlink", link))
-        for one in self._starters:
-            if not processes.runs(one):
-                raise KilledError(self._no_starter(f"(process {one.pid})"))
-            self._tell(processes.stopped("flower-superexec", one))
+        for starter in self._starters:
+            if not processes.runs(starter):
+                raise KilledError(self._no_starter(f"(process {starter.pid})"))
+            self._tell(processes.stopped("flower-superexec", starter))
         worker = self.target.worker() if self.target is not None else None
         if worker is not None and not worker.runs:
             raise KilledError(killed(worker.pid))
@@ -90,7 +92,11 @@ class Watch:
         The SuperLink starts nothing else in the meantime. A site's own wrapper may start it under
         any name.
         """
-        apps = [one for one in self._family() if one not in self._others and processes.runs(one)]
+        apps = [
+            process
+            for process in self._family()
+            if process not in self._others and processes.runs(process)
+        ]
         for self._app in apps:
             self._tell(processes.stopped("flwr-serverapp", self._app))
         return bool(apps)

@@ -213,10 +213,13 @@ class Cohort:
                     "these terms"
                 )
         keys = [key for advert in members for key in advert.keys]
-        own = [services[client] for client in self.adverts]
-        if len(set(keys)) < len(keys) or len(set(own)) < len(own):
+        service_keys = [services[client] for client in self.adverts]
+        if len(set(keys)) < len(keys) or len(set(service_keys)) < len(service_keys):
             raise RunError("a public key appears twice in the cohort")
-        columns = [(services[one.client], one.client, one.sealing, one.masking) for one in members]
+        columns = [
+            (services[member.client], member.client, member.sealing, member.masking)
+            for member in members
+        ]
         self._shape = shape_of(len(members), terms.threshold, terms.colluders)
         self.complete = self._shape.complete(len(members))
         ring = () if self.complete else (canonical(asdict(self._shape)),)
@@ -299,7 +302,7 @@ def clients_of(raw: Any) -> tuple[int, ...]:
     if (
         not isinstance(raw, Sequence)
         or isinstance(raw, str | bytes)
-        or not all(type(one) is int for one in raw)
+        or not all(type(client) is int for client in raw)
     ):
         raise RunError("a set of clients must be a list of whole numbers")
     if list(raw) != sorted(set(raw)):
@@ -317,10 +320,10 @@ def _hexadecimal(text: str, digits: int) -> bool:
 
 
 def _of(kind: type[R], raw: Any) -> R:
-    found = record_of(kind, raw)
-    if found is None:
+    record = record_of(kind, raw)
+    if record is None:
         names = ", ".join(types_of(kind))
         raise RunError(
             f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type"
         )
-    return found
+    return record

@@ -70,7 +70,7 @@ def carried(
     nonces = {client: secrets.token_hex(16) for client in clients}
     contents = iter([content_of(need.header(client, nonces[client])) for client in clients])
     sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
-    found: dict[int, tuple[int, str]] = {}
+    answers: dict[int, tuple[int, str]] = {}
     started, greeted = time.monotonic(), False
     while sent and (silent := time.monotonic() - started) < seconds:
         if (
@@ -82,9 +82,9 @@ def carried(
             client = sent.pop(reply.metadata.reply_to_message_id)
             answer = _answer(reply, enrolment[client].service_key, nonces[client])
             if answer is not None:
-                found[client] = answer
+                answers[client] = answer
         time.sleep(_POLL_S if sent else 0)
-    return found
+    return answers
 
 
 def require(

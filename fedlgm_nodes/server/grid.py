@@ -121,9 +121,9 @@ class NodeGrid(NumberingGrid):
         Raises:
             ConfigError: the budgets do not suffice; nothing has been spent.
         """
-        found = carried(self._link, self._enrolment, need, seconds)
+        releases = carried(self._link, self._enrolment, need, seconds)
         for line in require(
-            self._enrolment, need, found, self._patience.needed(len(self._enrolment))
+            self._enrolment, need, releases, self._patience.needed(len(self._enrolment))
         ):
             self._say(line)
 
@@ -178,15 +178,15 @@ class NodeGrid(NumberingGrid):
         late = self.polling.wait(
             asked, started, self._patience.needed(len(asked)), "federation.quorum"
         )
-        answered = [one.client for one in asked if one.answer is not None]
+        answered = [part.client for part in asked if part.answer is not None]
         self._report(
             asked[0].question.round,
             answered,
-            {one.client: one.lost for one in asked if one.lost},
+            {part.client: part.lost for part in asked if part.lost},
             late,
             started,
         )
-        return [self._reply(one) for one in asked]
+        return [self._reply(part) for part in asked]
 
     def _report(
         self,
@@ -238,14 +238,14 @@ class NodeGrid(NumberingGrid):
             partial(self.answers.problem, question),
         )
 
-    def _reply(self, one: Asked) -> Message:
-        if not one.body:
-            reason = f"{self._enrolment[one.client].name}: {one.lost}"
-            return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
-        values = frames.vector(one.body, NUMBERS)
+    def _reply(self, part: Asked) -> Message:
+        if not part.body:
+            reason = f"{self._enrolment[part.client].name}: {part.lost}"
+            return Message(Error(code=_LOST, reason=reason), reply_to=part.message)
+        values = frames.vector(part.body, NUMBERS)
         array = Array(
-            dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body
+            dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=part.body
         )
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
-        return Message(content=content, reply_to=one.message)
+        return Message(content=content, reply_to=part.message)

@@ -153,10 +153,10 @@ def grouped(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reas
         >>> grouped([("n0", "is busy"), ("n1", "is down"), ("n2", "is busy")])
         [(['n0', 'n2'], 'is busy'), (['n1'], 'is down')]
     """
-    found: dict[Reason, list[str]] = {}
+    groups: dict[Reason, list[str]] = {}
     for name, reason in reasons:
-        found.setdefault(reason, []).append(name)
-    return [(names, reason) for reason, names in found.items()]
+        groups.setdefault(reason, []).append(name)
+    return [(names, reason) for reason, names in groups.items()]
 
 
 def listed(names: list[str]) -> str:

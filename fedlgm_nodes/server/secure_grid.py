@@ -130,7 +130,7 @@ class SecureGrid(NodeGrid):
         return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
 
     def _continued(
-        self, found: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
+        self, record: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
     ) -> _Attempt:
         """The attempt that an earlier process has left open.
 
@@ -140,11 +140,16 @@ class SecureGrid(NodeGrid):
             RunError: too few nodes answer; nothing has been charged, and the run can be resumed.
         """
         model = protocol.sha256(message.content.array_records[wire.ARRAYS][wire.MODEL].data)
-        if (found.round, found.plan, found.clients, found.model) != (round, plan, clients, model):
+        if (record.round, record.plan, record.clients, record.model) != (
+            round,
+            plan,
+            clients,
+            model,
+        ):
             why = "its round, plan, model or nodes are no longer those that it was begun with"
         else:
-            attempt = _Attempt(self, round, plan, clients, found.nonce)
-            why = attempt.resumed(found, message)
+            attempt = _Attempt(self, round, plan, clients, record.nonce)
+            why = attempt.resumed(record, message)
             if not why:
                 self._say(
                     f"round {round} continues where it was interrupted: no node is charged twice"
@@ -182,10 +187,10 @@ class _Attempt:
         self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
         self._nonce = nonce or secrets.token_hex(16)
         self._ask(NO_MODEL)
-        one = self._questions[clients[0]]
-        parsed = grid.answers.plan(one)
+        question = self._questions[clients[0]]
+        parsed = grid.answers.plan(question)
         self.server, self._rounds = (
-            SecureSum(terms_of(one, parsed), grid.services),
+            SecureSum(terms_of(question, parsed), grid.services),
             parsed.facts.rounds,
         )
         self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
@@ -228,7 +233,7 @@ class _Attempt:
         )
         return False
 
-    def resumed(self, found: OpenAttempt, message: Message) -> str:
+    def resumed(self, record: OpenAttempt, message: Message) -> str:
         """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
         if it can.
 
@@ -240,22 +245,22 @@ class _Attempt:
             RunError: too few nodes answer.
         """
         server = self.server
-        self._message, self._kept, self.lost = message, found, dict(found.lost)
+        self._message, self._kept, self.lost = message, record, dict(record.lost)
         try:
-            self._adverts, self._shares = server.advertised(found.adverts), found.shared
-            if self._adverts != list(found.adverts.values()):
+            self._adverts, self._shares = server.advertised(record.adverts), record.shared
+            if self._adverts != list(record.adverts.values()):
                 return f"its cohort is no longer whole{reasons(server.lost)}"
-            self._delivered = server.shared(found.shared)
-            if found.sent:
-                server.resume(found.sent, found.total)
+            self._delivered = server.shared(record.shared)
+            if record.sent:
+                server.resume(record.sent, record.total)
         except RunError as error:
             return str(error)
-        asked: list[int] = list(found.sent or self._delivered)
+        asked: list[int] = list(record.sent or self._delivered)
         said = self._said("advertise", {client: {} for client in asked})
         gone = {
             client: "it has made other keys"
             for client, advert in said
-            if advert != found.adverts[client]
+            if advert != record.adverts[client]
         }
         if len(asked) - len(gone) >= server.terms.threshold:
             return ""
@@ -263,10 +268,12 @@ class _Attempt:
 
     def _ask(self, model: str) -> None:
         """Questions that name this model."""
-        made = partial(
+        question_to = partial(
             self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model
         )
-        self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
+        self._questions: dict[int, Question] = {
+            client: question_to(client) for client in self._clients
+        }
         self._headers = {
             client: self._grid.questions.header(question)
             for client, question in self._questions.items()
@@ -324,10 +331,10 @@ class _Attempt:
         }
         try:
             following = self._following()
-            for one in self._trip("mask", given, following) if not fixed else ():
-                assert one.answer is not None
-                words = frames.vector(one.body, WORDS).astype(np.uint32)
-                server.add(one.client, words, str(one.answer.get("sent")))
+            for part in self._trip("mask", given, following) if not fixed else ():
+                assert part.answer is not None
+                words = frames.vector(part.body, WORDS).astype(np.uint32)
+                server.add(part.client, words, str(part.answer.get("sent")))
             answered = server.answered()
             if file is not None and self._kept is not None and not fixed:
                 sent, masked = server.summed
@@ -359,7 +366,7 @@ class _Attempt:
     def _agreed(self, answered: list[int]) -> dict[int, str]:
         """Signatures of the set of survivors."""
         said = self._said("agree", {client: {"answered": answered} for client in answered})
-        return self.server.signed({client: str(one.get("signature")) for client, one in said})
+        return self.server.signed({client: str(answer.get("signature")) for client, answer in said})
 
     def _share(self, clients: Iterable[int]) -> None:
         """Ask these clients to share their secrets."""
@@ -383,7 +390,7 @@ class _Attempt:
             return None
         # The shortest: headers differ by the position of a node's ledger, which a hostile node may
         # state at length.
-        header = min(len(json.dumps(one)) for one in self._headers.values())
+        header = min(len(json.dumps(fields)) for fields in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
             return None  # found out later, it would void this round
         with suppress(
@@ -402,9 +409,9 @@ class _Attempt:
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Answers to a step without numbers; arguments as for `_trip`."""
-        for one in self._trip(step, given, further):
-            assert one.answer is not None
-            yield one.client, one.answer["said"]
+        for part in self._trip(step, given, further):
+            assert part.answer is not None
+            yield part.client, part.answer["said"]
 
     def _take(self, step: str, client: int, header: Any) -> None:
         """Keep a node's answer to a step that it was asked ahead, if it counts."""
@@ -455,13 +462,13 @@ class _Attempt:
                 asked, time.monotonic(), threshold, "distributed.threshold"
             )
         finally:
-            self.lost |= {one.client: one.lost for one in asked if one.lost}
-            self._count(one.accused for one in asked)
-        answered = [one for one in asked if one.answer is not None]
+            self.lost |= {entry.client: entry.lost for entry in asked if entry.lost}
+            self._count(entry.accused for entry in asked)
+        answered = [entry for entry in asked if entry.answer is not None]
         if further:
             further._early = {}
-            for one in answered:
-                further._take(AHEAD[step], one.client, (one.answer or {}).get("ahead"))
+            for entry in answered:
+                further._take(AHEAD[step], entry.client, (entry.answer or {}).get("ahead"))
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:

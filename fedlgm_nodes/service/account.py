@@ -78,7 +78,7 @@ class Account:
                 f"{self._allowed}",
             )
         # `low` releases fit, `high` + 1 do not
-        low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
+        low, high = 0, min([asked, *(allowed - count for count, allowed, _ in self._caps(run))])
         while low < high:
             middle = (low + high + 1) // 2
             within = self.spent(privacy.events.repeated(cost, middle)) <= most

@@ -176,8 +176,8 @@ class NodeLedger:
     def nearest(self, run: str, round: int) -> int | None:
         """The released round of a run that is nearest to `round`; None if there is none."""
         query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
-        found = self._one(query, run, round)
-        return None if found is None else int(found)
+        value = self._one(query, run, round)
+        return None if value is None else int(value)
 
     def epsilon(
         self, delta: float, protected: str, further: privacy.DpEvent | None = None
@@ -200,7 +200,7 @@ class NodeLedger:
             counts = self._db.execute(
                 "SELECT event, COUNT(*) FROM releases GROUP BY event"
             ).fetchall()
-        unlike = stated - {one for one in COVERS if protected in COVERS[one]}
+        unlike = stated - {protection for protection in COVERS if protected in COVERS[protection]}
         if unlike:
             raise LedgerError(
                 f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
@@ -270,7 +270,7 @@ class NodeLedger:
                 f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row)
             )
             self._db.executemany(
-                "INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for]
+                "INSERT INTO questions VALUES (?, ?)", [(key, request) for key in only_for]
             )
         self.seq, self.head = row.seq, row.head
         self._witness()
@@ -440,8 +440,8 @@ class NodeLedger:
             raise LedgerError(f"the ledger {self.path} cannot be used: {said}") from error
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _named(dataset: str) -> str:

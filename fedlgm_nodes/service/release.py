@@ -197,12 +197,12 @@ class Releaser:
             self.workshop.trainer(request.work, request.unit),
             self.workshop.job(request.work).task,
         )
-        model, own = torch.from_numpy(request.model.copy()), self._data.y
+        model, targets = torch.from_numpy(request.model.copy()), self._data.y
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
                 y = node_data.targets(
-                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task
+                    self._policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
                 request.unit.try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
@@ -250,7 +250,9 @@ class Releaser:
         """The node's contribution."""
         job = self.workshop.job(request.work)
 
-        def own(client: int) -> ClientData:  # called where an error of this node's data is caught
+        def client_data(
+            client: int,
+        ) -> ClientData:  # called where an error of this node's data is caught
             task = fresh(
                 job.task
             )  # one of the operator's own could keep targets for others, or for its losses
@@ -265,7 +267,7 @@ class Releaser:
             partial(self._votes, request),
         )
         return request.unit.contributions(
-            job, trainer, own, votes, Numerics(self._policy.limits.threads)
+            job, trainer, client_data, votes, Numerics(self._policy.limits.threads)
         )
 
     def _votes(self, request: Request) -> CutVotes:

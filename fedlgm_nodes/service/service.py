@@ -388,14 +388,14 @@ class Service:
         digest.
         """
         digest = protocol.sha256(body)
-        kept = self.policy.limits.kept_replies
-        if kept:
+        limit = self.policy.limits.kept_replies
+        if limit:
             write_durably(
                 self._reply_file(row), body
             )  # the ledger may not say that it left and the disk have lost it
         self._ledger.answer(row.seq, digest)
-        for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
-            if not kept or old != self._reply_file(
+        for old in sorted(self.folder.replies.glob("*.npy"))[: -limit or None]:
+            if not limit or old != self._reply_file(
                 row
             ):  # a release that was charged before a crash is an old one
                 old.unlink(missing_ok=True)

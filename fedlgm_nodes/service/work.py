@@ -115,11 +115,11 @@ class Work(BaseModel):
                     raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")
             if settings.gradient_clip is not None and not settings.gradient_clip > 0:
                 raise ValueError("gradient_clip must be positive")
-            for name, whole in {
+            for name, count in {
                 "epochs": settings.epochs,
                 "batch_size": settings.batch_size,
             }.items():
-                if type(whole) is not int or not 1 <= whole < 2**31:
+                if type(count) is not int or not 1 <= count < 2**31:
                     raise ValueError(f"{name} must be a whole number of at least 1")
             return settings
 
@@ -174,10 +174,10 @@ class Workshop:
         """
         key = canonical(work.model_dump())
         if key not in self._jobs:
-            made = self._made(work)
+            job = self._made(work)
             if len(self._jobs) >= _KEPT:
                 self._jobs.clear()
-            self._jobs[key] = made
+            self._jobs[key] = job
         return self._jobs[key]
 
     def trainer(self, work: Work, unit: _Unit) -> Any:

@@ -183,13 +183,13 @@ class Participant:
                         masking, cohort.adverts[other].masking, cohort.digest, self._client, other
                     )
         charge(cohort.digest)
-        made = make(cohort.digest)
-        if made.dtype != np.uint32 or made.shape != (cohort.terms.size,):
+        values = make(cohort.digest)
+        if values.dtype != np.uint32 or values.shape != (cohort.terms.size,):
             raise RunError(
-                f"a vector of {made.dtype} {made.shape}; the terms say uint32 "
+                f"a vector of {values.dtype} {values.shape}; the terms say uint32 "
                 f"({cohort.terms.size},)"
             )
-        words = made.astype("<u4")
+        words = values.astype("<u4")
         apply_mask(words, self_mask_key(bytes.fromhex(session.seed), cohort.digest))
         for other, key in keys.items():
             apply_mask(words, key, subtract=other > self._client)
@@ -216,13 +216,13 @@ class Participant:
         session, cohort = self._shared(attempt)
         with _refusing():
             survivors = Survivors(cohort.digest, tuple(session.sharing), clients_of(answered))
-        found = self._store.signed(cohort.digest)
-        if found is not None:
-            if found[0] != survivors:
+        agreement = self._store.signed(cohort.digest)
+        if agreement is not None:
+            if agreement[0] != survivors:
                 raise Refusal(
                     "cohort", "this node has accepted another set of survivors of this cohort"
                 )
-            return found[1]
+            return agreement[1]
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
         if (
@@ -277,7 +277,7 @@ class Participant:
         """The set of survivors for which shares may leave, recorded as the only one of its
         cohort.
         """
-        found, services, sharing = (
+        agreement, services, sharing = (
             self._store.signed(cohort.digest),
             self._policy.services,
             tuple(session.sharing),
@@ -286,7 +286,7 @@ class Participant:
         all_sent = bool(sharing) and all(
             sent.valid(str(signatures.get(client, "")), services[client]) for client in sharing
         )
-        if found is None:
+        if agreement is None:
             if not all_sent:
                 raise Refusal(
                     "cohort",
@@ -295,7 +295,7 @@ class Participant:
                 )
             self._store.sign(everyone, everyone.signed(self._signer))
             return everyone
-        survivors = found[0]
+        survivors = agreement[0]
         if all_sent and survivors == everyone:
             return survivors
         valid = [

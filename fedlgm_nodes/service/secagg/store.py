@@ -161,13 +161,13 @@ class SessionStore:
         Raises:
             LedgerError: the ledger's record cannot be read.
         """
-        found = self._ledger.agreed(cohort)
-        if found is None:
+        agreement = self._ledger.agreed(cohort)
+        if agreement is None:
             return None
         try:
-            kept = json.loads(found)
-            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(
-                kept["signature"]
+            fields = json.loads(agreement)
+            return Survivors(cohort, tuple(fields["sharing"]), tuple(fields["answered"])), str(
+                fields["signature"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
@@ -180,12 +180,12 @@ class SessionStore:
         Raises:
             LedgerError: a set was recorded before.
         """
-        kept = {
+        agreement = {
             "sharing": survivors.sharing,
             "answered": survivors.answered,
             "signature": signature,
         }
-        self._ledger.agree(survivors.cohort, json.dumps(kept))
+        self._ledger.agree(survivors.cohort, json.dumps(agreement))
 
     def close(self) -> None:
         """Close the file."""
