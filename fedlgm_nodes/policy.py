@@ -174,7 +174,7 @@ class Allow(_Section):
 
     @field_validator("weights")
     @classmethod
-    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_weights(cls, value: dict[str, str]) -> dict[str, str]:
         for digest, file in value.items():
             if not re.fullmatch("[0-9a-f]{64}", digest):
                 raise ValueError(

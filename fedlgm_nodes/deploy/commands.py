@@ -133,7 +133,7 @@ def enrol(
     """Enrol a node that created its own keys."""
     from fedlgm_nodes.deploy.create import enrol as add
 
-    entry = add(_opened(folder), public, key, replace=replace)
+    entry = add(_open(folder), public, key, replace=replace)
     _out.print(
         f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode "
         "register",
@@ -146,7 +146,7 @@ def up(folder: FolderArgument) -> None:
     """Start the SuperLink and all nodes on this machine."""
     from fedlgm_nodes.deploy import processes
 
-    processes.up(_opened(folder), _say)
+    processes.up(_open(folder), _say)
 
 
 @app.command()
@@ -158,7 +158,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """
     from fedlgm_nodes.deploy import processes
 
-    report = processes.status(_opened(folder))
+    report = processes.status(_open(folder))
     if as_json:
         print_json(report)
     else:
@@ -170,7 +170,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 def _show(report: dict[str, Any]) -> None:
     """Print what `processes.status` has found."""
     from clients.flower_private import HEARTBEAT_S
-    from fedlgm_nodes.server.round import listed
+    from fedlgm_nodes.server.round import join_names
 
     state = (
         f"answers and counts {report['connected']} nodes as connected"
@@ -214,7 +214,7 @@ def _show(report: dict[str, Any]) -> None:
     gone = [node["name"] for node in report["nodes"] if node["online"] and not node["supernode"]]
     if gone:
         _out.print(
-            f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
+            f"{join_names(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
             "counts a killed SuperNode as connected until it has heard nothing from it for "
             f"{2 * HEARTBEAT_S} s",
             markup=False,
@@ -245,7 +245,7 @@ def register(
     from fedlgm_nodes.deploy import submit
     from simulations.config import recipe as recipes
 
-    name = submit.register(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
+    name = submit.register(_open(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
     _out.print(f"registered {name}", markup=False)
 
 
@@ -268,9 +268,7 @@ def run(
     from simulations.runs.folder import RunFolder
     from simulations.summaries import terminal
 
-    result = submit.run(
-        _opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say
-    )
+    result = submit.run(_open(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
     if as_json:
         print_json(result)
     else:
@@ -284,11 +282,11 @@ def down(folder: FolderArgument) -> None:
     """Stop all processes that `up` started on this machine."""
     from fedlgm_nodes.deploy import processes
 
-    stopped = processes.down(_opened(folder))
+    stopped = processes.down(_open(folder))
     _out.print(f"stopped {stopped} processes" if stopped else "nothing was running", markup=False)
 
 
-def _opened(path: Path) -> DeploymentFolder:
+def _open(path: Path) -> DeploymentFolder:
     from fedlgm_nodes.deploy.layout import DeploymentFolder
 
     return DeploymentFolder.open(path)

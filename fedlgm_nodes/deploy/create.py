@@ -464,13 +464,13 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
     for name, (user, script, after, more) in units.items():
         text = (
             f"[Unit]\nDescription={name}\nWants=network-online.target\nAfter=network-online.target\n{after}\n"
-            f"[Service]\nUser={user}\nExecStart={_quoted(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
+            f"[Service]\nUser={user}\nExecStart={_quote(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
             "[Install]\nWantedBy=multi-user.target\n"
         )
         (folder / f"{name}.service").write_text(text, encoding="utf-8")
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """A path as one word of a unit's command line."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'

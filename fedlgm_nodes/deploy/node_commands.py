@@ -139,7 +139,7 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
     node = NodeFolder.open(folder)
     try:
-        if why := _stopped(node.socket):
+        if why := _listener_fault(node.socket):
             raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
@@ -165,13 +165,13 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _stopped(path: Path) -> str:
+def _listener_fault(path: Path) -> str:
     """That the process which listens on a socket is stopped by a signal, and what to do; empty if
     it is not.
     """
     import psutil
 
-    from fedlgm_nodes.deploy.processes import stopped
+    from fedlgm_nodes.deploy.processes import stopped_fault
 
     with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
@@ -179,7 +179,7 @@ def _stopped(path: Path) -> str:
         pid, _, _ = struct.unpack(
             "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         )
-        return stopped("the release service", psutil.Process(pid))
+        return stopped_fault("the release service", psutil.Process(pid))
     return ""
 
 

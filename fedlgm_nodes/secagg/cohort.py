@@ -23,7 +23,7 @@ from fedlgm_nodes.protocol.messages import (
     types_of,
     verify,
 )
-from fedlgm_nodes.secagg.keys import agreed, new_secret, public_of
+from fedlgm_nodes.secagg.keys import new_secret, public_of, shared_secret
 from fedlgm_nodes.secagg.neighbours import Neighbours, shape_of
 
 MOST_NODES = 1000
@@ -160,7 +160,7 @@ class Advert:
             RunError: one of the keys is such a key.
         """
         for key in self.keys:
-            agreed(new_secret(), key)
+            shared_secret(new_secret(), key)
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -237,7 +237,7 @@ class Cohort:
 class _Statement(ABC):
     """A statement that a member of a cohort signs."""
 
-    def signed(self, signer: Ed25519PrivateKey) -> str:
+    def sign(self, signer: Ed25519PrivateKey) -> str:
         """Signature of a member's service."""
         return sign(signer, *self._fields)
 

@@ -96,11 +96,11 @@ class LedgerPositions:
         status = self._file.stat()
         state = status.st_ino, status.st_mtime_ns, status.st_size
         if state != self._read_at:
-            self._stored, self._read_at = _parsed(self._file), state
+            self._stored, self._read_at = _parse(self._file), state
         return self._stored
 
 
-def _parsed(file: Path) -> dict[int, Position]:
+def _parse(file: Path) -> dict[int, Position]:
     try:
         raw = json.loads(file.read_text())
         entries = {int(client): record_of(Position, value) for client, value in raw.items()}

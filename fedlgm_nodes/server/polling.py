@@ -18,7 +18,7 @@ from fedlgm_nodes.protocol.messages import LASTING, TRANSIENT
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, body_of, header_of
-from fedlgm_nodes.server.round import Asked, Patience, grouped, listed
+from fedlgm_nodes.server.round import Asked, Patience, group_by_reason, join_names
 
 _LOOK_S = 2.0  # between looks for who is connected, and between two messages to a node that is down
 
@@ -123,7 +123,9 @@ class Polling:
                 for part in asked
                 if part.answer is None
             ]
-            reasons = "; ".join(f"{listed(names)}: {why}" for names, why in grouped(missing))
+            reasons = "; ".join(
+                f"{join_names(names)}: {why}" for names, why in group_by_reason(missing)
+            )
             again = (
                 "The same command, without --fresh, resumes the run"
                 if sum(not part.refused for part in asked) >= needed
@@ -179,7 +181,7 @@ class Polling:
         for reply in self._link.replies([*owner, *self._late, *self._greetings.sent]):
             id_ = reply.metadata.reply_to_message_id
             if id_ in self._greetings.sent:
-                self._greetings.answered(id_, {part.client: part.digest for part in asked})
+                self._greetings.record_answer(id_, {part.client: part.digest for part in asked})
             elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
@@ -210,7 +212,7 @@ class Polling:
             part.lost = "its answer is not one of a release service"
             return
         if header.get("ok") is not True:
-            self._refused(part, header, now)
+            self._take_refusal(part, header, now)
             return
         body = body_of(reply, key)
         problem = part.check(header, body)
@@ -224,7 +226,7 @@ class Polling:
         self._named.discard(part.client)
         self._greetings.took(part.client, now - part.asked_at)
 
-    def _refused(self, part: Asked, header: dict[str, Any], now: float) -> None:
+    def _take_refusal(self, part: Asked, header: dict[str, Any], now: float) -> None:
         code, why = printable(str(header.get("code")), 40), printable(str(header.get("why")), 300)
         if code in TRANSIENT:
             part.next_try = now + _LOOK_S

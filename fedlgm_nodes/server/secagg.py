@@ -113,7 +113,7 @@ class SecureSum:
         }
         return {to: {by: answers[by][0][to] for by in others} for to, others in near.items()}
 
-    def named(self) -> dict[str, list[int]]:
+    def sharing_field(self) -> dict[str, list[int]]:
         """The "mask" question's list of members that shared, for nodes that do not get shares of
         all of them.
         """
@@ -253,16 +253,16 @@ class SecureSum:
         )
         for start in starts:
             using = (2 * clients)[start : start + needed]
-            secret, problem = self._combined(peer, shares, weights(tuple(using)))
+            secret, problem = self._combine(peer, shares, weights(tuple(using)))
             if problem:
                 continue
             for client in set(clients) - set(using) if start else ():
-                if self._combined(peer, shares, weights((client, *using[1:])))[1]:
+                if self._combine(peer, shares, weights((client, *using[1:])))[1]:
                     self.lost[client] = "it gave wrong shares"
             return secret
         raise VoidRound(problem)
 
-    def _combined(
+    def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
         """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""

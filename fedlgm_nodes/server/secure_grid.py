@@ -104,8 +104,11 @@ class SecureGrid(NodeGrid):
         asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
         attempt, self._prepared = self._prepared, None
         if self.file is not None and self.file.found is not None:
-            attempt, self.file.found = self._continued(self.file.found, message, *asked), None
-        elif attempt is None or not attempt.serves(*asked) or not attempt.held(message):
+            attempt, self.file.found = (
+                self._continue_attempt(self.file.found, message, *asked),
+                None,
+            )
+        elif attempt is None or not attempt.serves(*asked) or not attempt.is_held(message):
             attempt = _Attempt(self, *asked)
         void = ""
         try:
@@ -129,7 +132,7 @@ class SecureGrid(NodeGrid):
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
         return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
 
-    def _continued(
+    def _continue_attempt(
         self, record: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
     ) -> _Attempt:
         """The attempt that an earlier process has left open.
@@ -149,7 +152,7 @@ class SecureGrid(NodeGrid):
             why = "its round, plan, model or nodes are no longer those that it was begun with"
         else:
             attempt = _Attempt(self, round, plan, clients, record.nonce)
-            why = attempt.resumed(record, message)
+            why = attempt.resume(record, message)
             if not why:
                 self._say(
                     f"round {round} continues where it was interrupted: no node is charged twice"
@@ -211,7 +214,7 @@ class _Attempt:
             == (round, plan, list(self._delivered))
         )
 
-    def held(self, message: Message) -> bool:
+    def is_held(self, message: Message) -> bool:
         """Whether every node still holds what it has shared; asked again if a node may have lost it
         since.
 
@@ -233,7 +236,7 @@ class _Attempt:
         )
         return False
 
-    def resumed(self, record: OpenAttempt, message: Message) -> str:
+    def resume(self, record: OpenAttempt, message: Message) -> str:
         """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
         if it can.
 
@@ -256,7 +259,7 @@ class _Attempt:
         except RunError as error:
             return str(error)
         asked: list[int] = list(record.sent or self._delivered)
-        said = self._said("advertise", {client: {} for client in asked})
+        said = self._answers("advertise", {client: {} for client in asked})
         gone = {
             client: "it has made other keys"
             for client, advert in said
@@ -300,7 +303,7 @@ class _Attempt:
         if not self._delivered:
             try:
                 self._adverts = server.advertised(
-                    dict(self._said("advertise", {client: {} for client in self._clients}))
+                    dict(self._answers("advertise", {client: {} for client in self._clients}))
                 )
                 self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
@@ -325,7 +328,7 @@ class _Attempt:
             file.write(self._kept)
         fixed = self._kept is not None and bool(self._kept.sent)
         self._grid.charge()
-        named = server.named()
+        named = server.sharing_field()
         given: dict[int, Any] = {
             client: {"sealed": texts(sealed), **named} for client, sealed in self._delivered.items()
         }
@@ -339,20 +342,20 @@ class _Attempt:
             if file is not None and self._kept is not None and not fixed:
                 sent, masked = server.summed
                 file.write(self._kept.model_copy(update={"sent": sent, "total": masked}))
-            signed = server.sent() or self._agreed(answered)
+            signed = server.sent() or self._agree(answered)
             further = (
                 following
                 if following and answered == self._clients and following.complete()
                 else None
             )
             given = {client: {"signatures": texts(signed)} for client in signed}
-            revealed = self._said("unmask", given, further)
+            revealed = self._answers("unmask", given, further)
             total = server.total(
-                {client: _numbered(said.get("shares")) for client, said in revealed}
+                {client: _texts_by_client(said.get("shares")) for client, said in revealed}
             )
             if further:
                 with suppress(VoidRound):
-                    further._shared(further._early.items())
+                    further._take_shares(further._early.items())
                     self.next = further
         except VoidRound:
             raise
@@ -363,20 +366,20 @@ class _Attempt:
         self.answered = answered
         return total
 
-    def _agreed(self, answered: list[int]) -> dict[int, str]:
+    def _agree(self, answered: list[int]) -> dict[int, str]:
         """Signatures of the set of survivors."""
-        said = self._said("agree", {client: {"answered": answered} for client in answered})
+        said = self._answers("agree", {client: {"answered": answered} for client in answered})
         return self.server.signed({client: str(answer.get("signature")) for client, answer in said})
 
     def _share(self, clients: Iterable[int]) -> None:
         """Ask these clients to share their secrets."""
-        self._shared(
-            self._said("share", {client: {"adverts": self._adverts} for client in clients})
+        self._take_shares(
+            self._answers("share", {client: {"adverts": self._adverts} for client in clients})
         )
 
-    def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
+    def _take_shares(self, answers: Iterable[tuple[int, Any]]) -> None:
         self._shares = {
-            client: (_numbered(said.get("sealed")), str(said.get("commitment")))
+            client: (_texts_by_client(said.get("sealed")), str(said.get("commitment")))
             for client, said in answers
         }
         self._delivered = self.server.shared(self._shares)
@@ -405,7 +408,7 @@ class _Attempt:
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
 
-    def _said(
+    def _answers(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Answers to a step without numbers; arguments as for `_trip`."""
@@ -417,7 +420,7 @@ class _Attempt:
         """Keep a node's answer to a step that it was asked ahead, if it counts."""
         if not isinstance(header, dict) or header.get("ok") is not True:
             return
-        if not self._grid.answers.said(step, self._questions[client], header, b""):
+        if not self._grid.answers.step_problem(step, self._questions[client], header, b""):
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
@@ -452,7 +455,7 @@ class _Attempt:
                 header["model"] = question.model
             if further:
                 header["ahead"] = further._ahead(client)
-            check = grid.answers.problem if body else partial(grid.answers.said, step)
+            check = grid.answers.problem if body else partial(grid.answers.step_problem, step)
             asked.append(
                 Asked(self._message, question, header, body, partial(check, question), step)
             )
@@ -480,7 +483,7 @@ class _Attempt:
                 )
 
 
-def _numbered(raw: Any) -> dict[int, str]:
+def _texts_by_client(raw: Any) -> dict[int, str]:
     """Texts by client number from a node's answer; empty if they are malformed."""
     try:
         return {int(client): str(text) for client, text in raw.items()}

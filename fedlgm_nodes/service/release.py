@@ -220,7 +220,7 @@ class Releaser:
         The dtype is float32 if it is exact (as usual, since released values lie on a grid),
         otherwise float64.
         """
-        wide = self._released(request, name).numpy()
+        wide = self._release(request, name).numpy()
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
         return narrow if np.array_equal(narrow, wide) else wide
@@ -229,9 +229,9 @@ class Releaser:
         """The node's charged part of a secure sum: bounded, rounded, with its share of the noise,
         uint32 [size].
         """
-        return words(self._released(request, name).numpy())
+        return words(self._release(request, name).numpy())
 
-    def _released(self, request: Request, name: str) -> Tensor:
+    def _release(self, request: Request, name: str) -> Tensor:
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
             keys = Keys(self._keys("order", name), self._keys("noise", name))

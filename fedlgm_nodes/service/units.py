@@ -275,11 +275,11 @@ class NodeExamples(ExampleTrainer):
                     y[row : row + 1],
                     torch.zeros(1, dtype=torch.int64),
                 )
-                total = _added(total, super().sums([example], plan, models))
+                total = _add_updates(total, super().sums([example], plan, models))
         return total
 
 
-def _added(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
+def _add_updates(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
     """The sum of two batches' contributions under one plan."""
     answers = (
         replace(a, values=a.values + b.values)
