@@ -165,7 +165,7 @@ def _traffic(flower: Flower, run: str) -> float:
 def _cpu(folder: DeploymentFolder) -> float:
     """Processor seconds of all executors and services so far."""
     found = 0.0
-    for role, (pid, *_) in processes._recorded(folder).items():
+    for role, (pid, *_) in processes._read_record(folder).items():
         if role.endswith(("-service", "-executor")):
             times = psutil.Process(pid).cpu_times()
             found += times.user + times.system
@@ -386,7 +386,7 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
 def _memory(folder: DeploymentFolder) -> dict[str, float]:
     """Mean proportional set size of each kind of process and its children, in MB."""
     found: dict[str, list[float]] = {}
-    for role, (pid, *_) in processes._recorded(folder).items():
+    for role, (pid, *_) in processes._read_record(folder).items():
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         found.setdefault(role.rsplit("-", 1)[-1], []).append(
             sum(one.memory_full_info().pss for one in family) / 1e6

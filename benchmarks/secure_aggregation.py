@@ -104,7 +104,7 @@ def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) 
         shares[client] = shared.sealed, shared.commitment
         costs.message(client, listed, shares[client])
     delivered = costs.timed("server", lambda: server.shared(shares))
-    here, named = range(nodes - dropped), server.named()
+    here, named = range(nodes - dropped), server.sharing_field()
     for client in here:
         masked = costs.timed(
             "mask", lambda c=client: _masked(members[c], attempt, delivered[c], words, named)
@@ -159,7 +159,7 @@ def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) ->
     ]
     named = {} if whole.complete else {"sharing": list(range(nodes))}
     survivors = Survivors(whole.digest, tuple(range(nodes)), tuple(answered))
-    signed = {client: survivors.signed(signers[client]) for client in answered}
+    signed = {client: survivors.sign(signers[client]) for client in answered}
     for client, member in enumerate(members):
         costs.message(client, terms.values(), own[client].values())
         costs.message(client, listed, (shares[client].sealed, shares[client].commitment))

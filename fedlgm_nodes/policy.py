@@ -159,10 +159,10 @@ class Allow(_Section):
             "models": models.names,
             "tasks": tasks.names,
         }
-        known = names[str(info.field_name)]()
+        choices = names[str(info.field_name)]()
         for name in value:
-            if name not in known and not is_reference(name):
-                raise ValueError(f"unknown name {name!r}; {alternatives(name, known, OWN)}")
+            if name not in choices and not is_reference(name):
+                raise ValueError(f"unknown name {name!r}; {alternatives(name, choices, OWN)}")
         return value
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class Allow(_Section):
 
     @field_validator("weights")
     @classmethod
-    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_weights(cls, value: dict[str, str]) -> dict[str, str]:
         for digest, file in value.items():
             if not re.fullmatch("[0-9a-f]{64}", digest):
                 raise ValueError(
@@ -199,10 +199,10 @@ class Allow(_Section):
             )
         file = Path(self.weights[digest])
         try:
-            found = digest_of_file(file)
+            actual = digest_of_file(file)
         except ConfigError:
-            found = ""
-        if found != digest:
+            actual = ""
+        if actual != digest:
             raise Refusal(
                 "work",
                 f"model.weights: the node's file for SHA-256 {digest} is missing or has changed",
@@ -226,9 +226,9 @@ class Allow(_Section):
         for option, value in options.items():
             allowed = listed.get(option, [])
             if value not in allowed and not _is_default(mechanism, option, value):
-                known = ", ".join(map(repr, allowed)) if allowed else "only its default"
+                choices = ", ".join(map(repr, allowed)) if allowed else "only its default"
                 raise Refusal(
-                    "work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400]
+                    "work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {choices}"[:400]
                 )
 
 
@@ -237,10 +237,10 @@ def _is_default(mechanism: str, option: str, value: object) -> bool:
     from fedlgm import mechanisms
 
     try:
-        found = mechanisms.get(mechanism)
+        instance = mechanisms.get(mechanism)
     except ConfigError:  # another of its options has no default
         return False
-    default = getattr(found, option) if option in mechanisms.options(mechanism) else ...
+    default = getattr(instance, option) if option in mechanisms.options(mechanism) else ...
     return bool((list(default) if isinstance(default, tuple) else default) == value)
 
 
@@ -374,7 +374,7 @@ class Policy(_Section):
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
             said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
-            raise ConfigError("\n".join(f"{path}: {one}" for one in said)) from error
+            raise ConfigError("\n".join(f"{path}: {line}" for line in said)) from error
 
     @classmethod
     def _keys_beside(cls, place: tuple[int | str, ...]) -> list[str]:
@@ -398,12 +398,14 @@ class Policy(_Section):
             )
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        own, facts = self.distributed, plan.facts
+        distributed, facts = self.distributed, plan.facts
         if facts.sampling.of is not None:
             shared = f"{facts.sampling.of}s with several clients each"
             raise Refusal("plan", f"a plan for {shared}; this node bounds only its own data")
         unmet = (
-            "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+            ""
+            if distributed is None
+            else facts.noised_by.unmet(facts, distributed.min_cohort, distributed.max_colluders)
         )
         if unmet:
             raise Refusal("privacy", unmet)

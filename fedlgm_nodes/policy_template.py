@@ -38,17 +38,17 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
         for key in ("labels", "class_names", "features", "loader", "options")
         if key in values
     }
-    own = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
+    distributed = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
     unknown = sorted(
         values.keys()
         - DEFAULTS.keys()
         - more.keys()
-        - own.keys()
+        - distributed.keys()
         - {"name", "mechanisms", "models"}
     )
     if unknown:
         raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
-    private = [one for one in mechanisms.names("client") if one != "none"]
+    private = [mechanism for mechanism in mechanisms.names("client") if mechanism != "none"]
     if values.get("unit") == "example":  # what protects all of the data protects an example, too
         private += mechanisms.names("example")
     filled = {
@@ -61,8 +61,8 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     written = {key: json.dumps(value) for key, value in filled.items()}
     lines = "".join(f"{key} = {_toml(value)}\n" for key, value in more.items())
     shared = (
-        DISTRIBUTED.format(**{key: json.dumps(value) for key, value in own.items()})
-        if own["peers"]
+        DISTRIBUTED.format(**{key: json.dumps(value) for key, value in distributed.items()})
+        if distributed["peers"]
         else ""
     )
     return TEMPLATE.format(more_data=lines, distributed=shared, **written)
@@ -70,7 +70,7 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 

@@ -28,7 +28,7 @@ _DAYS = 825
 def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Create the deployment's own certificate authority: `ca.crt` and `ca.key` in `folder`."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("fedlgm deployment")
+    name = _common_name("fedlgm deployment")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
         _builder(name, name, key.public_key())
@@ -51,7 +51,7 @@ def make_server_certificate(
     """
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named(hosts[0])
+    name = _common_name(hosts[0])
     certificate = (
         _builder(name, issuer.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
@@ -113,7 +113,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

@@ -84,7 +84,7 @@ def init(
     shared = None if example == "none" else recipes.load(example)
     given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
     policy = {name: value for name, value in given.items() if value is not None}
-    made = create(
+    deployment = create(
         folder,
         nodes,
         example=shared,
@@ -93,24 +93,24 @@ def init(
         policy=policy,
         test_seed=test_seed,
     )
-    settings = made.settings()
+    settings = deployment.settings()
     if as_json:
         print_json(
             {
-                "folder": str(made.path),
+                "folder": str(deployment.path),
                 "address": f"{settings.host}:{settings.port}",
                 "nodes": nodes,
             }
         )
         return
     _out.print(
-        f"made {made.path} for https://{settings.host}:{settings.port} and {nodes} nodes",
+        f"made {deployment.path} for https://{settings.host}:{settings.port} and {nodes} nodes",
         markup=False,
     )
     next_step = (
         f"fedlgm deploy up {folder}"
         if shared is not None
-        else f"edit {made.path}/nodes/*/service/policy.toml"
+        else f"edit {deployment.path}/nodes/*/service/policy.toml"
     )
     _out.print(f"next: {next_step}", markup=False)
 
@@ -133,7 +133,7 @@ def enrol(
     """Enrol a node that created its own keys."""
     from fedlgm_nodes.deploy.create import enrol as add
 
-    entry = add(_opened(folder), public, key, replace=replace)
+    entry = add(_open(folder), public, key, replace=replace)
     _out.print(
         f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode "
         "register",
@@ -146,7 +146,7 @@ def up(folder: FolderArgument) -> None:
     """Start the SuperLink and all nodes on this machine."""
     from fedlgm_nodes.deploy import processes
 
-    processes.up(_opened(folder), _say)
+    processes.up(_open(folder), _say)
 
 
 @app.command()
@@ -158,26 +158,26 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """
     from fedlgm_nodes.deploy import processes
 
-    found = processes.status(_opened(folder))
+    report = processes.status(_open(folder))
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _show(found)
-    if found["faults"] or not found["superlink"]:
+        _show(report)
+    if report["faults"] or not report["superlink"]:
         raise typer.Exit(1)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     """Print what `processes.status` has found."""
     from clients.flower_private import HEARTBEAT_S
-    from fedlgm_nodes.server.round import listed
+    from fedlgm_nodes.server.round import join_names
 
     state = (
-        f"answers and counts {found['connected']} nodes as connected"
-        if found["superlink"]
-        else found["problem"]
+        f"answers and counts {report['connected']} nodes as connected"
+        if report["superlink"]
+        else report["problem"]
     )
-    _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
+    _out.print(f"SuperLink at {report['address']}: {state}", markup=False)
     columns = (
         "node",
         "service",
@@ -188,7 +188,7 @@ def _show(found: dict[str, Any]) -> None:
         "releases left",
     )
     nodes = table(None, columns, left=columns)
-    for node in found["nodes"]:
+    for node in report["nodes"]:
         spent = (
             "?"
             if node["epsilon_spent"] is None
@@ -198,31 +198,33 @@ def _show(found: dict[str, Any]) -> None:
         running = [
             "yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])
         ]
-        known = {None: "?", True: f"since {node['since']}", False: f"not since {node['since']}"}[
-            node["online"]
-        ]
-        known = "never" if node["online"] is not None and node["since"] is None else known
-        nodes.add_row(node["name"], *running, known, spent, left)
+        connected = {
+            None: "?",
+            True: f"since {node['since']}",
+            False: f"not since {node['since']}",
+        }[node["online"]]
+        connected = "never" if node["online"] is not None and node["since"] is None else connected
+        nodes.add_row(node["name"], *running, connected, spent, left)
     _out.print(nodes, soft_wrap=False)
-    for node in found["nodes"]:
+    for node in report["nodes"]:
         if node["service"] and node["problem"]:
             _out.print(
                 f"{node['name']}: its service answers no questions: {node['problem']}", markup=False
             )
-    gone = [node["name"] for node in found["nodes"] if node["online"] and not node["supernode"]]
+    gone = [node["name"] for node in report["nodes"] if node["online"] and not node["supernode"]]
     if gone:
         _out.print(
-            f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
+            f"{join_names(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink "
             "counts a killed SuperNode as connected until it has heard nothing from it for "
             f"{2 * HEARTBEAT_S} s",
             markup=False,
         )
-    for run_ in found["runs"]:
+    for run_ in report["runs"]:
         _out.print(
             f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}",
             markup=False,
         )
-    for fault in found["faults"]:
+    for fault in report["faults"]:
         _out.print(fault, markup=False)
 
 
@@ -243,7 +245,7 @@ def register(
     from fedlgm_nodes.deploy import submit
     from simulations.config import recipe as recipes
 
-    name = submit.register(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
+    name = submit.register(_open(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
     _out.print(f"registered {name}", markup=False)
 
 
@@ -266,9 +268,7 @@ def run(
     from simulations.runs.folder import RunFolder
     from simulations.summaries import terminal
 
-    result = submit.run(
-        _opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say
-    )
+    result = submit.run(_open(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
     if as_json:
         print_json(result)
     else:
@@ -282,11 +282,11 @@ def down(folder: FolderArgument) -> None:
     """Stop all processes that `up` started on this machine."""
     from fedlgm_nodes.deploy import processes
 
-    stopped = processes.down(_opened(folder))
+    stopped = processes.down(_open(folder))
     _out.print(f"stopped {stopped} processes" if stopped else "nothing was running", markup=False)
 
 
-def _opened(path: Path) -> DeploymentFolder:
+def _open(path: Path) -> DeploymentFolder:
     from fedlgm_nodes.deploy.layout import DeploymentFolder
 
     return DeploymentFolder.open(path)

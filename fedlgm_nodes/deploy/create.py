@@ -175,12 +175,12 @@ def _fill(
     if hides_answers(policy.get("trust", ())):
         policy = secure_sums(nodes) | {"peers": [public_text(key) for key in keys]} | policy
     enrolled = []
-    for client, one in enumerate(settings.nodes):
-        node = draft.node(one.name)
+    for client, entry in enumerate(settings.nodes):
+        node = draft.node(entry.name)
         node.path.mkdir()
         node.path.chmod(0o711)
         values: dict[str, Any] = {
-            "name": one.name,
+            "name": entry.name,
             "client": client,
             "population": nodes,
             "server_key": public_text(signer),
@@ -201,10 +201,10 @@ def _fill(
             create_durably(node.secret(role), shared)
         shutil.copyfile(draft.authority / "ca.crt", node.ca)
         node.ca.chmod(0o644)
-        for role, lines in _node_scripts(settings, one).items():
+        for role, lines in _node_scripts(settings, entry).items():
             _script(node.script(role), lines)
         keys_of = {"flower_key": key_digest(pem), "service_key": service.public()["service_key"]}
-        enrolled.append(EnrolledNode(client=client, name=one.name, **keys_of))
+        enrolled.append(EnrolledNode(client=client, name=entry.name, **keys_of))
     draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
     for file in (draft.settings_file, draft.enrolment_file):
         file.chmod(0o644)  # the signer's user reads them, too
@@ -466,13 +466,13 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
     for name, (user, script, after, more) in units.items():
         text = (
             f"[Unit]\nDescription={name}\nWants=network-online.target\nAfter=network-online.target\n{after}\n"
-            f"[Service]\nUser={user}\nExecStart={_quoted(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
+            f"[Service]\nUser={user}\nExecStart={_quote(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
             "[Install]\nWantedBy=multi-user.target\n"
         )
         (folder / f"{name}.service").write_text(text, encoding="utf-8")
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """A path as one word of a unit's command line."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'

@@ -103,19 +103,19 @@ def init(
     if classes is not None:
         values["classes"] = classes
     if values.get("kind") == "images" and data is not None and data.is_dir():
-        names = sorted(one.name for one in data.iterdir() if one.is_dir())
+        names = sorted(entry.name for entry in data.iterdir() if entry.is_dir())
         values |= {"class_names": names, "classes": len(names)}
     NodeFolder(folder).check_length()
-    made = NodeFolder.create(folder, values, test_seed=test_seed)
+    node = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
-        print_json({"folder": str(folder), **made.public()})
+        print_json({"folder": str(folder), **node.public()})
         return
     _out.print(
-        f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`",
+        f"made {folder}: read and edit {node.policy_file}, then `fedlgm node serve {folder}`",
         markup=False,
     )
     _out.print(
-        f"send {made.public_file} to the server's operator; back up {folder / 'state'} as a whole",
+        f"send {node.public_file} to the server's operator; back up {folder / 'state'} as a whole",
         markup=False,
     )
 
@@ -139,7 +139,7 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
     node = NodeFolder.open(folder)
     try:
-        if why := _stopped(node.socket):
+        if why := _listener_fault(node.socket):
             raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
@@ -165,13 +165,13 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _stopped(path: Path) -> str:
+def _listener_fault(path: Path) -> str:
     """That the process which listens on a socket is stopped by a signal, and what to do; empty if
     it is not.
     """
     import psutil
 
-    from fedlgm_nodes.deploy.processes import stopped
+    from fedlgm_nodes.deploy.processes import stopped_fault
 
     with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
@@ -179,7 +179,7 @@ def _stopped(path: Path) -> str:
         pid, _, _ = struct.unpack(
             "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         )
-        return stopped("the release service", psutil.Process(pid))
+        return stopped_fault("the release service", psutil.Process(pid))
     return ""
 
 
@@ -202,16 +202,16 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
     node = NodeFolder.open(folder)
     policy = node.policy()
-    with node.ledger(readonly=True) as kept:
+    with node.ledger(readonly=True) as node_ledger:
         protected = PROTECTED[policy.privacy.unit]
-        rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta, protected)
+        rows, spent = node_ledger.rows(), node_ledger.epsilon(policy.privacy.delta, protected)
         guarantee = _guarantee({row.trust for row in rows}, protected)
         report: dict[str, Any] = {
-            "data": kept.dataset,
-            "ledger": kept.identity,
-            "test": kept.test,
+            "data": node_ledger.dataset,
+            "ledger": node_ledger.identity,
+            "test": node_ledger.test,
             "releases": len(rows),
-            "head": kept.head,
+            "head": node_ledger.head,
             "epsilon_spent": spent,
             "epsilon": policy.privacy.epsilon,
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent),
@@ -220,8 +220,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
             "unit": guarantee.unit,
             "relation": guarantee.relation,
             "trust": sorted({row.trust for row in rows}),
-            "guarantee": guarantee.sentence(noise_reproducible=kept.test),
-            "noise_reproducible": kept.test,
+            "guarantee": guarantee.sentence(noise_reproducible=node_ledger.test),
+            "noise_reproducible": node_ledger.test,
             "runs": dict(Counter(row.run for row in rows)),
             "rows": [{name: getattr(row, name) for name in _OF_RELEASE} for row in rows],
         }
@@ -242,10 +242,10 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         f"{policy.privacy.delta:g}, "
         f"{report['epsilon_left']:.4g} left; "
         f"{report['releases_left']} of {policy.ask.releases} releases left; "
-        f"head {kept.head[:16]}\n{report['guarantee']}",
+        f"head {node_ledger.head[:16]}\n{report['guarantee']}",
         markup=False,
     )
-    if kept.test:
+    if node_ledger.test:
         _out.print("FOR TESTS, NOT PRIVATE: the noise of these releases is known", markup=False)
 
 

@@ -71,16 +71,16 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
     """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
         return {}
-    running, found = _running(folder), {}
-    for role, (pid, *_) in _recorded(folder).items():
+    running, problems = _running(folder), {}
+    for role, (pid, *_) in _read_record(folder).items():
         if role not in running:
-            found[role] = ended(role, pid, folder)
-        elif fault := stopped(role, running[role]):
-            found[role] = fault
-    return found
+            problems[role] = ended_fault(role, pid, folder)
+        elif fault := stopped_fault(role, running[role]):
+            problems[role] = fault
+    return problems
 
 
-def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
+def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
     """What to do about a process that has ended."""
     return (
         f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
@@ -88,7 +88,7 @@ def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
     )
 
 
-def stopped(role: str, process: psutil.Process) -> str:
+def stopped_fault(role: str, process: psutil.Process) -> str:
     """What to do about a process that a signal has stopped; empty if it is not stopped, or has
     ended.
     """
@@ -104,13 +104,17 @@ def superlink(folder: DeploymentFolder) -> psutil.Process | None:
     """
     readable = os.access(folder.processes_file, os.R_OK)
     if (
-        process := _alive((_recorded(folder) if readable else {}) | _marked(folder)).get(
+        process := _alive((_read_record(folder) if readable else {}) | _find_marked(folder)).get(
             "superlink"
         )
     ) is not None:
         return process
     return next(
-        (one for one in started_under(folder.flower_home) if is_called(one, "flower-superlink")),
+        (
+            candidate
+            for candidate in started_under(folder.flower_home)
+            if is_called(candidate, "flower-superlink")
+        ),
         None,
     )
 
@@ -145,7 +149,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             are then stopped.
     """
     settings, flower = folder.settings(), Flower(folder)
-    running = _found(folder)
+    running = _all_running(folder)
     started: list[str] = []
     told = set[str]()
 
@@ -154,7 +158,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         silence.
         """
         for fault in (
-            {stopped(role, process) for role, process in _running(folder).items()} - told - {""}
+            {stopped_fault(role, process) for role, process in _running(folder).items()}
+            - told
+            - {""}
         ):
             told.add(fault)
             say(fault)
@@ -162,11 +168,11 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     def meanwhile() -> None:
         look()
         if "superlink" not in _running(folder):
-            raise RunError(ended("superlink", _recorded(folder)["superlink"][0], folder))
+            raise RunError(ended_fault("superlink", _read_record(folder)["superlink"][0], folder))
 
     flower.meanwhile, wait = meanwhile, partial(_wait, folder, running, started, look=look)
     try:
-        _record(folder, _recorded(folder) | _marked(folder))
+        _record(folder, _read_record(folder) | _find_marked(folder))
         if "superlink" not in running:
             end(
                 started_under(folder.flower_home)
@@ -178,7 +184,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, "proxy", running, started)
         wait("the SuperLink", flower.healthy)
         wait("the signer", folder.signer.socket.exists)
-        known = (
+        names = (
             set(folder.registered_file.read_text().split())
             if folder.registered_file.is_file()
             else set()
@@ -186,10 +192,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", running, started)
         for node in settings.nodes:
-            if node.name not in known:
+            if node.name not in names:
                 flower.register(node.name)
-                known.add(node.name)
-                folder.registered_file.write_text("\n".join(sorted(known)))
+                names.add(node.name)
+                folder.registered_file.write_text("\n".join(sorted(names)))
         for node in settings.nodes:
             _start(folder, f"{node.name}-supernode", running, started)
             _start(folder, f"{node.name}-executor", running, started)
@@ -228,7 +234,7 @@ def down(folder: DeploymentFolder) -> int:
     """Stop all processes that `up` has started on this machine, with their children, and return
     their number.
     """
-    return _stop(folder, ["superlink", *_recorded(folder), *_marked(folder)])
+    return _stop(folder, ["superlink", *_read_record(folder), *_find_marked(folder)])
 
 
 def status(folder: DeploymentFolder) -> dict[str, Any]:
@@ -240,7 +246,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     has never been connected). The service's own figures cover the data set's whole life, and are
     None if the service does not answer; `problem` then says why.
     """
-    settings, running, flower = folder.settings(), _found(folder), Flower(folder)
+    settings, running, flower = folder.settings(), _all_running(folder), Flower(folder)
     wrong = faults(folder)
     try:
         healthy, problem = flower.healthy(), "does not answer"
@@ -328,15 +334,15 @@ def _start(
         )
     child = psutil.Process(process.pid)
     try:
-        _record(folder, _recorded(folder) | {role: (process.pid, _born(child), since)})
+        _record(folder, _read_record(folder) | {role: (process.pid, _start_time(child), since)})
     except BaseException:
         end({child})
         raise
 
 
-def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
+def _record(folder: DeploymentFolder, processes: dict[str, _Known]) -> None:
     try:
-        write_durably(folder.processes_file, json.dumps(known).encode())
+        write_durably(folder.processes_file, json.dumps(processes).encode())
     except OSError as error:
         raise RunError(
             f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
@@ -358,7 +364,7 @@ def _script(folder: DeploymentFolder, role: str) -> Path:
 
 def _wait(
     folder: DeploymentFolder,
-    found: Iterable[str],
+    roles: Iterable[str],
     started: list[str],
     what: str,
     ready: Callable[[], bool],
@@ -376,15 +382,15 @@ def _wait(
         if ready():
             return
         running = _running(folder)
-        for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
+        for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
             if role in started:  # another role was found running, but was about to end
-                if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role):
-                    said = tail(_said(folder, role))
+                if not role.endswith("-supernode") or _STILL_CONNECTED not in _output(folder, role):
+                    said = tail(_output(folder, role))
                     last = said.rpartition("\n")[2]  # of fedlgm's own processes
                     if last.startswith("error: "):
                         raise RunError(f"{role} ended: {last[7:]}")
-                    pid = _recorded(folder)[role][0]
-                    raise RunError(f"{ended(role, pid, folder)}. End of its log:\n{said}")
+                    pid = _read_record(folder)[role][0]
+                    raise RunError(f"{ended_fault(role, pid, folder)}. End of its log:\n{said}")
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
         if time.monotonic() > deadline:
@@ -392,75 +398,80 @@ def _wait(
         time.sleep(every)
 
 
-def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
+def _read_record(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
     kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
-    found = read_json(
+    record = read_json(
         folder.processes_file,
         kind,
         "delete it: the processes that `up` started are found without it",
     )
-    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
+    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in record.items()}
 
 
-def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
+def _find_marked(folder: DeploymentFolder) -> dict[str, _Known]:
     """Running processes that `up` started, also if the record was lost or `up` was killed before it
     wrote it.
 
     Processes of other users do not count, since anyone can set the variable.
     """
-    found = {}
-    for one in psutil.process_iter():
+    processes = {}
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, ValueError):
-            pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
-            if (int(pid), path) == (one.pid, str(folder.path)) and one.uids().real == os.getuid():
-                found[role] = (one.pid, _born(one), int(since))
-    return found
+            pid, since, role, path = process.environ().get(_MARK, "0 0 - -").split(" ", 3)
+            if (int(pid), path) == (
+                process.pid,
+                str(folder.path),
+            ) and process.uids().real == os.getuid():
+                processes[role] = (process.pid, _start_time(process), int(since))
+    return processes
 
 
 def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
     """Processes in the record that run."""
-    return _alive(_recorded(folder))
+    return _alive(_read_record(folder))
 
 
-def _found(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+def _all_running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
     """Processes that run, in the record or not. This looks at every process of the machine."""
-    return _alive(_recorded(folder) | _marked(folder))
+    return _alive(_read_record(folder) | _find_marked(folder))
 
 
-def _born(process: psutil.Process) -> float:
+def _start_time(process: psutil.Process) -> float:
     """When a process started, in seconds since the machine did: the time of day moves when the
     clock is set.
     """
     return process.create_time() - psutil.boot_time()
 
 
-def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
-    found = {}
-    for role, (pid, born, _) in known.items():
+def _alive(processes: dict[str, _Known]) -> dict[str, psutil.Process]:
+    running = {}
+    for role, (pid, born, _) in processes.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if abs(_born(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
-                found[role] = process
-    return found
+            if abs(_start_time(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+                running[role] = process
+    return running
 
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
-    running = _found(folder)
+    running = _all_running(folder)
     # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a
     # minute otherwise.
     supernodes = {
         running[role] for role in roles if role in running and role.endswith("-supernode")
     }
-    family = {one for role in roles if role in running for one in with_children(running[role])}
+    family = {
+        member for role in roles if role in running for member in with_children(running[role])
+    }
     if "superlink" in roles:
         family |= started_under(folder.flower_home)
     end(supernodes)
     end(family)
-    kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
+    record = {role: entry for role, entry in _read_record(folder).items() if role not in roles}
     with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
-        _record(folder, kept)
+        _record(folder, record)
     return len(family)
 
 
@@ -472,16 +483,16 @@ def _node_id(folder: DeploymentFolder, role: str) -> str:
     """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
     not.
     """
-    found = (
-        re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD))
+    ids = (
+        re.findall(rf"{_ID} (\d+)", _output(folder, role, _HEAD))
         if (folder.logs / f"{role}.log").is_file()
         else []
     )
-    return str(found[-1]) if found else ""
+    return str(ids[-1]) if ids else ""
 
 
-def _said(folder: DeploymentFolder, role: str, most: int = -1) -> str:
+def _output(folder: DeploymentFolder, role: str, most: int = -1) -> str:
     """Output of a process since its last start: the first `most` bytes, or all of it."""
     with (folder.logs / f"{role}.log").open("rb") as log:
-        log.seek(_recorded(folder).get(role, (0, 0.0, 0))[2])
+        log.seek(_read_record(folder).get(role, (0, 0.0, 0))[2])
         return log.read(most).decode("utf-8", errors="replace")

@@ -45,7 +45,7 @@ class Registration(BaseModel):
 
     @classmethod
     def of(cls, recipe: Recipe) -> Registration:
-        """The registration of a recipe as a deployment runs it (see `deployed`).
+        """The registration of a recipe as a deployment runs it (see `recipe_for_nodes`).
 
         Raises:
             ConfigError: the recipe cannot be run.
@@ -104,7 +104,7 @@ class Registration(BaseModel):
         return ""
 
 
-def registered(folder: Path, stem: str) -> list[str]:
+def registered_runs(folder: Path, stem: str) -> list[str]:
     """Names of a recipe's registered runs, the newest last."""
     return sorted(
         (path.stem for path in folder.glob(f"{stem}-*.json") if number(path.stem)), key=number

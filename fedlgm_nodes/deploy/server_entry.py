@@ -65,7 +65,7 @@ class DeployedAssembly(Assembly):
         self.server_optimizer()
 
 
-def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
+def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint
     in every round.
 
@@ -104,18 +104,18 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError(
             "a test deployment needs run.seed, the seed that its nodes were made with"
         )
-    own = recipe.with_values(
+    result = recipe.with_values(
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
     ).model_copy(update={"deployment": recipe.deployment or Deployment()})
-    own = Recipe.model_validate(own.model_dump())
-    asked = round(own.federation.share * clients)
-    if own.distributed is not None and asked > MOST_NODES:
+    result = Recipe.model_validate(result.model_dump())
+    asked = round(result.federation.share * clients)
+    if result.distributed is not None and asked > MOST_NODES:
         raise ConfigError(
             f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a "
             "lower federation.rate or federation.cohort"
         )
-    return own
+    return result
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
     return work
 
 
-def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
+def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
     """A run's remaining demand on each node; None if there is none.
 
     Rounds of different cost are replaced by the same number of equal rounds with the same total
@@ -163,7 +163,7 @@ def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
         plan = replace(
             plan,
             sigma=plan.sigma * scale,
-            queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries),
+            queries=tuple(replace(query, sigma=query.sigma * scale) for query in plan.queries),
         )
     left, releases = facts.rounds - done, facts.releases
     if (
@@ -207,7 +207,7 @@ class NodesRecord:
         """Store the report of a round's questions."""
         self._folder.append_private(REPORT, json.dumps(asdict(report)))
 
-    def counted(self, row: FullRow) -> None:
+    def print_round(self, row: FullRow) -> None:
         """Print a round's line."""
         if self._summed and not row["cohort"]:
             self.say(
@@ -239,7 +239,7 @@ class NodesRecord:
             for row in rows
         )
 
-    def ended(self, rounds: int) -> None:
+    def print_totals(self, rounds: int) -> None:
         """Print how many rounds of a run were done, and how many were void."""
         void = self.void()
         done = len(self._folder.rows()) - void
@@ -300,18 +300,20 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     if isinstance(nodes, SecureGrid):
         nodes.file = file
 
-    def counted(row: FullRow) -> None:  # its checkpoint is on disk
+    def close_round(row: FullRow) -> None:  # its checkpoint is on disk
         file.close()
-        record.counted(row)
+        record.print_round(row)
 
     def run() -> None:
         with folder.lock():  # by which `fedlgm deploy run` sees that this process lives
-            done = _settled(file, folder)
+            done = _settle_attempt(file, folder)
             # The nodes of a round that continues have been charged for it.
-            if need := needed(assembly, folder.path.name, done=done + (file.found is not None)):
+            if need := remaining_need(
+                assembly, folder.path.name, done=done + (file.found is not None)
+            ):
                 nodes.require(need)
         serve(
-            nodes, assembly, folder, "deployment", counted, nodes=enrolled,
+            nodes, assembly, folder, "deployment", close_round, nodes=enrolled,
             attempt=file.key, continued=file.found is not None,
         )  # fmt: skip
 
@@ -322,7 +324,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
             record.say(str(lost))
             file.give_up()
             run()
-        record.ended(assembly.facts.rounds)
+        record.print_totals(assembly.facts.rounds)
     except DivergedError as error:
         said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
         record.say(
@@ -331,7 +333,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         raise
 
 
-def _settled(file: AttemptFile, folder: RunFolder) -> int:
+def _settle_attempt(file: AttemptFile, folder: RunFolder) -> int:
     """Delete an attempt whose round is done, and return the number of rounds that are done.
 
     Raises:

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedlgm.errors import FedlgmError, RunError, first_problem
 from fedlgm.wire import printable
 from fedlgm_nodes.deploy.layout import SignerFolder
-from fedlgm_nodes.deploy.registration import Registration, registered
+from fedlgm_nodes.deploy.registration import Registration, registered_runs
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import FrameError
@@ -118,13 +118,13 @@ class Signer:
             )
         return protocol.sign(self._key, "question", question.digest)
 
-    def unused(self, stem: str) -> list[str]:
+    def unused_runs(self, stem: str) -> list[str]:
         """Registered runs whose names begin with this stem and for which nothing has been signed,
         the newest last.
         """
         with self._lock:
             used = {run for (run,) in self._signed.execute("SELECT DISTINCT run FROM signed")}
-        return [run for run in registered(self._folder.runs, stem) if run not in used]
+        return [run for run in registered_runs(self._folder.runs, stem) if run not in used]
 
     def close(self) -> None:
         """Close the record of signed questions."""
@@ -164,7 +164,10 @@ class _Connection(socketserver.StreamRequestHandler):
                 "registered runs"
             )
         if header["ask"] == "unused":
-            return {"ok": True, "runs": self._signer.unused(_Unused.model_validate(header).stem)}
+            return {
+                "ok": True,
+                "runs": self._signer.unused_runs(_Unused.model_validate(header).stem),
+            }
         given = _Ask.model_validate(header)
         question = Question(**given.model_dump(exclude={"protocol", "ask"}))
         signature = self._signer.sign(question)

@@ -16,9 +16,9 @@ from fedlgm.errors import RunError
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.processes import faults
-from fedlgm_nodes.deploy.registration import Registration, number, registered
-from fedlgm_nodes.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
-from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed
+from fedlgm_nodes.deploy.registration import Registration, number, registered_runs
+from fedlgm_nodes.deploy.server_entry import ENDED, TOLD, DeployedAssembly, recipe_for_nodes
+from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed_message
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
@@ -70,7 +70,7 @@ def run(
         say(f"federation.clients = {clients}: the enrolled nodes")
     if recipe.run.seed is not None and not settings.test:
         say("run.seed is ignored: a deployed run draws its own keys")
-    recipe = deployed(recipe, clients, test=settings.test)
+    recipe = recipe_for_nodes(recipe, clients, test=settings.test)
     DeployedAssembly(recipe).check_server()
     if not flower.healthy():
         start = f"start it with fedlgm deploy up {folder.path}"
@@ -87,13 +87,13 @@ def run(
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
     try:
         with new_folder.removed_if_refused(target, asks_nodes=True):
-            return _submitted(flower, folder, target, recipe, say, watch)
+            return _submit_and_follow(flower, folder, target, recipe, say, watch)
     finally:
         if not target.path.exists() and os.access(folder.signer.runs, os.W_OK):
             (folder.signer.runs / f"{target.path.name}.json").unlink(missing_ok=True)
 
 
-def _submitted(
+def _submit_and_follow(
     flower: Flower,
     folder: DeploymentFolder,
     target: RunFolder,
@@ -139,12 +139,12 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     Raises:
         ConfigError: real nodes do not support a setting.
     """
-    recipe = deployed(
+    recipe = recipe_for_nodes(
         recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test
     )
     stem = _stem(recipe)
-    present = registered(folder.signer.runs, stem)
-    run = present[-1] if present and not fresh else _numbered(stem, present)
+    present = registered_runs(folder.signer.runs, stem)
+    run = present[-1] if present and not fresh else _next_name(stem, present)
     Registration.of(recipe).save(folder.signer.runs, run)
     return run
 
@@ -154,7 +154,7 @@ def _stem(recipe: Recipe) -> str:
     return f"{re.sub('[^A-Za-z0-9._-]+', '-', recipe.name).lstrip('.-') or 'run'}-{digest}"
 
 
-def _numbered(stem: str, present: Iterable[str]) -> str:
+def _next_name(stem: str, present: Iterable[str]) -> str:
     """Name of a recipe's next run, after those that are present; a number is not used again for
     another run.
     """
@@ -181,8 +181,8 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
         RunError: none is registered, or the signer does not answer.
     """
     if os.access(folder.signer.runs, os.W_OK):
-        known = registered(folder.signer.runs, stem)
-        return known[-1] if known and not fresh else _numbered(stem, [*known, *present])
+        runs = registered_runs(folder.signer.runs, stem)
+        return runs[-1] if runs and not fresh else _next_name(stem, [*runs, *present])
     waiting = [run for run in unused_at(folder.signer.socket, stem) if run not in present]
     if not waiting:
         raise RunError(
@@ -211,7 +211,7 @@ def _follow(
         nonlocal seen
         before, seen = seen, _size(target)
         if seen > before:
-            with _told(target).open(encoding="utf-8", errors="replace") as file:
+            with _progress_file(target).open(encoding="utf-8", errors="replace") as file:
                 file.seek(before)
                 for line in file.read(seen - before).splitlines():
                     say(line)
@@ -237,11 +237,11 @@ def _follow(
 
 
 def _size(target: RunFolder) -> int:
-    file = _told(target)
+    file = _progress_file(target)
     return file.stat().st_size if file.is_file() else 0
 
 
-def _told(target: RunFolder) -> Path:
+def _progress_file(target: RunFolder) -> Path:
     """File of the run's progress lines."""
     return target.private / TOLD
 
@@ -255,5 +255,5 @@ def _reason(status: str, log: str) -> str:
         if name.startswith("fedlgm.errors.") and message:
             return message
     if first_exception(log) is None:
-        return f"{killed(None)} (Flower reports {status}). {reason(log)}"
+        return f"{killed_message(None)} (Flower reports {status}). {reason(log)}"
     return f"Flower reports {status}. {reason(log)}"

@@ -38,7 +38,9 @@ class Watch:
         self._say, self._told, self._looked = say, set[str](), 0.0
         self._superlink = processes.superlink(folder)
         family = self._family()
-        self._starters = [one for one in family if processes.is_called(one, "flower-superexec")]
+        self._starters = [
+            process for process in family if processes.is_called(process, "flower-superexec")
+        ]
         link = self._superlink
         if link is not None and not self._starters and processes.starts_apps(link):
             raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
@@ -60,19 +62,21 @@ class Watch:
         link = self._superlink
         if link is not None and not processes.runs(link):
             raise KilledError(
-                f"{processes.ended('superlink', link.pid, self._folder)}; then {RESUMES}"
+                f"{processes.ended_fault('superlink', link.pid, self._folder)}; then {RESUMES}"
             )
         if "superlink" not in self._look() and link is not None:
-            self._tell(processes.stopped("superlink", link))
-        for one in self._starters:
-            if not processes.runs(one):
-                raise KilledError(self._no_starter(f"(process {one.pid})"))
-            self._tell(processes.stopped("flower-superexec", one))
+            self._tell(processes.stopped_fault("superlink", link))
+        for starter in self._starters:
+            if not processes.runs(starter):
+                raise KilledError(self._no_starter(f"(process {starter.pid})"))
+            self._tell(processes.stopped_fault("flower-superexec", starter))
         worker = self.target.worker() if self.target is not None else None
         if worker is not None and not worker.runs:
-            raise KilledError(killed(worker.pid))
+            raise KilledError(killed_message(worker.pid))
         if worker is not None and psutil.pid_exists(worker.pid):
-            self._tell(processes.stopped("the run's server process", psutil.Process(worker.pid)))
+            self._tell(
+                processes.stopped_fault("the run's server process", psutil.Process(worker.pid))
+            )
         self.misses_app = worker is None and link is not None and not self._has_app()
         self._looked = time.monotonic()
 
@@ -81,7 +85,7 @@ class Watch:
         self._looked = 0.0
         self.look()
         if self.misses_app:
-            raise KilledError(killed(None if self._app is None else self._app.pid))
+            raise KilledError(killed_message(None if self._app is None else self._app.pid))
 
     def _has_app(self) -> bool:
         """Whether there is a ServerApp that was started since; one of them will take the run's
@@ -90,9 +94,13 @@ class Watch:
         The SuperLink starts nothing else in the meantime. A site's own wrapper may start it under
         any name.
         """
-        apps = [one for one in self._family() if one not in self._others and processes.runs(one)]
+        apps = [
+            process
+            for process in self._family()
+            if process not in self._others and processes.runs(process)
+        ]
         for self._app in apps:
-            self._tell(processes.stopped("flwr-serverapp", self._app))
+            self._tell(processes.stopped_fault("flwr-serverapp", self._app))
         return bool(apps)
 
     def _family(self) -> list[psutil.Process]:
@@ -115,7 +123,7 @@ class Watch:
             self._say(fault)
 
 
-def killed(pid: int | None) -> str:
+def killed_message(pid: int | None) -> str:
     """What became of a run's server process that left no error, and what to do."""
     number = "" if pid is None else f" (process {pid})"
     return f"the run's server process{number} has ended without an error, for example because it was killed; {RESUMES}"

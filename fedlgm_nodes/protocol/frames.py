@@ -178,7 +178,7 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
     return values
 
 
-def masked(data: bytes | memoryview, key: int) -> memoryview:
+def mask_bytes(data: bytes | memoryview, key: int) -> memoryview:
     """Bytes XORed with a repeated 32-bit key, so that equal contents differ; masking twice restores
     them.
 
@@ -203,14 +203,14 @@ def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, byte
     three objects.
 
     Raises:
-        FrameError: as for `masked`.
+        FrameError: as for `mask_bytes`.
 
     Example:
         >>> records = body_records(b"a model.", 7)
         >>> list(records), bytes(body_of(records, 7))
         (['node.body.0'], b'a model.')
     """
-    data = masked(body, key)
+    data = mask_bytes(body, key)
     starts = range(0, len(data), RECORD_BYTES)
     return {
         f"{BODY}.{number}": {BODY: bytes(data[low : low + RECORD_BYTES])}
@@ -223,11 +223,11 @@ def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
     header.
 
     Raises:
-        FrameError: the records hold something else, or as for `masked`.
+        FrameError: the records hold something else, or as for `mask_bytes`.
     """
     parts = [records[wire.CONFIG][BODY]] if BODY in records.get(wire.CONFIG, ()) else []
     while BODY in records.get(f"{BODY}.{len(parts)}", ()):
         parts.append(records[f"{BODY}.{len(parts)}"][BODY])
     if not all(isinstance(part, bytes) for part in parts):
         raise FrameError("the body of a message must be bytes")
-    return masked(parts[0] if len(parts) == 1 else b"".join(parts), key)
+    return mask_bytes(parts[0] if len(parts) == 1 else b"".join(parts), key)

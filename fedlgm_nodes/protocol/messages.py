@@ -167,7 +167,7 @@ class Position:
     signature: str
 
     @classmethod
-    def signed(cls, ledger: str, seq: int, head: str, signer: Ed25519PrivateKey) -> Position:
+    def make(cls, ledger: str, seq: int, head: str, signer: Ed25519PrivateKey) -> Position:
         """A position with the service's signature."""
         return cls(ledger, seq, head, sign(signer, "position", ledger, seq, head))
 

@@ -23,7 +23,7 @@ from fedlgm_nodes.protocol.messages import (
     types_of,
     verify,
 )
-from fedlgm_nodes.secagg.keys import agreed, new_secret, public_of
+from fedlgm_nodes.secagg.keys import new_secret, public_of, shared_secret
 from fedlgm_nodes.secagg.neighbours import Neighbours, shape_of
 
 MOST_NODES = 1000
@@ -160,7 +160,7 @@ class Advert:
             RunError: one of the keys is such a key.
         """
         for key in self.keys:
-            agreed(new_secret(), key)
+            shared_secret(new_secret(), key)
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -213,10 +213,13 @@ class Cohort:
                     "these terms"
                 )
         keys = [key for advert in members for key in advert.keys]
-        own = [services[client] for client in self.adverts]
-        if len(set(keys)) < len(keys) or len(set(own)) < len(own):
+        service_keys = [services[client] for client in self.adverts]
+        if len(set(keys)) < len(keys) or len(set(service_keys)) < len(service_keys):
             raise RunError("a public key appears twice in the cohort")
-        columns = [(services[one.client], one.client, one.sealing, one.masking) for one in members]
+        columns = [
+            (services[member.client], member.client, member.sealing, member.masking)
+            for member in members
+        ]
         self._shape = shape_of(len(members), terms.threshold, terms.colluders)
         self.complete = self._shape.complete(len(members))
         ring = () if self.complete else (canonical(asdict(self._shape)),)
@@ -234,7 +237,7 @@ class Cohort:
 class _Statement(ABC):
     """A statement that a member of a cohort signs."""
 
-    def signed(self, signer: Ed25519PrivateKey) -> str:
+    def sign(self, signer: Ed25519PrivateKey) -> str:
         """Signature of a member's service."""
         return sign(signer, *self._fields)
 
@@ -299,7 +302,7 @@ def clients_of(raw: Any) -> tuple[int, ...]:
     if (
         not isinstance(raw, Sequence)
         or isinstance(raw, str | bytes)
-        or not all(type(one) is int for one in raw)
+        or not all(type(client) is int for client in raw)
     ):
         raise RunError("a set of clients must be a list of whole numbers")
     if list(raw) != sorted(set(raw)):
@@ -317,10 +320,10 @@ def _hexadecimal(text: str, digits: int) -> bool:
 
 
 def _of(kind: type[R], raw: Any) -> R:
-    found = record_of(kind, raw)
-    if found is None:
+    record = record_of(kind, raw)
+    if record is None:
         names = ", ".join(types_of(kind))
         raise RunError(
             f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type"
         )
-    return found
+    return record

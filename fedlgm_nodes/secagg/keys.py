@@ -37,13 +37,13 @@ def public_of(private: bytes) -> str:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw().hex()
 
 
-def derived(secret: bytes, *info: str | int) -> bytes:
+def derive_key(secret: bytes, *info: str | int) -> bytes:
     """Key of 32 bytes for one purpose, by HKDF-SHA256."""
     purpose = "\0".join(map(str, ("fedlgm secagg", *info))).encode()
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
-def agreed(private: bytes, public: str) -> bytes:
+def shared_secret(private: bytes, public: str) -> bytes:
     """Shared secret of two X25519 keys.
 
     Raises:
@@ -58,7 +58,7 @@ def agreed(private: bytes, public: str) -> bytes:
 
 
 def _share_key(private: bytes, public: str, cohort: str, sender: int, receiver: int) -> bytes:
-    return derived(agreed(private, public), "share", cohort, sender, receiver)
+    return derive_key(shared_secret(private, public), "share", cohort, sender, receiver)
 
 
 def seal(
@@ -69,7 +69,7 @@ def seal(
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     key = _share_key(private, public, cohort, sender, receiver)
-    return nonce + AESGCM(key).encrypt(nonce, text, _associated(cohort, sender, receiver))
+    return nonce + AESGCM(key).encrypt(nonce, text, _associated_data(cohort, sender, receiver))
 
 
 def unseal(
@@ -83,18 +83,18 @@ def unseal(
     key = _share_key(private, public, cohort, sender, receiver)
     try:
         nonce, text = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-        return AESGCM(key).decrypt(nonce, text, _associated(cohort, sender, receiver))
+        return AESGCM(key).decrypt(nonce, text, _associated_data(cohort, sender, receiver))
     except (InvalidTag, ValueError) as error:
         raise RunError(f"the shares from {sender} to {receiver} are not authentic") from error
 
 
-def _associated(cohort: str, sender: int, receiver: int) -> bytes:
+def _associated_data(cohort: str, sender: int, receiver: int) -> bytes:
     return f"{cohort} {sender} {receiver}".encode()
 
 
 def self_mask_key(seed: bytes, cohort: str) -> bytes:
     """Key of a node's mask that its seed gives."""
-    return derived(seed, "self", cohort)
+    return derive_key(seed, "self", cohort)
 
 
 def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int) -> bytes:
@@ -103,7 +103,9 @@ def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int
     The key includes their numbers, so a colluder who advertises a copy of another node's key shares
     no mask with that node.
     """
-    return derived(agreed(private, public), "mask", cohort, min(one, other), max(one, other))
+    return derive_key(
+        shared_secret(private, public), "mask", cohort, min(one, other), max(one, other)
+    )
 
 
 def apply_mask(words: np.ndarray, key: bytes, *, subtract: bool = False) -> None:

@@ -59,7 +59,8 @@ class Weights:
         # that their exact products are faster than products modulo the prime.
         below = [xi * math.prod(xj - xi for xj in x if xj != xi) % PRIME for xi in x]
         self._weights = {
-            xi - 1: product * one % PRIME for xi, one in zip(x, _inverses(below), strict=True)
+            xi - 1: product * inverse % PRIME
+            for xi, inverse in zip(x, _inverses(below), strict=True)
         }
 
     @property
@@ -84,9 +85,9 @@ class Weights:
 
 def _inverses(numbers: list[int]) -> list[int]:
     """Inverses modulo the prime, by one inversion."""
-    ahead = [1, *accumulate(numbers, lambda one, other: one * other % PRIME)]
-    rest, found = pow(ahead[-1], -1, PRIME), list[int]()
+    ahead = [1, *accumulate(numbers, lambda product, other: product * other % PRIME)]
+    rest, inverses = pow(ahead[-1], -1, PRIME), list[int]()
     for number, before in zip(reversed(numbers), reversed(ahead[:-1]), strict=True):
-        found.append(rest * before % PRIME)
+        inverses.append(rest * before % PRIME)
         rest = rest * number % PRIME
-    return found[::-1]
+    return inverses[::-1]

@@ -58,7 +58,7 @@ class AnswerCheck:
         """The plan of a question."""
         return ReleasePlan.from_json(self._layers, question.plan)
 
-    def said(
+    def step_problem(
         self, step: str, question: Question, header: dict[str, Any], body: bytes
     ) -> Problem | None:
         """The problem of an answer without numbers to a step of a secure sum; None if it counts."""

@@ -16,7 +16,7 @@ from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, content_of, header_of
-from fedlgm_nodes.server.round import grouped, listed
+from fedlgm_nodes.server.round import group_by_reason, join_names
 
 _POLL_S = 0.2
 _SILENT_S = 3.0
@@ -52,7 +52,7 @@ class Need:
         }
 
 
-def carried(
+def affordable_releases(
     link: NodeLink, enrolment: Enrolment, need: Need, seconds: float
 ) -> dict[int, tuple[int, str]]:
     """Number of the needed releases that each connected node can make, with the limiting reason.
@@ -70,7 +70,7 @@ def carried(
     nonces = {client: secrets.token_hex(16) for client in clients}
     contents = iter([content_of(need.header(client, nonces[client])) for client in clients])
     sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
-    found: dict[int, tuple[int, str]] = {}
+    answers: dict[int, tuple[int, str]] = {}
     started, greeted = time.monotonic(), False
     while sent and (silent := time.monotonic() - started) < seconds:
         if (
@@ -82,9 +82,9 @@ def carried(
             client = sent.pop(reply.metadata.reply_to_message_id)
             answer = _answer(reply, enrolment[client].service_key, nonces[client])
             if answer is not None:
-                found[client] = answer
+                answers[client] = answer
         time.sleep(_POLL_S if sent else 0)
-    return found
+    return answers
 
 
 def require(
@@ -95,7 +95,7 @@ def require(
     Args:
         enrolment: names of the nodes.
         need: the run's demand.
-        found: result of `carried`.
+        found: result of `affordable_releases`.
         needed: number of nodes that every round needs.
 
     Returns:
@@ -107,14 +107,14 @@ def require(
     """
     short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
     lines, dropped = [], []
-    for names, (fits, why) in grouped(
+    for names, (fits, why) in group_by_reason(
         (enrolment[client].name, found[client]) for client in sorted(short)
     ):
         refuses, it, it_is = (
             ("refuses", "it", "it is") if len(names) == 1 else ("refuse", "them", "they are")
         )
         can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
-        lines.append(f"{listed(names)} " + (f"{refuses} it ({why})" if why else can))
+        lines.append(f"{join_names(names)} " + (f"{refuses} it ({why})" if why else can))
         dropped.append(f"{lines[-1]}: {it_is} left out from then on")
     most = sorted(
         (short.get(client, need.releases) for client in range(len(enrolment))), reverse=True

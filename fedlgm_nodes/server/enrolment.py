@@ -40,10 +40,10 @@ class Enrolment(BaseModel):
 
     @model_validator(mode="after")
     def _each_once(self) -> Enrolment:
-        if sorted(one.client for one in self.node) != list(range(len(self.node))):
+        if sorted(node.client for node in self.node) != list(range(len(self.node))):
             raise ValueError(f"clients must be numbered 0 to {len(self.node) - 1}, each once")
         for name in ("name", "flower_key", "service_key"):
-            values = [getattr(one, name) for one in self.node]
+            values = [getattr(node, name) for node in self.node]
             if len(set(values)) != len(values):
                 raise ValueError(f"two nodes have the same {name}")
         return self
@@ -64,7 +64,7 @@ class Enrolment(BaseModel):
         return len(self.node)
 
     def __getitem__(self, client: int) -> EnrolledNode:
-        return next(one for one in self.node if one.client == client)
+        return next(node for node in self.node if node.client == client)
 
 
 def key_digest(pem: bytes) -> str:

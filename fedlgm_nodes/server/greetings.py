@@ -62,7 +62,7 @@ class Greetings:
         """Record a greeting and the unanswered question of its node."""
         self._sent[message_id] = client, question
 
-    def answered(self, message_id: str, asked: Mapping[int, str]) -> None:
+    def record_answer(self, message_id: str, asked: Mapping[int, str]) -> None:
         """Learn from the answer to a greeting.
 
         Args:

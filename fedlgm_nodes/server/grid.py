@@ -41,12 +41,12 @@ from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.server.answers import AnswerCheck
-from fedlgm_nodes.server.budgets import Need, carried, require
+from fedlgm_nodes.server.budgets import Need, affordable_releases, require
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.link import NodeLink
 from fedlgm_nodes.server.polling import Polling
 from fedlgm_nodes.server.questions import NodeQuestions
-from fedlgm_nodes.server.round import Asked, Patience, RoundReport, grouped, listed
+from fedlgm_nodes.server.round import Asked, Patience, RoundReport, group_by_reason, join_names
 from strategies.messages import NumberingGrid
 from strategies.nodes import OneNodePerClient
 
@@ -121,9 +121,9 @@ class NodeGrid(NumberingGrid):
         Raises:
             ConfigError: the budgets do not suffice; nothing has been spent.
         """
-        found = carried(self._link, self._enrolment, need, seconds)
+        releases = affordable_releases(self._link, self._enrolment, need, seconds)
         for line in require(
-            self._enrolment, need, found, self._patience.needed(len(self._enrolment))
+            self._enrolment, need, releases, self._patience.answers_needed(len(self._enrolment))
         ):
             self._say(line)
 
@@ -174,19 +174,19 @@ class NodeGrid(NumberingGrid):
     def _round(self, batch: list[Message]) -> list[Message]:
         started = time.monotonic()
         models: dict[int, str] = {}
-        asked = [self._asked(message, models) for message in batch]
+        asked = [self._part_of(message, models) for message in batch]
         late = self.polling.wait(
-            asked, started, self._patience.needed(len(asked)), "federation.quorum"
+            asked, started, self._patience.answers_needed(len(asked)), "federation.quorum"
         )
-        answered = [one.client for one in asked if one.answer is not None]
+        answered = [part.client for part in asked if part.answer is not None]
         self._report(
             asked[0].question.round,
             answered,
-            {one.client: one.lost for one in asked if one.lost},
+            {part.client: part.lost for part in asked if part.lost},
             late,
             started,
         )
-        return [self._reply(one) for one in asked]
+        return [self._reply(part) for part in asked]
 
     def _report(
         self,
@@ -199,9 +199,9 @@ class NodeGrid(NumberingGrid):
         """Report a round: clients that count, and why the others do not."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
-        for those, why in grouped(told.items()):
+        for those, why in group_by_reason(told.items()):
             count = "counts" if len(those) == 1 else "count"
-            self._say(f"round {round}: {listed(those)} {count} as zero: {why}")
+            self._say(f"round {round}: {join_names(those)} {count} as zero: {why}")
         if self._on_round is not None:
             self._on_round(
                 RoundReport(
@@ -213,7 +213,7 @@ class NodeGrid(NumberingGrid):
                 )
             )
 
-    def _asked(self, message: Message, models: dict[int, str]) -> Asked:
+    def _part_of(self, message: Message, models: dict[int, str]) -> Asked:
         """Convert a strategy's message to its node's question; `models` caches hashes, by identity,
         over a round.
         """
@@ -238,14 +238,14 @@ class NodeGrid(NumberingGrid):
             partial(self.answers.problem, question),
         )
 
-    def _reply(self, one: Asked) -> Message:
-        if not one.body:
-            reason = f"{self._enrolment[one.client].name}: {one.lost}"
-            return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
-        values = frames.vector(one.body, NUMBERS)
+    def _reply(self, part: Asked) -> Message:
+        if not part.body:
+            reason = f"{self._enrolment[part.client].name}: {part.lost}"
+            return Message(Error(code=_LOST, reason=reason), reply_to=part.message)
+        values = frames.vector(part.body, NUMBERS)
         array = Array(
-            dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body
+            dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=part.body
         )
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
-        return Message(content=content, reply_to=one.message)
+        return Message(content=content, reply_to=part.message)

@@ -43,22 +43,24 @@ class LedgerPositions:
         Answers are compared with the position known when their question was made: two runs may
         receive one node's answers in a different order.
         """
-        found = self._own(client, self._read())
-        if found is not None:
-            self._known[client] = found
+        position = self._own(client, self._read())
+        if position is not None:
+            self._known[client] = position
         return self._known.get(client)
 
     def problem(self, client: int, position: Position) -> str:
         """The reason why this cannot be a later state of the same ledger; empty if it can."""
-        known = self._known.get(client)
-        if known is None:
+        previous = self._known.get(client)
+        if previous is None:
             return ""
-        if known.ledger != position.ledger:
+        if previous.ledger != position.ledger:
             return "its ledger was replaced by another one"
-        if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
+        if position.seq < previous.seq or (
+            position.seq == previous.seq and position.head != previous.head
+        ):
             return (
                 f"its ledger was rolled back: it has {position.seq} releases, but its service "
-                f"signed for {known.seq} earlier"
+                f"signed for {previous.seq} earlier"
             )
         return ""
 
@@ -80,10 +82,10 @@ class LedgerPositions:
 
     def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
         """A client's stored position, if its enrolled service has signed it."""
-        found = stored.get(client)
+        position = stored.get(client)
         return (
-            found
-            if found is not None and client in self._keys and found.valid(self._keys[client])
+            position
+            if position is not None and client in self._keys and position.valid(self._keys[client])
             else None
         )
 
@@ -91,20 +93,20 @@ class LedgerPositions:
         """Current content of the file."""
         if self._file is None or not self._file.is_file():
             return self._stored
-        found = self._file.stat()
-        state = found.st_ino, found.st_mtime_ns, found.st_size
+        status = self._file.stat()
+        state = status.st_ino, status.st_mtime_ns, status.st_size
         if state != self._read_at:
-            self._stored, self._read_at = _parsed(self._file), state
+            self._stored, self._read_at = _parse(self._file), state
         return self._stored
 
 
-def _parsed(file: Path) -> dict[int, Position]:
+def _parse(file: Path) -> dict[int, Position]:
     try:
         raw = json.loads(file.read_text())
-        found = {int(client): record_of(Position, value) for client, value in raw.items()}
+        entries = {int(client): record_of(Position, value) for client, value in raw.items()}
     except (ValueError, AttributeError) as error:
         raise RunError(f"{file} is damaged: {error}") from error
-    whole = {client: position for client, position in found.items() if position is not None}
-    if len(whole) < len(found):
+    positions = {client: position for client, position in entries.items() if position is not None}
+    if len(positions) < len(entries):
         raise RunError(f"{file} is damaged: an entry is not the position of a ledger")
-    return whole
+    return positions

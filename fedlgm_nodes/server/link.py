@@ -66,15 +66,15 @@ class NodeLink:
             int, dict[str, ConfigRecord]
         ] = {}  # nodes that are asked together share what is sent
         messages = []
-        for one in asked:
-            if id(one.model) not in models:
-                records = frames.body_records(one.model, key)
-                models[id(one.model)] = {
+        for part in asked:
+            if id(part.model) not in models:
+                records = frames.body_records(part.model, key)
+                models[id(part.model)] = {
                     name: ConfigRecord(dict(values)) for name, values in records.items()
                 }
-            content = content_of(one.header, key)
-            content.update(models[id(one.model)])
-            messages.append(self._message(one.client, content, one.message.metadata.group_id))
+            content = content_of(part.header, key)
+            content.update(models[id(part.model)])
+            messages.append(self._message(part.client, content, part.message.metadata.group_id))
         # One by one: a node sees its message at once, and would ask for parts that are not there
         # yet again and again.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]

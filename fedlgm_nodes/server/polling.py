@@ -18,7 +18,7 @@ from fedlgm_nodes.protocol.messages import LASTING, TRANSIENT
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, body_of, header_of
-from fedlgm_nodes.server.round import Asked, Patience, grouped, listed
+from fedlgm_nodes.server.round import Asked, Patience, group_by_reason, join_names
 
 _LOOK_S = 2.0  # between looks for who is connected, and between two messages to a node that is down
 
@@ -58,8 +58,8 @@ class Polling:
             RunError: too few nodes have answered.
         """
         patience = self._patience
-        for one in asked:
-            one.lost = self._excluded.get(one.client, "")
+        for part in asked:
+            part.lost = self._excluded.get(part.client, "")
         looked, told = -math.inf, started
         late = self._pull([], started)  # before anything new is sent, see `greetings`
         while True:
@@ -68,13 +68,14 @@ class Polling:
                 self._link.look()
                 looked = now
             self._ask(
-                [one for one in asked if one.open and not one.keys and now >= one.next_try], now
+                [part for part in asked if part.open and not part.keys and now >= part.next_try],
+                now,
             )
             self._greet(asked, now)
             late += self._pull(asked, now)
             self._leave(asked, needed, started, now)
-            waiting = [one for one in asked if one.open]
-            if not waiting or sum(not one.lost for one in asked) < needed:
+            waiting = [part for part in asked if part.open]
+            if not waiting or sum(not part.lost for part in asked) < needed:
                 break
             if now - started > patience.give_up_seconds:
                 break
@@ -83,8 +84,8 @@ class Polling:
                 self._tell(asked, waiting, now - started)
             shortest, longest = patience.poll_seconds, 5 * patience.poll_seconds
             time.sleep(protocol.pause_after(now - started, shortest, longest, share=0.02))
-        for one in asked:
-            self._late |= dict.fromkeys(one.keys if one.lost else (), one.client)
+        for part in asked:
+            self._late |= dict.fromkeys(part.keys if part.lost else (), part.client)
         self._require(asked, needed, key)
         return late
 
@@ -97,33 +98,37 @@ class Polling:
         allows.
         """
         patience = self._patience
-        for one in asked:
+        for part in asked:
             down = (
-                one.open and one.down_since is not None and not one.keys
+                part.open and part.down_since is not None and not part.keys
             )  # not with an answer still to come
-            if down and now - (one.down_since or 0.0) > patience.offline_seconds:
+            if down and now - (part.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
                 if possible > needed:  # below the quorum it is waited for
-                    one.lost = one.why_down
-        if sum(one.answer is not None for one in asked) < needed:
+                    part.lost = part.why_down
+        if sum(part.answer is not None for part in asked) < needed:
             return
         for seconds in (patience.round_seconds, patience.give_up_seconds):
             if now - started > seconds:
-                for one in asked:
-                    one.lost = one.lost or (f"no answer within {seconds:g} s" if one.open else "")
+                for part in asked:
+                    part.lost = part.lost or (
+                        f"no answer within {seconds:g} s" if part.open else ""
+                    )
 
     def _require(self, asked: list[Asked], needed: int, key: str) -> None:
-        answered = sum(one.answer is not None for one in asked)
+        answered = sum(part.answer is not None for part in asked)
         if answered < needed:
             missing = [
-                (self._enrolment[one.client].name, one.missing)
-                for one in asked
-                if one.answer is None
+                (self._enrolment[part.client].name, part.missing)
+                for part in asked
+                if part.answer is None
             ]
-            reasons = "; ".join(f"{listed(names)}: {why}" for names, why in grouped(missing))
+            reasons = "; ".join(
+                f"{join_names(names)}: {why}" for names, why in group_by_reason(missing)
+            )
             again = (
                 "The same command, without --fresh, resumes the run"
-                if sum(not one.refused for one in asked) >= needed
+                if sum(not part.refused for part in asked) >= needed
                 else "The same command meets the same refusals until the nodes' policies or "
                 "budgets change"
             )
@@ -133,9 +138,9 @@ class Polling:
             )
 
     def _tell(self, asked: list[Asked], waiting: list[Asked], seconds: float) -> None:
-        names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
+        names = ", ".join(self._enrolment[part.client].name for part in waiting[:5])
         more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
-        answered = sum(one.answer is not None for one in asked)
+        answered = sum(part.answer is not None for part in asked)
         self._say(
             f"waiting for {names}{more} ({answered} of {len(asked)} answered, {seconds:.0f} s)"
         )
@@ -144,39 +149,39 @@ class Polling:
 
     def _ask(self, due: list[Asked], now: float) -> None:
         ready = []
-        for one in due:
-            if one.client in self._link.online:
-                ready.append(one)
-            elif one.down_since is None:
-                self._is_down(one, "not connected", now)
+        for part in due:
+            if part.client in self._link.online:
+                ready.append(part)
+            elif part.down_since is None:
+                self._is_down(part, "not connected", now)
         if not ready:
             return
-        for one, keys in zip(ready, self._link.ask(ready), strict=True):
-            one.next_try, one.asked_at, one.greeted = now + _LOOK_S, now, False
-            one.keys |= keys
+        for part, keys in zip(ready, self._link.ask(ready), strict=True):
+            part.next_try, part.asked_at, part.greeted = now + _LOOK_S, now, False
+            part.keys |= keys
 
     def _greet(self, asked: list[Asked], now: float) -> None:
         due = [
-            one
-            for one in asked
-            if one.open and one.keys and not one.greeted and one.client in self._link.online
-            and self._greetings.due(one.client, now - one.asked_at)
+            part
+            for part in asked
+            if part.open and part.keys and not part.greeted and part.client in self._link.online
+            and self._greetings.due(part.client, now - part.asked_at)
         ]  # fmt: skip
-        for one in due:
-            one.greeted = True
-        sent = self._link.greet([one.client for one in due], self._greetings.content)
-        for one, id_ in zip(due, sent, strict=True):
+        for part in due:
+            part.greeted = True
+        sent = self._link.greet([part.client for part in due], self._greetings.content)
+        for part, id_ in zip(due, sent, strict=True):
             if id_:
-                self._greetings.was_sent(id_, one.client, one.digest)
+                self._greetings.was_sent(id_, part.client, part.digest)
 
     def _pull(self, asked: list[Asked], now: float) -> int:
         """Process the replies that have arrived; returns the number of late answers."""
-        owner = {id_: one for one in asked if one.open for id_ in one.keys}
+        owner = {id_: part for part in asked if part.open for id_ in part.keys}
         late = 0
         for reply in self._link.replies([*owner, *self._late, *self._greetings.sent]):
             id_ = reply.metadata.reply_to_message_id
             if id_ in self._greetings.sent:
-                self._greetings.answered(id_, {one.client: one.digest for one in asked})
+                self._greetings.record_answer(id_, {part.client: part.digest for part in asked})
             elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
@@ -196,52 +201,52 @@ class Polling:
                     self._take(owner[id_], reply, key, now)
         return late
 
-    def _take(self, one: Asked, reply: Message, key: int, now: float) -> None:
+    def _take(self, part: Asked, reply: Message, key: int, now: float) -> None:
         """Check one client's reply."""
         if reply.has_error():
-            one.next_try = now + _LOOK_S
-            self._is_down(one, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
+            part.next_try = now + _LOOK_S
+            self._is_down(part, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
             return
         header = header_of(reply)
         if header is None:
-            one.lost = "its answer is not one of a release service"
+            part.lost = "its answer is not one of a release service"
             return
         if header.get("ok") is not True:
-            self._refused(one, header, now)
+            self._take_refusal(part, header, now)
             return
         body = body_of(reply, key)
-        problem = one.check(header, body)
+        problem = part.check(header, body)
         if problem is not None:
-            one.lost = problem.why
+            part.lost = problem.why
             if problem.lasting:
-                self.exclude(one.client, problem.why)
+                self.exclude(part.client, problem.why)
             return
-        one.answer, one.body = header, body
-        self._down.pop(one.client, None)
-        self._named.discard(one.client)
-        self._greetings.took(one.client, now - one.asked_at)
+        part.answer, part.body = header, body
+        self._down.pop(part.client, None)
+        self._named.discard(part.client)
+        self._greetings.took(part.client, now - part.asked_at)
 
-    def _refused(self, one: Asked, header: dict[str, Any], now: float) -> None:
+    def _take_refusal(self, part: Asked, header: dict[str, Any], now: float) -> None:
         code, why = printable(str(header.get("code")), 40), printable(str(header.get("why")), 300)
         if code in TRANSIENT:
-            one.next_try = now + _LOOK_S
-            self._is_down(one, f"busy: {why}", now, told=False)
+            part.next_try = now + _LOOK_S
+            self._is_down(part, f"busy: {why}", now, told=False)
             return
-        one.lost, about, one.refused = f"refused ({code}): {why}", header.get("about"), True
-        one.accused = about if type(about) is int else None
+        part.lost, about, part.refused = f"refused ({code}): {why}", header.get("about"), True
+        part.accused = about if type(about) is int else None
         if code in LASTING:
-            self.exclude(one.client, one.lost)
+            self.exclude(part.client, part.lost)
 
-    def _is_down(self, one: Asked, why: str, now: float, *, told: bool = True) -> None:
+    def _is_down(self, part: Asked, why: str, now: float, *, told: bool = True) -> None:
         """Wait for a client, but not again if it was so in an earlier round; the first time is told
         at once.
         """
-        one.why_down = why
-        if told and one.client not in self._named:
-            self._named.add(one.client)
+        part.why_down = why
+        if told and part.client not in self._named:
+            self._named.add(part.client)
             self._say(
-                f"{self._enrolment[one.client].name}: {why}; its operator should look at its "
+                f"{self._enrolment[part.client].name}: {why}; its operator should look at its "
                 "processes"
             )
-        if one.down_since is None:
-            one.down_since = self._down.setdefault(one.client, now)
+        if part.down_since is None:
+            part.down_since = self._down.setdefault(part.client, now)

@@ -51,7 +51,7 @@ def signed_at(socket: Path, question: Question) -> str:
     Raises:
         RunError: the process does not answer, or does not sign this question.
     """
-    return str(_asked(socket, "sign", asdict(question))["signature"])
+    return str(_ask_signer(socket, "sign", asdict(question))["signature"])
 
 
 def unused_at(socket: Path, stem: str) -> list[str]:
@@ -64,10 +64,10 @@ def unused_at(socket: Path, stem: str) -> list[str]:
     Raises:
         RunError: the process does not answer.
     """
-    return [str(run) for run in _asked(socket, "unused", {"stem": stem})["runs"]]
+    return [str(run) for run in _ask_signer(socket, "unused", {"stem": stem})["runs"]]
 
 
-def _asked(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_signer(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     header = {"protocol": protocol.PROTOCOL, "ask": ask, **fields}
     try:
         answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)

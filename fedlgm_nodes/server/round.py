@@ -43,7 +43,7 @@ class Patience:
     greet_seconds: float = 20.0
     tell_seconds: float = 10.0
 
-    def needed(self, nodes: int) -> int:
+    def answers_needed(self, nodes: int) -> int:
         """Number of these nodes that must answer."""
         return max(1, math.ceil(self.quorum * nodes - 1e-9))
 
@@ -143,27 +143,27 @@ class RoundReport:
     seconds: float
 
 
-def grouped(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
+def group_by_reason(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
     """Names with one reason together, in the order of their first name.
 
     Args:
         reasons: (name, reason) pairs.
 
     Example:
-        >>> grouped([("n0", "is busy"), ("n1", "is down"), ("n2", "is busy")])
+        >>> group_by_reason([("n0", "is busy"), ("n1", "is down"), ("n2", "is busy")])
         [(['n0', 'n2'], 'is busy'), (['n1'], 'is down')]
     """
-    found: dict[Reason, list[str]] = {}
+    groups: dict[Reason, list[str]] = {}
     for name, reason in reasons:
-        found.setdefault(reason, []).append(name)
-    return [(names, reason) for reason, names in found.items()]
+        groups.setdefault(reason, []).append(name)
+    return [(names, reason) for reason, names in groups.items()]
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Names as a part of a sentence.
 
     Example:
-        >>> listed(["n0", "n1", "n2"])
+        >>> join_names(["n0", "n1", "n2"])
         'n0, n1 and n2'
     """
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -75,9 +75,9 @@ class SecureSum:
                         client: f"it has a key of client {other}",
                         other: f"client {client} has its key",
                     }
-        kept = [advert for client, advert in adverts.items() if client not in self.lost]
-        self._cohort = Cohort(self.terms, kept, self._services, check=False)
-        if problem := self.terms.problem(len(kept)):
+        members = [advert for client, advert in adverts.items() if client not in self.lost]
+        self._cohort = Cohort(self.terms, members, self._services, check=False)
+        if problem := self.terms.problem(len(members)):
             raise VoidRound(f"the cohort cannot be aggregated: {problem}")
         self.crowd = min(self.terms.colluders, self._cohort.neighbours.shape.crowd)
         return [advert.values() for advert in self._cohort.adverts.values()]
@@ -100,8 +100,8 @@ class SecureSum:
             {},
         )
         for client, (sealed, commitment) in answers.items():
-            whole = client in members and sealed.keys() == holders(client) - {client}
-            if whole and all(len(text) == SEALED_DIGITS for text in sealed.values()):
+            complete = client in members and sealed.keys() == holders(client) - {client}
+            if complete and all(len(text) == SEALED_DIGITS for text in sealed.values()):
                 self._commitments[client] = commitment
             else:
                 self.lost[client] = "it did not share its secrets with every neighbour"
@@ -113,7 +113,7 @@ class SecureSum:
         }
         return {to: {by: answers[by][0][to] for by in others} for to, others in near.items()}
 
-    def named(self) -> dict[str, list[int]]:
+    def sharing_field(self) -> dict[str, list[int]]:
         """The "mask" question's list of members that shared, for nodes that do not get shares of
         all of them.
         """
@@ -206,9 +206,9 @@ class SecureSum:
             VoidRound: too few unmask, or shares do not belong together.
         """
         shares = {
-            client: found
+            client: values
             for client, raw in answers.items()
-            if (found := self._readable(client, raw)) is not None
+            if (values := self._readable(client, raw)) is not None
         }
         self._require(shares, "unmasked", self.survivors.answered)
         secret, cohort, survivors = self._secrets(shares), self._cohort, self.survivors.answered
@@ -253,26 +253,26 @@ class SecureSum:
         )
         for start in starts:
             using = (2 * clients)[start : start + needed]
-            secret, problem = self._combined(peer, shares, weights(tuple(using)))
+            secret, problem = self._combine(peer, shares, weights(tuple(using)))
             if problem:
                 continue
             for client in set(clients) - set(using) if start else ():
-                if self._combined(peer, shares, weights((client, *using[1:])))[1]:
+                if self._combine(peer, shares, weights((client, *using[1:])))[1]:
                     self.lost[client] = "it gave wrong shares"
             return secret
         raise VoidRound(problem)
 
-    def _combined(
+    def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
         """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""
-        kept = peer in self.survivors.answered
-        known = self._commitments[peer] if kept else self._cohort.adverts[peer].masking
+        survived = peer in self.survivors.answered
+        expected = self._commitments[peer] if survived else self._cohort.adverts[peer].masking
         try:
             secret = weights.combine({client: shares[client][peer] for client in weights.points})
         except RunError as error:
             return b"", f"client {peer}: {error}"
-        if (sha256(secret) if kept else public_of(secret)) != known:
+        if (sha256(secret) if survived else public_of(secret)) != expected:
             return b"", f"the shares of a secret of client {peer} do not belong together"
         return secret, ""
 

@@ -104,8 +104,11 @@ class SecureGrid(NodeGrid):
         asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
         attempt, self._prepared = self._prepared, None
         if self.file is not None and self.file.found is not None:
-            attempt, self.file.found = self._continued(self.file.found, message, *asked), None
-        elif attempt is None or not attempt.serves(*asked) or not attempt.held(message):
+            attempt, self.file.found = (
+                self._continue_attempt(self.file.found, message, *asked),
+                None,
+            )
+        elif attempt is None or not attempt.serves(*asked) or not attempt.is_held(message):
             attempt = _Attempt(self, *asked)
         void = ""
         try:
@@ -129,8 +132,8 @@ class SecureGrid(NodeGrid):
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
         return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
 
-    def _continued(
-        self, found: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
+    def _continue_attempt(
+        self, record: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
     ) -> _Attempt:
         """The attempt that an earlier process has left open.
 
@@ -140,11 +143,16 @@ class SecureGrid(NodeGrid):
             RunError: too few nodes answer; nothing has been charged, and the run can be resumed.
         """
         model = protocol.sha256(message.content.array_records[wire.ARRAYS][wire.MODEL].data)
-        if (found.round, found.plan, found.clients, found.model) != (round, plan, clients, model):
+        if (record.round, record.plan, record.clients, record.model) != (
+            round,
+            plan,
+            clients,
+            model,
+        ):
             why = "its round, plan, model or nodes are no longer those that it was begun with"
         else:
-            attempt = _Attempt(self, round, plan, clients, found.nonce)
-            why = attempt.resumed(found, message)
+            attempt = _Attempt(self, round, plan, clients, record.nonce)
+            why = attempt.resume(record, message)
             if not why:
                 self._say(
                     f"round {round} continues where it was interrupted: no node is charged twice"
@@ -182,10 +190,10 @@ class _Attempt:
         self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
         self._nonce = nonce or secrets.token_hex(16)
         self._ask(NO_MODEL)
-        one = self._questions[clients[0]]
-        parsed = grid.answers.plan(one)
+        question = self._questions[clients[0]]
+        parsed = grid.answers.plan(question)
         self.server, self._rounds = (
-            SecureSum(terms_of(one, parsed), grid.services),
+            SecureSum(terms_of(question, parsed), grid.services),
             parsed.facts.rounds,
         )
         self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
@@ -206,7 +214,7 @@ class _Attempt:
             == (round, plan, list(self._delivered))
         )
 
-    def held(self, message: Message) -> bool:
+    def is_held(self, message: Message) -> bool:
         """Whether every node still holds what it has shared; asked again if a node may have lost it
         since.
 
@@ -228,7 +236,7 @@ class _Attempt:
         )
         return False
 
-    def resumed(self, found: OpenAttempt, message: Message) -> str:
+    def resume(self, record: OpenAttempt, message: Message) -> str:
         """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
         if it can.
 
@@ -240,22 +248,22 @@ class _Attempt:
             RunError: too few nodes answer.
         """
         server = self.server
-        self._message, self._kept, self.lost = message, found, dict(found.lost)
+        self._message, self._kept, self.lost = message, record, dict(record.lost)
         try:
-            self._adverts, self._shares = server.advertised(found.adverts), found.shared
-            if self._adverts != list(found.adverts.values()):
+            self._adverts, self._shares = server.advertised(record.adverts), record.shared
+            if self._adverts != list(record.adverts.values()):
                 return f"its cohort is no longer whole{reasons(server.lost)}"
-            self._delivered = server.shared(found.shared)
-            if found.sent:
-                server.resume(found.sent, found.total)
+            self._delivered = server.shared(record.shared)
+            if record.sent:
+                server.resume(record.sent, record.total)
         except RunError as error:
             return str(error)
-        asked: list[int] = list(found.sent or self._delivered)
-        said = self._said("advertise", {client: {} for client in asked})
+        asked: list[int] = list(record.sent or self._delivered)
+        said = self._answers("advertise", {client: {} for client in asked})
         gone = {
             client: "it has made other keys"
             for client, advert in said
-            if advert != found.adverts[client]
+            if advert != record.adverts[client]
         }
         if len(asked) - len(gone) >= server.terms.threshold:
             return ""
@@ -263,10 +271,12 @@ class _Attempt:
 
     def _ask(self, model: str) -> None:
         """Questions that name this model."""
-        made = partial(
+        question_to = partial(
             self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model
         )
-        self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
+        self._questions: dict[int, Question] = {
+            client: question_to(client) for client in self._clients
+        }
         self._headers = {
             client: self._grid.questions.header(question)
             for client, question in self._questions.items()
@@ -293,7 +303,7 @@ class _Attempt:
         if not self._delivered:
             try:
                 self._adverts = server.advertised(
-                    dict(self._said("advertise", {client: {} for client in self._clients}))
+                    dict(self._answers("advertise", {client: {} for client in self._clients}))
                 )
                 self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
@@ -318,34 +328,34 @@ class _Attempt:
             file.write(self._kept)
         fixed = self._kept is not None and bool(self._kept.sent)
         self._grid.charge()
-        named = server.named()
+        named = server.sharing_field()
         given: dict[int, Any] = {
             client: {"sealed": texts(sealed), **named} for client, sealed in self._delivered.items()
         }
         try:
             following = self._following()
-            for one in self._trip("mask", given, following) if not fixed else ():
-                assert one.answer is not None
-                words = frames.vector(one.body, WORDS).astype(np.uint32)
-                server.add(one.client, words, str(one.answer.get("sent")))
+            for part in self._trip("mask", given, following) if not fixed else ():
+                assert part.answer is not None
+                words = frames.vector(part.body, WORDS).astype(np.uint32)
+                server.add(part.client, words, str(part.answer.get("sent")))
             answered = server.answered()
             if file is not None and self._kept is not None and not fixed:
                 sent, masked = server.summed
                 file.write(self._kept.model_copy(update={"sent": sent, "total": masked}))
-            signed = server.sent() or self._agreed(answered)
+            signed = server.sent() or self._agree(answered)
             further = (
                 following
                 if following and answered == self._clients and following.complete()
                 else None
             )
             given = {client: {"signatures": texts(signed)} for client in signed}
-            revealed = self._said("unmask", given, further)
+            revealed = self._answers("unmask", given, further)
             total = server.total(
-                {client: _numbered(said.get("shares")) for client, said in revealed}
+                {client: _texts_by_client(said.get("shares")) for client, said in revealed}
             )
             if further:
                 with suppress(VoidRound):
-                    further._shared(further._early.items())
+                    further._take_shares(further._early.items())
                     self.next = further
         except VoidRound:
             raise
@@ -356,20 +366,20 @@ class _Attempt:
         self.answered = answered
         return total
 
-    def _agreed(self, answered: list[int]) -> dict[int, str]:
+    def _agree(self, answered: list[int]) -> dict[int, str]:
         """Signatures of the set of survivors."""
-        said = self._said("agree", {client: {"answered": answered} for client in answered})
-        return self.server.signed({client: str(one.get("signature")) for client, one in said})
+        said = self._answers("agree", {client: {"answered": answered} for client in answered})
+        return self.server.signed({client: str(answer.get("signature")) for client, answer in said})
 
     def _share(self, clients: Iterable[int]) -> None:
         """Ask these clients to share their secrets."""
-        self._shared(
-            self._said("share", {client: {"adverts": self._adverts} for client in clients})
+        self._take_shares(
+            self._answers("share", {client: {"adverts": self._adverts} for client in clients})
         )
 
-    def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
+    def _take_shares(self, answers: Iterable[tuple[int, Any]]) -> None:
         self._shares = {
-            client: (_numbered(said.get("sealed")), str(said.get("commitment")))
+            client: (_texts_by_client(said.get("sealed")), str(said.get("commitment")))
             for client, said in answers
         }
         self._delivered = self.server.shared(self._shares)
@@ -383,7 +393,7 @@ class _Attempt:
             return None
         # The shortest: headers differ by the position of a node's ledger, which a hostile node may
         # state at length.
-        header = min(len(json.dumps(one)) for one in self._headers.values())
+        header = min(len(json.dumps(fields)) for fields in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
             return None  # found out later, it would void this round
         with suppress(
@@ -398,19 +408,19 @@ class _Attempt:
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
 
-    def _said(
+    def _answers(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> Iterator[tuple[int, Any]]:
         """Answers to a step without numbers; arguments as for `_trip`."""
-        for one in self._trip(step, given, further):
-            assert one.answer is not None
-            yield one.client, one.answer["said"]
+        for part in self._trip(step, given, further):
+            assert part.answer is not None
+            yield part.client, part.answer["said"]
 
     def _take(self, step: str, client: int, header: Any) -> None:
         """Keep a node's answer to a step that it was asked ahead, if it counts."""
         if not isinstance(header, dict) or header.get("ok") is not True:
             return
-        if not self._grid.answers.said(step, self._questions[client], header, b""):
+        if not self._grid.answers.step_problem(step, self._questions[client], header, b""):
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
@@ -445,7 +455,7 @@ class _Attempt:
                 header["model"] = question.model
             if further:
                 header["ahead"] = further._ahead(client)
-            check = grid.answers.problem if body else partial(grid.answers.said, step)
+            check = grid.answers.problem if body else partial(grid.answers.step_problem, step)
             asked.append(
                 Asked(self._message, question, header, body, partial(check, question), step)
             )
@@ -455,13 +465,13 @@ class _Attempt:
                 asked, time.monotonic(), threshold, "distributed.threshold"
             )
         finally:
-            self.lost |= {one.client: one.lost for one in asked if one.lost}
-            self._count(one.accused for one in asked)
-        answered = [one for one in asked if one.answer is not None]
+            self.lost |= {entry.client: entry.lost for entry in asked if entry.lost}
+            self._count(entry.accused for entry in asked)
+        answered = [entry for entry in asked if entry.answer is not None]
         if further:
             further._early = {}
-            for one in answered:
-                further._take(AHEAD[step], one.client, (one.answer or {}).get("ahead"))
+            for entry in answered:
+                further._take(AHEAD[step], entry.client, (entry.answer or {}).get("ahead"))
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
@@ -473,7 +483,7 @@ class _Attempt:
                 )
 
 
-def _numbered(raw: Any) -> dict[int, str]:
+def _texts_by_client(raw: Any) -> dict[int, str]:
     """Texts by client number from a node's answer; empty if they are malformed."""
     try:
         return {int(client): str(text) for client, text in raw.items()}

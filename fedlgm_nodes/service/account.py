@@ -28,7 +28,7 @@ class Account:
         self._policy, self._ledger = policy, ledger
         self._least("pld")  # refused now if no noise meets the budget
 
-    def spent(self, further: privacy.DpEvent | None = None) -> float:
+    def epsilon(self, further: privacy.DpEvent | None = None) -> float:
         """Epsilon of all charges for the protected unit, including one further release if given.
 
         Raises:
@@ -48,7 +48,7 @@ class Account:
         self._check_separation(run, round, request)
         self._check_alone(request)
         cost = self._cost(request)
-        after = self.spent(cost)
+        after = self.epsilon(cost)
         if not after <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
@@ -57,7 +57,7 @@ class Account:
             )
         return cost
 
-    def left(self, run: str, request: Request, asked: int) -> int:
+    def affordable_releases(self, run: str, request: Request, asked: int) -> int:
         """Number of further releases like this one, at most `asked`, that budget and caps allow.
 
         Raises:
@@ -69,19 +69,19 @@ class Account:
         self._check_caps(run)
         self._check_alone(request)
         cost = self._cost(request)
-        if not self.spent(cost) <= most:
-            after = self.spent(privacy.events.repeated(cost, asked))
+        if not self.epsilon(cost) <= most:
+            after = self.epsilon(privacy.events.repeated(cost, asked))
             raise Refusal(
                 "budget-spent",
                 f"its budget has nothing left for such a run: {asked} more releases would bring "
-                f"its epsilon from {self.spent():.4g} to {after:.4g}; its policy allows "
+                f"its epsilon from {self.epsilon():.4g} to {after:.4g}; its policy allows "
                 f"{self._allowed}",
             )
         # `low` releases fit, `high` + 1 do not
-        low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
+        low, high = 0, min([asked, *(allowed - count for count, allowed, _ in self._caps(run))])
         while low < high:
             middle = (low + high + 1) // 2
-            within = self.spent(privacy.events.repeated(cost, middle)) <= most
+            within = self.epsilon(privacy.events.repeated(cost, middle)) <= most
             low, high = (middle, high) if within else (low, middle - 1)
         return low
 

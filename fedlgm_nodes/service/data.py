@@ -76,8 +76,8 @@ def read(section: Data, folder: Path) -> ClientData:
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
     if not np.isfinite(x).all():
         raise DataError("data: inputs hold NaN or Inf")
-    whole = y.astype(np.int64, copy=True) if np.isfinite(y).all() else y
-    y = whole if (whole == y).all() else y.astype(np.float32)
+    integers = y.astype(np.int64, copy=True) if np.isfinite(y).all() else y
+    y = integers if (integers == y).all() else y.astype(np.float32)
     return ClientData(torch.from_numpy(x), torch.from_numpy(y))
 
 
@@ -87,10 +87,10 @@ def targets(section: Data, y: Tensor, task: Task) -> Tensor:
     Raises:
         DataError: the task does not take them, or labels lie outside [0, classes).
     """
-    found = task.targets(y.numpy(), "node's")
-    if task.name == "classification" and ((found < 0) | (found >= section.classes)).any():
+    values = task.targets(y.numpy(), "node's")
+    if task.name == "classification" and ((values < 0) | (values >= section.classes)).any():
         raise DataError(f"data.classes: labels must be whole numbers in [0, {section.classes})")
-    return torch.from_numpy(np.ascontiguousarray(found))
+    return torch.from_numpy(np.ascontiguousarray(values))
 
 
 def digest(data: ClientData) -> str:
@@ -139,7 +139,7 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
         if not (path / name).is_dir():
             raise DataError(f"data.class_names: there is no folder {path / name}")
         for file in sorted(
-            one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES
+            entry for entry in (path / name).rglob("*") if entry.suffix.lower() in _IMAGES
         ):
             with readable(str(file)), Image.open(file) as picture:
                 array = np.asarray(

@@ -63,7 +63,7 @@ class Executor:
                 continue
             answer = None
             try:
-                answer = self._claimed(stop)
+                answer = self._claim(stop)
             finally:
                 if answer is None:
                     self._free.release()
@@ -73,7 +73,7 @@ class Executor:
             last = time.monotonic()
             threading.Thread(target=self._take, args=answer, daemon=True).start()
 
-    def _claimed(self, stop: threading.Event) -> tuple[str, int] | None:
+    def _claim(self, stop: threading.Event) -> tuple[str, int] | None:
         """Claim a task and return its token and number; None if there is none, or if the SuperNode
         does not answer.
         """

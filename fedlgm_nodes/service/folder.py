@@ -159,8 +159,8 @@ class NodeFolder:
         """
         if not (path / "policy.toml").is_file():
             inner = path / "service"
-            made = (inner / "policy.toml").is_file()
-            hint = f"did you mean {inner}?" if made else f"make one: fedlgm node init {path}"
+            is_node = (inner / "policy.toml").is_file()
+            hint = f"did you mean {inner}?" if is_node else f"make one: fedlgm node init {path}"
             raise RunError(f"{path} is not a node's folder (it has no policy.toml); {hint}")
         return cls(path)
 
@@ -184,17 +184,17 @@ class NodeFolder:
         Raises:
             RunError: the key is missing, damaged, or not the one that the service made.
         """
-        made, file = ledger.noise_key(), self.path / "state" / "noise.key"
-        if (made and ledger.seq == 0) or not (made or file.exists()):
+        key_digest, file = ledger.noise_key(), self.path / "state" / "noise.key"
+        if (key_digest and ledger.seq == 0) or not (key_digest or file.exists()):
             key = secrets.token_bytes(32)
             ledger.bind(digest("noise key", ledger.identity, key))
             write_durably(file, key)
             return key
         key = self._key("noise.key")
-        if digest("noise key", ledger.identity, key) != made:
+        if digest("noise key", ledger.identity, key) != key_digest:
             remedy = (
                 "restore it, or the ledger that it was made for, from a backup"
-                if made
+                if key_digest
                 else "remove it, and the service makes its own when it starts"
             )
             raise RunError(

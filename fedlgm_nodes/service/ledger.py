@@ -82,7 +82,7 @@ class NodeLedger:
         if not readonly:
             self._hold()
         try:
-            with self._translated():
+            with self._translate_errors():
                 mode = "ro" if readonly else "rw"
                 self._db = sqlite3.connect(
                     f"file:{path}?mode={mode}",
@@ -116,7 +116,7 @@ class NodeLedger:
                 raise LedgerError(
                     f"{file} already exists: a ledger is made once, for the life of its data set"
                 )
-        identity = TEST * test + secrets.token_hex(16) + _named(dataset)
+        identity = TEST * test + secrets.token_hex(16) + _identity_suffix(dataset)
         meta = {"ledger": identity, "dataset": dataset}
         with sqlite3.connect(path, isolation_level=None) as db:
             db.execute("PRAGMA journal_mode = WAL")
@@ -136,7 +136,7 @@ class NodeLedger:
 
     def rows(self) -> list[Row]:
         """All releases, oldest first."""
-        with self._translated():
+        with self._translate_errors():
             return [
                 Row(*row)
                 for row in self._db.execute(f"SELECT {_COLUMNS} FROM releases ORDER BY seq")
@@ -144,7 +144,7 @@ class NodeLedger:
 
     def find(self, request: str) -> Row | None:
         """The release with that name, if it has been charged."""
-        with self._translated():
+        with self._translate_errors():
             row = self._db.execute(
                 f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)
             ).fetchone()
@@ -156,7 +156,7 @@ class NodeLedger:
             return self.identity
         return self._one("SELECT head FROM releases WHERE seq = ?", seq)
 
-    def answered(self, seq: int) -> str | None:
+    def answer_digest(self, seq: int) -> str | None:
         """Digest of the answer that release `seq` may have sent; None if nothing can have been
         sent.
         """
@@ -176,8 +176,8 @@ class NodeLedger:
     def nearest(self, run: str, round: int) -> int | None:
         """The released round of a run that is nearest to `round`; None if there is none."""
         query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
-        found = self._one(query, run, round)
-        return None if found is None else int(found)
+        value = self._one(query, run, round)
+        return None if value is None else int(value)
 
     def epsilon(
         self, delta: float, protected: str, further: privacy.DpEvent | None = None
@@ -193,14 +193,14 @@ class NodeLedger:
         Raises:
             LedgerError: charged releases protect less than this unit.
         """
-        with self._translated():
+        with self._translate_errors():
             stated = {
                 kind for (kind,) in self._db.execute("SELECT DISTINCT protects FROM releases")
             }
             counts = self._db.execute(
                 "SELECT event, COUNT(*) FROM releases GROUP BY event"
             ).fetchall()
-        unlike = stated - {one for one in COVERS if protected in COVERS[one]}
+        unlike = stated - {protection for protection in COVERS if protected in COVERS[protection]}
         if unlike:
             raise LedgerError(
                 f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
@@ -224,10 +224,10 @@ class NodeLedger:
         on disk.
         """
         self._require_held()
-        with self._translated():
+        with self._translate_errors():
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
-    def asked(self, question: str) -> str | None:
+    def release_for(self, question: str) -> str | None:
         """Name of the release that answered a question, or that a cohort masks; None if there is
         none.
         """
@@ -235,7 +235,7 @@ class NodeLedger:
 
     def remember(self, question: str, request: str) -> None:
         """Record which release answers a question."""
-        with self._translated():
+        with self._translate_errors():
             self._db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (question, request))
 
     def charge(
@@ -253,7 +253,7 @@ class NodeLedger:
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
             only_for: digests of the question and the cohort, which get no other release (see
-                `asked`).
+                `release_for`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -264,13 +264,13 @@ class NodeLedger:
         if protects not in COVERS:
             raise LedgerError(f"a release that protects ({protects}); known: {', '.join(COVERS)}")
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
-        row = replace(draft, head=draft.chained(self.head))
-        with self._translated(), transaction(self._db):
+        row = replace(draft, head=draft.head_after(self.head))
+        with self._translate_errors(), transaction(self._db):
             self._db.execute(
                 f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row)
             )
             self._db.executemany(
-                "INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for]
+                "INSERT INTO questions VALUES (?, ?)", [(key, request) for key in only_for]
             )
         self.seq, self.head = row.seq, row.head
         self._witness()
@@ -280,7 +280,7 @@ class NodeLedger:
         """Record that the answer with this digest may be sent, and return only after the record is
         on disk.
         """
-        with self._translated():
+        with self._translate_errors():
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
@@ -293,7 +293,7 @@ class NodeLedger:
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
-    def agreed(self, subject: str) -> str | None:
+    def agreement(self, subject: str) -> str | None:
         """The agreement about a subject of a secure sum; None if there is none."""
         return self._one("SELECT survivors FROM agreed WHERE cohort = ?", subject)
 
@@ -310,7 +310,7 @@ class NodeLedger:
             LedgerError: an agreement was recorded before.
         """
         self._require_held()
-        with self._translated():
+        with self._translate_errors():
             self._db.execute("INSERT INTO agreed VALUES (?, ?)", (subject, agreement))
         self._agreed += 1
         self._witness()
@@ -384,7 +384,7 @@ class NodeLedger:
             raise LedgerError(
                 f"the ledger {self.path} is not the one that its witness has seen: it was replaced"
             )
-        if not self.identity.endswith(_named(self.dataset)):
+        if not self.identity.endswith(_identity_suffix(self.dataset)):
             raise LedgerError(
                 f"the ledger {self.path} was edited: it was made for another data set"
             )
@@ -396,7 +396,7 @@ class NodeLedger:
         self.seq, self.head = 0, self.identity
         passed = seen.seq == 0 and seen.head == self.head
         for row in self.rows():
-            if row.seq != self.seq + 1 or row.chained(self.head) != row.head:
+            if row.seq != self.seq + 1 or row.head_after(self.head) != row.head:
                 raise LedgerError(
                     f"release {row.seq} of the ledger {self.path} was changed, or an earlier "
                     "release was removed"
@@ -427,12 +427,12 @@ class NodeLedger:
 
     def _one(self, query: str, *values: str | int) -> str | None:
         """The first column of the first row, as text; None if there is no row."""
-        with self._translated():
+        with self._translate_errors():
             row = self._db.execute(query, values).fetchone()
         return None if row is None else str(row[0])
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
@@ -440,10 +440,10 @@ class NodeLedger:
             raise LedgerError(f"the ledger {self.path} cannot be used: {said}") from error
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
-def _named(dataset: str) -> str:
+def _identity_suffix(dataset: str) -> str:
     """Suffix of a ledger's identity, from which its chain starts."""
     return "." + digest("data set", dataset)[:16]

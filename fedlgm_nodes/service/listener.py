@@ -63,7 +63,7 @@ class Listener:
             ):  # not in the main thread
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = _listen(self._folder.socket, self._policy.socket.group)
-        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
+        server = await asyncio.start_unix_server(self._serve_connection, sock=listener, limit=MIB)
         self._service.describe()
         try:
             await stop.wait()
@@ -76,7 +76,9 @@ class Listener:
         if self._service.broken is not None:
             raise self._service.broken
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         limits = self._policy.limits
         began: float | None = None
         pid, uid, _ = _peer(writer.get_extra_info("socket"))
@@ -111,7 +113,7 @@ class Listener:
         if began is not None:
             # From when its turn came: the asker chooses when to connect and when a question's last
             # byte arrives.
-            await asyncio.sleep(self._left(began))
+            await asyncio.sleep(self._seconds_left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):
                 writer.write(frames.encode_header(answer.header, len(answer.body)))
@@ -168,21 +170,21 @@ class Listener:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(None, self._service.answer, ask, body)
 
-        def ended(work: asyncio.Future[Answer]) -> None:
+        def end_turn(work: asyncio.Future[Answer]) -> None:
             # Questions that wait their turn would see when training ended, came it at other times
             # than answers do.
             trained = ask.trains and not (work.cancelled() or isinstance(work.exception(), Refusal))
-            loop.call_later(self._left(began) if trained else 0.0, self._busy.release)
+            loop.call_later(self._seconds_left(began) if trained else 0.0, self._busy.release)
 
         # Whatever becomes of this connection, the next release waits for this one to end.
-        work.add_done_callback(ended)
+        work.add_done_callback(end_turn)
         try:
             return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)
         except TimeoutError:
             why = "the release took longer than this node allows; the node's ledger says whether it was charged"
             raise Refusal("slow", why) from None
 
-    def _left(self, began: float) -> float:
+    def _seconds_left(self, began: float) -> float:
         """Seconds until the next moment at which a result may be sent, for work that began at
         `began`.
         """

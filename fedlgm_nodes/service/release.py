@@ -197,12 +197,12 @@ class Releaser:
             self.workshop.trainer(request.work, request.unit),
             self.workshop.job(request.work).task,
         )
-        model, own = torch.from_numpy(request.model.copy()), self._data.y
+        model, targets = torch.from_numpy(request.model.copy()), self._data.y
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
                 y = node_data.targets(
-                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task
+                    self._policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
                 request.unit.try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
@@ -220,7 +220,7 @@ class Releaser:
         The dtype is float32 if it is exact (as usual, since released values lie on a grid),
         otherwise float64.
         """
-        wide = self._released(request, name).numpy()
+        wide = self._release(request, name).numpy()
         with np.errstate(over="ignore"):
             narrow = wide.astype(np.float32)
         return narrow if np.array_equal(narrow, wide) else wide
@@ -229,9 +229,9 @@ class Releaser:
         """The node's charged part of a secure sum: bounded, rounded, with its share of the noise,
         uint32 [size].
         """
-        return words(self._released(request, name).numpy())
+        return words(self._release(request, name).numpy())
 
-    def _released(self, request: Request, name: str) -> Tensor:
+    def _release(self, request: Request, name: str) -> Tensor:
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
             keys = Keys(self._keys("order", name), self._keys("noise", name))
@@ -250,7 +250,9 @@ class Releaser:
         """The node's contribution."""
         job = self.workshop.job(request.work)
 
-        def own(client: int) -> ClientData:  # called where an error of this node's data is caught
+        def client_data(
+            client: int,
+        ) -> ClientData:  # called where an error of this node's data is caught
             task = fresh(
                 job.task
             )  # one of the operator's own could keep targets for others, or for its losses
@@ -265,7 +267,7 @@ class Releaser:
             partial(self._votes, request),
         )
         return request.unit.contributions(
-            job, trainer, own, votes, Numerics(self._policy.limits.threads)
+            job, trainer, client_data, votes, Numerics(self._policy.limits.threads)
         )
 
     def _votes(self, request: Request) -> CutVotes:

@@ -42,7 +42,7 @@ class Row:
     head: str
     protects: str
 
-    def chained(self, before: str) -> str:
+    def head_after(self, before: str) -> str:
         """Head computed from the previous head and this row's columns."""
         columns = (
             self.seq,

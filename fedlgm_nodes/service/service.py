@@ -70,7 +70,7 @@ class Service:
                     "outside it"
                 )
             self._account = Account(self.policy, self._ledger)
-            self._account.spent()  # refused if rows protect less than the budget does
+            self._account.epsilon()  # refused if rows protect less than the budget does
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
             self._releaser = Releaser(
@@ -91,7 +91,7 @@ class Service:
         """Make a trial release, which loads the modules that the first release needs and that take
         seconds to load.
         """
-        self._account.spent(privacy.events.gaussian_event(1.0))
+        self._account.epsilon(privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -103,12 +103,12 @@ class Service:
             Refusal: the releases have no finite epsilon.
         """
         budget, ask_limits = self.policy.privacy, self.policy.ask
-        spent = self._account.spent()
+        spent = self._account.epsilon()
         if not math.isfinite(spent):  # JSON has no word for it
             raise Refusal(
                 "budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}"
             )
-        return self._signed(
+        return self._sign_facts(
             ask,
             {
                 "name": self.policy.node.name,
@@ -192,14 +192,14 @@ class Service:
                 "separately",
             )
         name = self._releaser.name(request, ask.run)
-        row, replayed = self._charged(ask, request, question.digest, name)
-        body = self._kept(row)
+        row, replayed = self._charge(ask, request, question.digest, name)
+        body = self._earlier_answer(row)
         if body is None:
             body = frames.npy(self._releaser.make(request, name))
             digest = self._keep(row, body)
         else:
             digest = protocol.sha256(body)
-        return self._released(ask, question, row, replayed, body, digest)
+        return self._release_answer(ask, question, row, replayed, body, digest)
 
     def step(self, ask: Ask, request: Request, question: Question) -> Answer:
         """Answer one step of a secure sum; a repeated step gets the same answer.
@@ -217,7 +217,7 @@ class Service:
         except RunError as error:
             raise Refusal("malformed", str(error)) from error
         if ask.ask == "mask":
-            return self._masked(self._secure, ask, request, question, terms)
+            return self._answer_mask(self._secure, ask, request, question, terms)
         header = {
             "ok": True,
             "protocol": protocol.PROTOCOL,
@@ -243,7 +243,7 @@ class Service:
         except Refusal as refusal:
             return {"ahead": refusal.header}
 
-    def _masked(
+    def _answer_mask(
         self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms
     ) -> Answer:
         """Charge this node's part of a secure sum, make and mask it."""
@@ -253,14 +253,14 @@ class Service:
             return self._releaser.name(request, ask.run, cohort)
 
         def charge(cohort: str) -> None:
-            if self._ledger.asked(cohort) not in (None, name(cohort)):
+            if self._ledger.release_for(cohort) not in (None, name(cohort)):
                 # The masks of two vectors of one cohort would be the same: their difference would
                 # show this node's own.
                 raise Refusal(
                     "gone", "this node has been charged for another vector of this cohort"
                 )
-            row, replayed = self._charged(ask, request, question.digest, name(cohort), cohort)
-            if self._ledger.answered(row.seq) is not None:
+            row, replayed = self._charge(ask, request, question.digest, name(cohort), cohort)
+            if self._ledger.answer_digest(row.seq) is not None:
                 raise Refusal(
                     "gone",
                     "a vector has left this node in this attempt, and its sessions were restored",
@@ -276,7 +276,7 @@ class Service:
             charged[0] if charged else (self._ledger.find(name(secure.cohort(terms))), True)
         )
         digest = protocol.sha256(body)
-        left = None if row is None else self._ledger.answered(row.seq)
+        left = None if row is None else self._ledger.answer_digest(row.seq)
         if row is None or left not in (None, digest):
             # The data or the software is not what it was when the vector was made.
             raise Refusal(
@@ -285,11 +285,11 @@ class Service:
             )
         if left is None:
             self._ledger.answer(row.seq, digest)
-        answer = self._released(ask, question, row, replayed, body, digest)
+        answer = self._release_answer(ask, question, row, replayed, body, digest)
         answer.header |= {"sent": secure.sent(terms)} | self._ahead(ask)
         return answer
 
-    def _charged(
+    def _charge(
         self, ask: Ask, request: Request, question: str, name: str, cohort: str = ""
     ) -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.
@@ -299,7 +299,7 @@ class Service:
         """
         row = self._ledger.find(name)
         replayed = row is not None
-        if self._server_key and self._ledger.asked(question) not in (None, name):
+        if self._server_key and self._ledger.release_for(question) not in (None, name):
             # Else anyone who recorded it could have it charged again after a change of the data or
             # of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
@@ -315,14 +315,14 @@ class Service:
             self._ledger.remember(question, name)
         return row, replayed
 
-    def _released(
+    def _release_answer(
         self, ask: Ask, question: Question, row: Row, replayed: bool, body: bytes, digest: str
     ) -> Answer:
         """The signed answer with a release's numbers."""
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, printable(ask.run, 80), "again" if replayed else "new", row.seq,
-            self._account.spent(), self.policy.privacy.epsilon,
+            self._account.epsilon(), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()
         header = {
@@ -361,15 +361,15 @@ class Service:
             raise self._failed
 
     def _position(self) -> Position:
-        return Position.signed(
+        return Position.make(
             self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer
         )
 
-    def _kept(self, row: Row) -> bytes | None:
+    def _earlier_answer(self, row: Row) -> bytes | None:
         """The answer that release `row` sent; None if nothing can have been sent and it must be
         made.
         """
-        digest = self._ledger.answered(row.seq)
+        digest = self._ledger.answer_digest(row.seq)
         if digest is None:
             return None
         with contextlib.suppress(OSError):
@@ -388,14 +388,14 @@ class Service:
         digest.
         """
         digest = protocol.sha256(body)
-        kept = self.policy.limits.kept_replies
-        if kept:
+        limit = self.policy.limits.kept_replies
+        if limit:
             write_durably(
                 self._reply_file(row), body
             )  # the ledger may not say that it left and the disk have lost it
         self._ledger.answer(row.seq, digest)
-        for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
-            if not kept or old != self._reply_file(
+        for old in sorted(self.folder.replies.glob("*.npy"))[: -limit or None]:
+            if not limit or old != self._reply_file(
                 row
             ):  # a release that was charged before a crash is an old one
                 old.unlink(missing_ok=True)
@@ -421,10 +421,10 @@ class Service:
             )
         request = self._releaser.understand(1, ask.plan, ask.work)
         self._releaser.prepare(request)
-        left = self._account.left(ask.run, request, ask.round)
-        return self._signed(ask, {"client": ask.client, "releases": left})
+        left = self._account.affordable_releases(ask.run, request, ask.round)
+        return self._sign_facts(ask, {"client": ask.client, "releases": left})
 
-    def _signed(self, ask: Ask, facts: dict[str, Any]) -> Answer:
+    def _sign_facts(self, ask: Ask, facts: dict[str, Any]) -> Answer:
         """An answer that holds only facts, signed for this question."""
         header = {"ok": True, "protocol": protocol.PROTOCOL, **facts}
         signature = protocol.sign(self._signer, ask.ask, ask.nonce, protocol.canonical(header))
@@ -469,7 +469,7 @@ class Service:
             node.client,
             node.population,
             self._examples,
-            self._account.spent(),
+            self._account.epsilon(),
             budget.epsilon,
             self.folder.socket,
         )

@@ -164,19 +164,19 @@ class SingleExamples:
                 "work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples"
             )
         try:
-            kept = job.mechanism.scaling(plan).bounds(len(plan.layers))
+            bounds = job.mechanism.scaling(plan).bounds(len(plan.layers))
         except (
             Exception
         ) as error:  # of the server's names and options; nothing of it depends on the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
-        if not (kept <= plan.clip * (1 + 1e-9)).all():
+        if not (bounds <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
 
     def event(self, plan: ReleasePlan) -> Any:
         """See `WholeData.event`."""
         steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
-        one = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
-        return privacy.events.repeated(one, steps.count)
+        step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
+        return privacy.events.repeated(step, steps.count)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
         """Zero, because steps have Gaussian noise."""
@@ -212,9 +212,9 @@ class SingleExamples:
         problem: Exception | None = None
         for row in range(len(data)):
             try:
-                own = targets(data.y[row : row + 1])
-                if (own.shape, own.dtype) == (like.shape, like.dtype):
-                    taken[row] = own
+                target = targets(data.y[row : row + 1])
+                if (target.shape, target.dtype) == (like.shape, like.dtype):
+                    taken[row] = target
             except Exception as error:
                 problem = error
         if problem is not None:
@@ -267,25 +267,25 @@ class NodeExamples(ExampleTrainer):
             )
         x, y, rows = batch
         nothing = torch.zeros(0, dtype=torch.int64)
-        found = super().sums([(inputs.take(x, slice(0)), y[:0], nothing)], plan, models)
+        total = super().sums([(inputs.take(x, slice(0)), y[:0], nothing)], plan, models)
         for row in rows.tolist():
             with contextlib.suppress(Exception):
-                one = (
+                example = (
                     inputs.take(x, slice(row, row + 1)),
                     y[row : row + 1],
                     torch.zeros(1, dtype=torch.int64),
                 )
-                found = _added(found, super().sums([one], plan, models))
-        return found
+                total = _add_updates(total, super().sums([example], plan, models))
+        return total
 
 
-def _added(one: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
+def _add_updates(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
     """The sum of two batches' contributions under one plan."""
     answers = (
         replace(a, values=a.values + b.values)
-        for a, b in zip(one.answers, other.answers, strict=True)
+        for a, b in zip(total.answers, other.answers, strict=True)
     )
-    return replace(one, values=one.values + other.values, answers=tuple(answers))
+    return replace(total, values=total.values + other.values, answers=tuple(answers))
 
 
 class _NodeUpdates(VotingUpdates):
@@ -299,8 +299,8 @@ class _NodeUpdates(VotingUpdates):
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`."""
         try:
-            made = list(super().updates(asked, order))
+            updates = list(super().updates(asked, order))
         except Exception:
             _log.exception("training on this node's data failed: the release holds only noise")
-            made = [(asked.clients, None)]
-        yield from made
+            updates = [(asked.clients, None)]
+        yield from updates

@@ -91,7 +91,7 @@ class Work(BaseModel):
             raise Refusal(
                 "work", "mechanism.variant does not apply to nodes: they make only sound releases"
             )
-        with _refused("mechanism"):
+        with _refuse_errors("mechanism"):
             return mechanisms.get(self.mechanism["name"], **options)
 
     def local(self) -> LocalTraining:
@@ -100,7 +100,7 @@ class Work(BaseModel):
         Raises:
             Refusal: settings are unknown or wrong.
         """
-        with _refused("training"):
+        with _refuse_errors("training"):
             settings = LocalTraining(**self.training)
             numbers = {
                 "lr": settings.lr,
@@ -115,11 +115,11 @@ class Work(BaseModel):
                     raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")
             if settings.gradient_clip is not None and not settings.gradient_clip > 0:
                 raise ValueError("gradient_clip must be positive")
-            for name, whole in {
+            for name, count in {
                 "epochs": settings.epochs,
                 "batch_size": settings.batch_size,
             }.items():
-                if type(whole) is not int or not 1 <= whole < 2**31:
+                if type(count) is not int or not 1 <= count < 2**31:
                     raise ValueError(f"{name} must be a whole number of at least 1")
             return settings
 
@@ -174,10 +174,10 @@ class Workshop:
         """
         key = canonical(work.model_dump())
         if key not in self._jobs:
-            made = self._made(work)
+            job = self._build_job(work)
             if len(self._jobs) >= _KEPT:
                 self._jobs.clear()
-            self._jobs[key] = made
+            self._jobs[key] = job
         return self._jobs[key]
 
     def trainer(self, work: Work, unit: _Unit) -> Any:
@@ -192,7 +192,7 @@ class Workshop:
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
             job = self.job(work)
-            with _refused("training"):
+            with _refuse_errors("training"):
                 self._trainer = key, unit.trainer(job, self.module(work), self.exact(work))
         return self._trainer[1]
 
@@ -214,7 +214,7 @@ class Workshop:
             if "weights" in options
             else None
         )
-        with _refused(f"model {work.model.get('name')!r} cannot be built"):
+        with _refuse_errors(f"model {work.model.get('name')!r} cannot be built"):
             module = models.build(
                 work.model["name"],
                 in_shape=tuple(data.shape),
@@ -229,7 +229,7 @@ class Workshop:
                 "work", "model.weights: the tensors of that file are not those of the model"
             ) from error
 
-    def _made(self, work: Work) -> Job:
+    def _build_job(self, work: Work) -> Job:
         allow, settings = self._policy.allow, work.local()
         if settings.epochs > allow.most_epochs:
             raise Refusal(
@@ -237,20 +237,20 @@ class Workshop:
                 f"training.epochs = {settings.epochs}; at most {allow.most_epochs} are allowed",
             )
         mechanism = work.built()
-        with _refused("task"):
+        with _refuse_errors("task"):
             task = tasks.get(work.task["name"], **options_of(work.task))
         with torch.device("meta"):  # nothing is allocated before the size is known
             module = self.module(work)
         size = sum(parameter.numel() for parameter in module.parameters())
         if size > allow.largest_model:
             raise Refusal("work", f"{size} parameters; at most {allow.largest_model} are allowed")
-        with _refused(f"model {work.model.get('name')!r} cannot be built"):
+        with _refuse_errors(f"model {work.model.get('name')!r} cannot be built"):
             layers = mechanism.table(LayerTable.from_module(module, work.group_by))
         return Job(work, mechanism, task, settings, layers)
 
 
 @contextmanager
-def _refused(what: str) -> Iterator[None]:
+def _refuse_errors(what: str) -> Iterator[None]:
     """Refuse the question for any error: names and options are the server's, or the model is the
     operator's own.
     """

@@ -37,7 +37,7 @@ from fedlgm.training.fedsgd import FedSGD
 from fedlgm.training.models.adapters import LowRank, adapt, freeze_first_factors
 from fedlgm.training.models.requirements import Unchanged
 from fedlgm.training.native import reason
-from fedlgm_nodes.deploy.server_entry import deployed, work_of
+from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import fixed_digest
@@ -234,10 +234,10 @@ def test_nodes_get_the_hash_of_the_base_and_the_seed_of_the_adapters(tmp_path):
     with pytest.raises(
         ConfigError, match=r"model\.adapters: all nodes must have the same frozen base"
     ):
-        deployed(recipe, 3)
+        recipe_for_nodes(recipe, 3)
     save_file(base().state_dict(), tmp_path / "base.safetensors")
     changed = recipe.model.model_copy(update={"weights": str(tmp_path / "base.safetensors")})
-    work = work_of(deployed(recipe.model_copy(update={"model": changed}), 3))
+    work = work_of(recipe_for_nodes(recipe.model_copy(update={"model": changed}), 3))
     assert work["model"]["weights"] == models.digest_of_file(tmp_path / "base.safetensors")
     assert work["model"]["adapters"] == {"seed": 5, "rank": 2, "style": "ffa"}
 

@@ -34,10 +34,10 @@ class MemoryStore(SessionStore):
         self.sets: dict[str, tuple[Survivors, str]] = {}
         self.cohorts: dict[str, str] = {}
 
-    def bound(self, masking: str, cohort: str) -> str:
+    def bind_keys(self, masking: str, cohort: str) -> str:
         return self.cohorts.setdefault(masking, cohort)
 
-    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
+    def signed_survivors(self, cohort: str) -> tuple[Survivors, str] | None:
         return self.sets.get(cohort)
 
     def sign(self, survivors: Survivors, signature: str) -> None:
@@ -156,7 +156,7 @@ def aggregate(
             deliveries[client],
             member.charge,
             member.make,
-            server.named().get("sharing"),
+            server.sharing_field().get("sharing"),
         )
         words = member.participant.mask(*given)
         server.add(client, words, member.participant.sent(attempt))

@@ -241,7 +241,7 @@ class MaliciousServer:
         """Who the client's neighbours are; None if it has not shared its secrets."""
         session = self.session(client, agreed)
         return (
-            self.participant(client)._shared(agreed.digest)[1].neighbours
+            self.participant(client)._session_and_cohort(agreed.digest)[1].neighbours
             if session and session.cohort
             else None
         )
@@ -289,7 +289,7 @@ class MaliciousServer:
         session = self.session(client, agreed)
         if session is None or not session.cohort:
             return
-        found = self.participant(client)._store.signed(session.cohort)
+        found = self.participant(client)._store.signed_survivors(session.cohort)
         wanted = Sent(session.cohort, tuple(session.sharing)) if found is None else found[0]
         signatures = {
             signer: signature
@@ -297,7 +297,7 @@ class MaliciousServer:
             if wanted.valid(signature, self.nodes.services[signer])
         }
         for colluder in range(len(self.honest), self.count):
-            signatures[colluder] = wanted.signed(self.nodes.signers[colluder])
+            signatures[colluder] = wanted.sign(self.nodes.signers[colluder])
         deviates = self.chance(zeal)
         if deviates:
             how = int(self.rng.integers(4))
@@ -317,7 +317,7 @@ class MaliciousServer:
         if not revealed or not held:
             return
         seeds = {peer for peer, share in revealed.items() if held[str(peer)][SEED] == share}
-        found = self.participant(client)._store.signed(session.cohort)
+        found = self.participant(client)._store.signed_survivors(session.cohort)
         far = (
             set() if found is None else set(found[0].answered) - revealed.keys()
         )  # it holds no shares of these

@@ -284,7 +284,10 @@ class SecureFederation:
                 said["commitment"],
             )
         for client, sealed in server.shared(shared).items():
-            given = {"sealed": {str(by): text for by, text in sealed.items()}, **server.named()}
+            given = {
+                "sealed": {str(by): text for by, text in sealed.items()},
+                **server.sharing_field(),
+            }
             answer = yield call("mask", client, given)
             server.add(client, answer["words"].astype(np.uint32), answer["sent"])
         answered, signed, revealed = server.answered(), {}, {}

@@ -116,7 +116,7 @@ class Participant:
         if problem := cohort.terms.problem(len(cohort)):
             raise Refusal("cohort", problem)
         # A session that was restored may have shared its keys before, which the ledger knows.
-        bound = session.cohort or self._store.bound(session.advert["masking"], cohort.digest)
+        bound = session.cohort or self._store.bind_keys(session.advert["masking"], cohort.digest)
         if bound != cohort.digest:
             raise Refusal(
                 "cohort", "this node has shared its secrets of this attempt with another cohort"
@@ -147,7 +147,7 @@ class Participant:
             sharing: client numbers of all members that shared, ascending; None if they are those of
                 `sealed` and this node, as they are if every member is its neighbour.
         """
-        session, cohort = self._shared(attempt)
+        session, cohort = self._session_and_cohort(attempt)
         near = {*sealed, self._client}
         with _refusing():
             everyone = clients_of(sorted(near) if sharing is None else sharing)
@@ -171,7 +171,7 @@ class Participant:
         if problem := cohort.neighbours.problem(everyone, {self._client: "secrets"}):
             raise Refusal("cohort", f"of the members that shared secrets, {problem}")
         held = {
-            str(client): self._opened(session, cohort, client, text)
+            str(client): self._unseal_shares(session, cohort, client, text)
             for client, text in sealed.items()
             if client != self._client
         }
@@ -183,13 +183,13 @@ class Participant:
                         masking, cohort.adverts[other].masking, cohort.digest, self._client, other
                     )
         charge(cohort.digest)
-        made = make(cohort.digest)
-        if made.dtype != np.uint32 or made.shape != (cohort.terms.size,):
+        values = make(cohort.digest)
+        if values.dtype != np.uint32 or values.shape != (cohort.terms.size,):
             raise RunError(
-                f"a vector of {made.dtype} {made.shape}; the terms say uint32 "
+                f"a vector of {values.dtype} {values.shape}; the terms say uint32 "
                 f"({cohort.terms.size},)"
             )
-        words = made.astype("<u4")
+        words = values.astype("<u4")
         apply_mask(words, self_mask_key(bytes.fromhex(session.seed), cohort.digest))
         for other, key in keys.items():
             apply_mask(words, key, subtract=other > self._client)
@@ -201,10 +201,10 @@ class Participant:
         """Signed statement that this node has sent its vector, with the members whose masks are in
         the vector.
         """
-        session, cohort = self._shared(attempt)
+        session, cohort = self._session_and_cohort(attempt)
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
-        return Sent(cohort.digest, tuple(session.sharing)).signed(self._signer)
+        return Sent(cohort.digest, tuple(session.sharing)).sign(self._signer)
 
     def agree(self, attempt: str, answered: Any) -> str:
         """Signature of the set of members whose vectors are summed.
@@ -213,16 +213,16 @@ class Participant:
             attempt: digest of the terms.
             answered: client numbers of these members, ascending.
         """
-        session, cohort = self._shared(attempt)
+        session, cohort = self._session_and_cohort(attempt)
         with _refusing():
             survivors = Survivors(cohort.digest, tuple(session.sharing), clients_of(answered))
-        found = self._store.signed(cohort.digest)
-        if found is not None:
-            if found[0] != survivors:
+        agreement = self._store.signed_survivors(cohort.digest)
+        if agreement is not None:
+            if agreement[0] != survivors:
                 raise Refusal(
                     "cohort", "this node has accepted another set of survivors of this cohort"
                 )
-            return found[1]
+            return agreement[1]
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
         if (
@@ -238,7 +238,7 @@ class Participant:
                 f"{len(survivors.answered)} survivors; {cohort.terms.threshold} are needed for a "
                 "sum",
             )
-        signature = survivors.signed(self._signer)
+        signature = survivors.sign(self._signer)
         self._store.sign(survivors, signature)
         return signature
 
@@ -254,8 +254,8 @@ class Participant:
         Returns:
             client -> share, hexadecimal digits.
         """
-        session, cohort = self._shared(attempt)
-        survivors = self._accepted(session, cohort, signatures)
+        session, cohort = self._session_and_cohort(attempt)
+        survivors = self._accept_survivors(session, cohort, signatures)
         if not session.revealed:
             gone = set(survivors.dropped)
             session.revealed = {
@@ -271,14 +271,14 @@ class Participant:
 
     # -- parts of the steps --------------------------------------------------------------------------------------------
 
-    def _accepted(
+    def _accept_survivors(
         self, session: Session, cohort: Cohort, signatures: Mapping[int, str]
     ) -> Survivors:
         """The set of survivors for which shares may leave, recorded as the only one of its
         cohort.
         """
-        found, services, sharing = (
-            self._store.signed(cohort.digest),
+        agreement, services, sharing = (
+            self._store.signed_survivors(cohort.digest),
             self._policy.services,
             tuple(session.sharing),
         )
@@ -286,16 +286,16 @@ class Participant:
         all_sent = bool(sharing) and all(
             sent.valid(str(signatures.get(client, "")), services[client]) for client in sharing
         )
-        if found is None:
+        if agreement is None:
             if not all_sent:
                 raise Refusal(
                     "cohort",
                     "this node has signed no set of survivors of this cohort, and not every "
                     "member that shared secrets has signed that it sent a vector",
                 )
-            self._store.sign(everyone, everyone.signed(self._signer))
+            self._store.sign(everyone, everyone.sign(self._signer))
             return everyone
-        survivors = found[0]
+        survivors = agreement[0]
         if all_sent and survivors == everyone:
             return survivors
         valid = [
@@ -324,7 +324,7 @@ class Participant:
             )
         return session
 
-    def _shared(self, attempt: str) -> tuple[Session, Cohort]:
+    def _session_and_cohort(self, attempt: str) -> tuple[Session, Cohort]:
         session = self._session(attempt)
         if not session.cohort:
             raise Refusal("cohort", "this node has shared no secrets in this attempt")
@@ -369,7 +369,7 @@ class Participant:
         session.members = [advert.values() for advert in cohort.adverts.values()]
         session.seed, session.commitment, session.cohort = seed.hex(), sha256(seed), cohort.digest
 
-    def _opened(self, session: Session, cohort: Cohort, client: int, text: str) -> list[str]:
+    def _unseal_shares(self, session: Session, cohort: Cohort, client: int, text: str) -> list[str]:
         try:
             shares = unseal(
                 bytes.fromhex(session.sealing),

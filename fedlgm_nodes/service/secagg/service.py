@@ -119,9 +119,9 @@ def _by_client(raw: Any) -> dict[int, str]:
         raise Refusal(
             "malformed", f"a step's texts must be an object with at most {MOST_NODES} clients"
         )
-    found = {
+    entries = {
         int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11
     }
-    if len(found) < len(raw) or not all(isinstance(text, str) for text in found.values()):
+    if len(entries) < len(raw) or not all(isinstance(text, str) for text in entries.values()):
         raise Refusal("malformed", "a step's texts must be given by client number, each once")
-    return found
+    return entries

@@ -88,7 +88,7 @@ class SessionStore:
 
     def __init__(self, path: Path, ledger: NodeLedger, kept: int = 8) -> None:
         self._path, self._ledger, self.kept = path, ledger, kept
-        with self._translated():
+        with self._translate_errors():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(
                 path, isolation_level=None, timeout=30, check_same_thread=False
@@ -101,7 +101,7 @@ class SessionStore:
 
     def session(self, attempt: str) -> Session | None:
         """The session of an attempt; None if there is none, or it has been deleted."""
-        with self._translated():
+        with self._translate_errors():
             row = self._db.execute(
                 "SELECT state FROM sessions WHERE attempt = ?", (attempt,)
             ).fetchone()
@@ -111,7 +111,7 @@ class SessionStore:
         """Keep a new session, and delete those that are neither among the newest nor among the
         newest open ones.
         """
-        with self._translated(), transaction(self._db):
+        with self._translate_errors(), transaction(self._db):
             self._db.execute(
                 "INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session))
             )
@@ -124,7 +124,7 @@ class SessionStore:
         """Replace the state of a session, and add its masked vector; returns after both are on
         disk, or neither.
         """
-        with self._translated(), transaction(self._db):
+        with self._translate_errors(), transaction(self._db):
             if vector is not None:
                 self._db.execute("INSERT INTO vectors VALUES (?, ?)", (attempt, vector))
             changed = self._db.execute(
@@ -135,13 +135,13 @@ class SessionStore:
 
     def vector(self, attempt: str) -> bytes | None:
         """The masked vector that may have been sent; None if none can have been."""
-        with self._translated():
+        with self._translate_errors():
             row = self._db.execute(
                 "SELECT words FROM vectors WHERE attempt = ?", (attempt,)
             ).fetchone()
         return None if row is None else row[0]
 
-    def bound(self, masking: str, cohort: str) -> str:
+    def bind_keys(self, masking: str, cohort: str) -> str:
         """The only cohort with which the keys of an advert are shared: the first that was given, on
         disk.
 
@@ -150,24 +150,24 @@ class SessionStore:
             cohort: digest of a cohort.
         """
         keys = digest("secagg keys", masking)
-        first = self._ledger.agreed(keys)
+        first = self._ledger.agreement(keys)
         if first is None:
             self._ledger.agree(keys, cohort)
         return first or cohort
 
-    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
+    def signed_survivors(self, cohort: str) -> tuple[Survivors, str] | None:
         """The set of survivors that this node has signed for a cohort, and the signature.
 
         Raises:
             LedgerError: the ledger's record cannot be read.
         """
-        found = self._ledger.agreed(cohort)
-        if found is None:
+        agreement = self._ledger.agreement(cohort)
+        if agreement is None:
             return None
         try:
-            kept = json.loads(found)
-            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(
-                kept["signature"]
+            fields = json.loads(agreement)
+            return Survivors(cohort, tuple(fields["sharing"]), tuple(fields["answered"])), str(
+                fields["signature"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
@@ -180,19 +180,19 @@ class SessionStore:
         Raises:
             LedgerError: a set was recorded before.
         """
-        kept = {
+        agreement = {
             "sharing": survivors.sharing,
             "answered": survivors.answered,
             "signature": signature,
         }
-        self._ledger.agree(survivors.cohort, json.dumps(kept))
+        self._ledger.agree(survivors.cohort, json.dumps(agreement))
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:

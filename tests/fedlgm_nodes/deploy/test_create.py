@@ -25,7 +25,7 @@ from fedlgm_nodes.deploy.commands import app
 from fedlgm_nodes.deploy.create import create, enrol, secure_sums
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import deployed, work_of
+from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
 from fedlgm_nodes.service.folder import NodeFolder
 from simulations.config import recipe as recipes
@@ -320,18 +320,18 @@ def test_example_nodes_share_a_recipes_data(tmp_path):
 
 def test_a_recipe_becomes_that_of_the_deployment():
     recipe = recipes.load("nodes", ["run.seed=7"])
-    real, test = deployed(recipe, 5), deployed(recipe, 5, test=True)
+    real, test = recipe_for_nodes(recipe, 5), recipe_for_nodes(recipe, 5, test=True)
     assert (real.federation.clients, real.run.seed, real.run.checkpoint_every) == (5, None, 1)
     assert (test.run.seed, test.run.test_mode) == (7, True)
     assert work_of(real)["model"] == {"name": "mlp", "hidden": [32], "activation": "tanh"}
     assert work_of(real)["mechanism"] == {"name": "snr-consistent", **real.mechanism.options}
     assert "exact_sums" not in work_of(real)
     exact = recipes.load("example-level-federation", ["training.exact_sums=true", "run.seed=none"])
-    assert work_of(deployed(exact, 4))["exact_sums"]
+    assert work_of(recipe_for_nodes(exact, 4))["exact_sums"]
     layers = recipes.load(
         "example-level-federation", ["mechanism.style=per-layer", "run.seed=none"]
     )
-    assert work_of(deployed(layers, 4))["mechanism"]["style"] == "per-layer"
+    assert work_of(recipe_for_nodes(layers, 4))["mechanism"]["style"] == "per-layer"
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
         (["mechanism.clip=med", "mechanism.variant=published"], ("real nodes make only sound "
@@ -339,9 +339,11 @@ def test_a_recipe_becomes_that_of_the_deployment():
         ("data.standardise=test", "real nodes read their own rows, which no recipe standardises"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
-            deployed(recipes.load("nodes", [change] if isinstance(change, str) else change), 5)
+            recipe_for_nodes(
+                recipes.load("nodes", [change] if isinstance(change, str) else change), 5
+            )
     with pytest.raises(ConfigError, match=r"needs run\.seed"):
-        deployed(recipes.load("nodes", ["run.seed=none"]), 5, test=True)
+        recipe_for_nodes(recipes.load("nodes", ["run.seed=none"]), 5, test=True)
 
 
 def test_rounds_of_too_many_nodes_for_a_secure_sum():
@@ -351,9 +353,9 @@ def test_rounds_of_too_many_nodes_for_a_secure_sum():
         ConfigError,
         match=r"a round of 1200 real nodes: at most 1000 can make a secure sum\. Set a lower",
     ):
-        deployed(recipe, 1200)
+        recipe_for_nodes(recipe, 1200)
     part = recipe.with_values(federation={"rate": 0.5}, distributed={"threshold": 500})
-    assert deployed(part, 1200).federation.share == 0.5
+    assert recipe_for_nodes(part, 1200).federation.share == 0.5
     assert secure_sums(1800)["min_cohort"] <= 1000
     with pytest.raises(
         ConfigError,

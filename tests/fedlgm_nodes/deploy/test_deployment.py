@@ -192,7 +192,7 @@ def test_a_run_that_the_nodes_budgets_do_not_carry_is_refused_before_its_first_r
 
 def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
     name, before = "node2-service", len(ledger_rows(real, "node2"))
-    os.kill(processes._recorded(real)[name][0], signal.SIGKILL)
+    os.kill(processes._read_record(real)[name][0], signal.SIGKILL)
     result = submit.run(
         real,
         recipe(
@@ -265,7 +265,7 @@ def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
 def test_a_run_goes_on_after_the_superlink_was_killed(real):
     before = len(ledger_rows(real, "node0"))
     asked = recipe("federation.rounds=3", "privacy.max_participations=3", "model.hidden=[9]")
-    pid = processes._recorded(real)["superlink"][0]
+    pid = processes._read_record(real)["superlink"][0]
     lines: list[str] = []
 
     def kill_after_round_one(line: str) -> None:

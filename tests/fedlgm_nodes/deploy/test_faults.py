@@ -50,7 +50,7 @@ def seeds() -> Iterator[int]:
 
 def _pid(folder: DeploymentFolder, role: str) -> int:
     """The process of a role, or of a command of Flower's that the SuperLink starts."""
-    if role in (known := processes._recorded(folder)):
+    if role in (known := processes._read_record(folder)):
         return known[role][0]
     found: list[psutil.Process] = []
 

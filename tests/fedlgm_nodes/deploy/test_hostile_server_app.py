@@ -202,7 +202,7 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
     }
     attack = {
         "lab": str(lab.path),
-        "signer": processes._recorded(lab)["signer"][0],
+        "signer": processes._read_record(lab)["signer"][0],
         "out": str(out),
         "question": question,
     }

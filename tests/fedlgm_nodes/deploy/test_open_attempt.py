@@ -13,7 +13,7 @@ from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_nodes.deploy import server_entry
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.server_entry import ATTEMPT, TOLD, NodesRecord, deployed
+from fedlgm_nodes.deploy.server_entry import ATTEMPT, TOLD, NodesRecord, recipe_for_nodes
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
 from fedlgm_nodes.service.ask import Ask
@@ -66,7 +66,7 @@ class Lab:
         )
         monkeypatch.setattr(Enrolment, "load", lambda _: enrolment)
         self.link, self.deployment = Link(self.nodes, keys), lab
-        self.folder = new_folder.create(tmp_path / "run", deployed(asked, NODES))
+        self.folder = new_folder.create(tmp_path / "run", recipe_for_nodes(asked, NODES))
         self.kill = ()
 
     def _exchange(self, path, header, body, **more):
@@ -205,10 +205,10 @@ def test_an_attempt_that_restored_files_have_moved_is_given_up(tmp_path, attempt
     folder = SimpleNamespace(checkpoints=SimpleNamespace(rounds=lambda: 1), ledger_file=ledger)
     if attempt == 1:  # its round is done
         file.give_up = lambda: setattr(file, "found", None)
-        assert server_entry._settled(file, folder) == 1
+        assert server_entry._settle_attempt(file, folder) == 1
         assert file.found is None
         return
     with pytest.raises(
         server_entry.LostAttempt, match=f"but 1 rounds are done and {last} are charged"
     ):
-        server_entry._settled(file, folder)
+        server_entry._settle_attempt(file, folder)

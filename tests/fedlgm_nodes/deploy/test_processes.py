@@ -73,7 +73,7 @@ def test_a_clock_that_is_set_changes_no_process(
     try:
         monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real() + jump)
         assert [one.pid for one in processes._running(folder).values()] == [running.pid]
-        assert [pid for pid, *_ in processes._marked(folder).values()] == [running.pid]
+        assert [pid for pid, *_ in processes._find_marked(folder).values()] == [running.pid]
         assert psutil.Process(running.pid).create_time() == pytest.approx(
             running.create_time() + jump, abs=1
         )
@@ -159,7 +159,7 @@ def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost
         if lost:
             folder.processes_file.unlink()
         else:
-            known = processes._recorded(folder)
+            known = processes._read_record(folder)
             processes._record(
                 folder,
                 {role: (pid, born - 3600, since) for role, (pid, born, since) in known.items()},
@@ -169,15 +169,15 @@ def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost
     for role in roles:
         processes._start(folder, role, {}, [])
     running = processes._running(folder)
-    kept = processes._recorded(folder)
+    kept = processes._read_record(folder)
     lose()
     try:
         assert processes._running(folder) == {}
-        assert processes._found(folder) == running
-        processes._record(folder, processes._marked(folder))
-        assert processes._recorded(folder) == kept
+        assert processes._all_running(folder) == running
+        processes._record(folder, processes._find_marked(folder))
+        assert processes._read_record(folder) == kept
         lose()
-        assert processes._marked(DeploymentFolder(folder.path / "another")) == {}
+        assert processes._find_marked(DeploymentFolder(folder.path / "another")) == {}
         assert processes.down(folder) == 2
         assert not any(
             process.is_running() and process.status() != "zombie" for process in running.values()
@@ -201,10 +201,10 @@ def test_a_child_is_not_taken_for_its_parent(
     while not (children := parent.children()):
         time.sleep(0.01)
     try:
-        assert processes._marked(folder)["superlink"][0] == parent.pid
+        assert processes._find_marked(folder)["superlink"][0] == parent.pid
         parent.kill()
         psutil.wait_procs([parent], timeout=10)
-        assert processes._found(folder) == {}
+        assert processes._all_running(folder) == {}
     finally:
         for child in children:
             child.kill()
@@ -225,7 +225,7 @@ def test_the_variable_of_a_stranger_is_ignored(
         try:
             while psutil.Process(stranger.pid).name() != "sleep":
                 time.sleep(0.01)
-            assert processes._marked(folder) == {}
+            assert processes._find_marked(folder) == {}
         finally:
             stranger.kill()
 
@@ -248,7 +248,7 @@ def test_a_process_that_cannot_be_recorded_is_ended(
         kind, says = KeyboardInterrupt, "^$"
     with pytest.raises(kind, match=says):
         processes._start(folder, "node0-service", {}, [])
-    assert processes._marked(folder) == {}
+    assert processes._find_marked(folder) == {}
 
 
 def test_a_killed_supernode_is_told_from_a_connected_one(
@@ -291,7 +291,7 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     running = dict.fromkeys(
         ("node0-supernode", "node1-supernode", "node1-service"), psutil.Process()
     )
-    monkeypatch.setattr(processes, "_found", lambda folder: running)
+    monkeypatch.setattr(processes, "_all_running", lambda folder: running)
     found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
     assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [
         (False, "2026-11-26 13:39:37Z"),

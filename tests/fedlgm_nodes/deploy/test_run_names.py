@@ -13,11 +13,11 @@ from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.layout import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import deployed
+from fedlgm_nodes.deploy.server_entry import recipe_for_nodes
 from fedlgm_nodes.deploy.signer import Signer
 from simulations.config import recipe as recipes
 
-RECIPE = deployed(recipes.load("nodes", ["model.hidden=[8]"]), 3)
+RECIPE = recipe_for_nodes(recipes.load("nodes", ["model.hidden=[8]"]), 3)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def two_users(folder, monkeypatch):
         return path != folder.signer.runs
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr(submit, "unused_at", lambda socket, stem: signer.unused(stem))
+    monkeypatch.setattr(submit, "unused_at", lambda socket, stem: signer.unused_runs(stem))
     yield folder
     signer.close()
 

@@ -97,7 +97,7 @@ def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
         policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 9.0"))
     processes.down(folder)
     processes.up(folder)
-    pid, log = processes._recorded(folder)["node1-service"][0], folder.logs / "node1-service.log"
+    pid, log = processes._read_record(folder)["node1-service"][0], folder.logs / "node1-service.log"
     before = log.stat().st_size
 
     def kill() -> None:

@@ -22,8 +22,8 @@ from fedlgm_nodes.deploy.server_entry import (
     REPORT,
     TOLD,
     NodesRecord,
-    deployed,
     make_server_app,
+    recipe_for_nodes,
 )
 from fedlgm_nodes.deploy.watch import Watch
 from fedlgm_nodes.server.round import RoundReport
@@ -95,15 +95,15 @@ def test_void_rounds_are_named_and_counted(tmp_path, capsys):
     done."""
     reports = [(1, True), (2, False), (2, True), (3, False)]
     record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)])
-    record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
-    record.ended(4)
+    record.print_round({"round": 4, "cohort": 0, "seconds": 0.01})
+    record.print_totals(4)
     assert capsys.readouterr().out.splitlines() == [
         "round 4 is void and moves nothing: no node may take part in it any more",
         "2 of 4 rounds are done; 2 are void and moved nothing",
     ]
     record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)], summed=False)
-    record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
-    record.ended(5)
+    record.print_round({"round": 4, "cohort": 0, "seconds": 0.01})
+    record.print_totals(5)
     assert capsys.readouterr().out.splitlines() == [
         "round 4: 0 nodes asked, 0.01 s",
         "4 of 5 rounds are done",
@@ -124,7 +124,7 @@ def test_after_a_kill_between_report_and_row_the_last_attempt_decides(
 ):
     record = record_of(tmp_path, reports, rows)
     assert record.void() == void
-    record.ended(2)
+    record.print_totals(2)
     assert capsys.readouterr().out.startswith(f"{1 - void} of 2 rounds are done")
 
 
@@ -136,7 +136,9 @@ def test_a_round_that_releases_nothing_is_not_void(tmp_path):
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_run_with_void_rounds_ends_with_status_1(tmp_path, monkeypatch, answered):
-    folder = new_folder.create(tmp_path / "run", deployed(recipes.load("distributed-digits"), 30))
+    folder = new_folder.create(
+        tmp_path / "run", recipe_for_nodes(recipes.load("distributed-digits"), 30)
+    )
     folder.append({"round": 1, "noise_norm": 1.0, "noise_scale": 1.0}, {"round": 1, "cohort": 30})
     NodesRecord.of(folder).round(RoundReport(1, ["node3"] * answered, {}, 0, 1.5))
     monkeypatch.setattr(submit, "run", lambda *_, **__: {"run": str(folder.path)})

@@ -16,7 +16,7 @@ from patience import wait_until
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import submit
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.server_entry import DeployedAssembly, deployed, work_of
+from fedlgm_nodes.deploy.server_entry import DeployedAssembly, recipe_for_nodes, work_of
 from fedlgm_nodes.deploy.signer import Signer
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def question(folder):
     """A question of the registered run."""
-    assembly = DeployedAssembly(deployed(RECIPE, 3))
+    assembly = DeployedAssembly(recipe_for_nodes(RECIPE, 3))
     run = submit.register(folder, RECIPE)
     work = json.loads(json.dumps(work_of(assembly.recipe)))
     return Question(run, 1, 0, assembly.first_plan().to_json(), "ab" * 32, work, "00", "cd" * 32)

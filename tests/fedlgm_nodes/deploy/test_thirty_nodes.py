@@ -9,7 +9,12 @@ from dataclasses import replace
 import pytest
 
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.server_entry import DeployedAssembly, deployed, needed, work_of
+from fedlgm_nodes.deploy.server_entry import (
+    DeployedAssembly,
+    recipe_for_nodes,
+    remaining_need,
+    work_of,
+)
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
@@ -48,7 +53,7 @@ def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
         enrolment = Enrolment.model_validate(
             {"node": [one | {"flower_key": key_digest(keys[one["client"]])} for one in enrolled]}
         )
-        recipe = deployed(asked, NODES, test=True)
+        recipe = recipe_for_nodes(asked, NODES, test=True)
         assembly, folder = DeployedAssembly(recipe), new_folder.create(tmp_path / "run", recipe)
         nodes = SecureGrid(
             Link(folders, keys), enrolment, NodeQuestions(folder.path.name, work_of(recipe)),
@@ -56,7 +61,7 @@ def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
             patience=replace(QUICK, give_up_seconds=120.0, round_seconds=120.0), say=lines.append,
             on_round=reports.append,
         )  # fmt: skip
-        nodes.require(needed(assembly, folder.path.name, done=0))
+        nodes.require(remaining_need(assembly, folder.path.name, done=0))
         result = serve(nodes, assembly, folder, "deployment", nodes=EnrolledSum(simulated=True))
         assert [len(report.answered) for report in reports] == [NODES] * ROUNDS
         assert [len(rows(one)) for one in folders] == [ROUNDS] * NODES

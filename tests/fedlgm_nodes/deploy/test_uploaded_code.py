@@ -168,7 +168,7 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
     (app / "pyproject.toml").write_text(
         text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
     )
-    service = processes._recorded(lab)["node0-service"][0]
+    service = processes._read_record(lab)["node0-service"][0]
     given = {"node": str(lab.node("node0").path), "service": service, "out": str(out)}
     (tmp_path / "attack.json").write_text(json.dumps(given))
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')

@@ -73,7 +73,7 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
     watch = Watch(folder, lines.append)
     assert lines == []
     for killed in (1, 2):
-        pid = processes._recorded(folder)["node1-service"][0]
+        pid = processes._read_record(folder)["node1-service"][0]
         os.kill(pid, signal.SIGKILL)
         _named(watch, lambda killed=killed: len(lines) == killed)
         assert lines[-1] == (
@@ -97,7 +97,7 @@ def test_a_stopped_process_is_named_before_the_first_round(
     watch = Watch(folder, lines.append)
     (folder.path / "begin").write_text("\n")
     wait_until(lambda: _called(folder, "flwr-serverapp"))
-    known = processes._recorded(folder)
+    known = processes._read_record(folder)
     pid = known[role][0] if role in known else _called(folder, role)[0].pid
     os.kill(pid, signal.SIGSTOP)
     _named(watch, lambda: lines)

@@ -7,12 +7,12 @@ import pytest
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.secagg.keys import (
-    agreed,
     apply_mask,
     new_secret,
     pair_mask_key,
     public_of,
     seal,
+    shared_secret,
     unseal,
 )
 
@@ -45,9 +45,9 @@ def test_two_nodes_agree_on_a_key():
         bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"),
     )
     assert public_of(bob) == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
-    assert agreed(alice, public_of(bob)) == agreed(bob, public_of(alice))
+    assert shared_secret(alice, public_of(bob)) == shared_secret(bob, public_of(alice))
     with pytest.raises(RunError, match="cannot be used"):
-        agreed(alice, "00" * 32)  # a point of low order: the secret would be zero
+        shared_secret(alice, "00" * 32)  # a point of low order: the secret would be zero
 
 
 def test_the_mask_of_two_nodes_is_theirs_alone():

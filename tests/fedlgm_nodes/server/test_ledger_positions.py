@@ -20,7 +20,7 @@ KEYS = {client: signer.public_key() for client, signer in enumerate(SIGNERS)}
 def at(
     seq: int, client: int = 0, ledger: str = "ledger", signer: Ed25519PrivateKey | None = None
 ) -> Position:
-    return Position.signed(ledger, seq, f"head {seq}", signer or SIGNERS[client])
+    return Position.make(ledger, seq, f"head {seq}", signer or SIGNERS[client])
 
 
 @pytest.fixture
@@ -34,9 +34,7 @@ def test_they_are_kept_over_runs(file):
     assert later.get(0) == at(3)
     assert later.get(1) is None
     assert "rolled back: it has 2 releases, but its service signed for 3" in later.problem(0, at(2))
-    assert "rolled back" in later.problem(
-        0, Position.signed("ledger", 3, "another head", SIGNERS[0])
-    )
+    assert "rolled back" in later.problem(0, Position.make("ledger", 3, "another head", SIGNERS[0]))
     assert "replaced" in later.problem(0, at(9, ledger="another"))
     assert later.problem(0, at(4)) == ""
 

@@ -27,9 +27,9 @@ def test_a_thousand_random_deviations():
 
 def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
     def careless(self, attempt, answered):
-        session, cohort = self._shared(attempt)
+        session, cohort = self._session_and_cohort(attempt)
         survivors = Survivors(cohort.digest, tuple(session.sharing), clients_of(answered))
-        return survivors.signed(self._signer)
+        return survivors.sign(self._signer)
 
     monkeypatch.setattr(participant.Participant, "agree", careless)
     assert any("two signatures" in one for one in attacked(60, seed=1)[1])
@@ -37,7 +37,7 @@ def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
 
 def test_the_search_finds_nodes_that_unmask_directly_and_forget_it(monkeypatch):
     def forgetful(self, attempt, signatures):
-        forgets = self._store.signed(self._session(attempt).cohort) is None
+        forgets = self._store.signed_survivors(self._session(attempt).cohort) is None
         answer = honest(self, attempt, signatures)
         if forgets:
             self._store.sets.pop(self._session(attempt).cohort)
@@ -51,7 +51,7 @@ def test_the_search_finds_nodes_that_unmask_directly_and_forget_it(monkeypatch):
 def test_the_search_finds_nodes_that_unmask_for_anybody(monkeypatch):
 
     def careless(self, attempt, signatures):
-        session, _ = self._shared(attempt)
+        session, _ = self._session_and_cohort(attempt)
         return {int(client): seed for client, (seed, _) in session.held.items()}
 
     monkeypatch.setattr(participant.Participant, "unmask", careless)

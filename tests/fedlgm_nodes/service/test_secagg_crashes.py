@@ -23,7 +23,7 @@ from fedlgm_nodes.service.secagg import Distributed, Participant, SessionStore
 from tests.support.secagg import terms
 
 AGREED, SIZE = terms(2, size=5), 5
-DURABLE = ("open", "bound", "keep", "sign", "charge")
+DURABLE = ("open", "bind_keys", "keep", "sign", "charge")
 
 
 class Killed(BaseException):
@@ -198,7 +198,7 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
         step, node, call = run.send(answer)
     assert crashes == {
         ("advertise", "open"),
-        ("share", "bound"),
+        ("share", "bind_keys"),
         ("share", "keep"),
         ("mask", "charge"),
         ("mask", "keep"),

@@ -172,7 +172,7 @@ def test_shares_are_given_for_the_set_that_enough_have_signed(nodes):
     }
     cohort = members[0].charges[0]
     others = Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))
-    colluder = others.signed(nodes.signers[4])
+    colluder = others.sign(nodes.signers[4])
     for given in (
         {}, {c: signatures[c] for c in (0, 1, 2)}, dict.fromkeys(survivors, signatures[0]),
         {**{c: signatures[c] for c in (0, 1, 2)}, 4: colluder}, signatures | {3: signatures[3][:-2]},
@@ -194,9 +194,9 @@ def test_a_node_unmasks_at_once_if_all_have_sent_their_vectors_and_then_accepts_
     cohort = nodes.members[0].charges[0]
     for given in (
         {c: sent[c] for c in everyone[1:]}, {c: sent[c] for c in everyone[:4]}, dict.fromkeys(everyone, sent[0]),
-        sent | {4: sent[4][:-2]}, sent | {4: Sent(cohort, (0, 1, 2, 4)).signed(nodes.signers[4])},
-        sent | {4: Sent("0" * 64, (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
-        sent | {4: Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
+        sent | {4: sent[4][:-2]}, sent | {4: Sent(cohort, (0, 1, 2, 4)).sign(nodes.signers[4])},
+        sent | {4: Sent("0" * 64, (0, 1, 2, 3, 4)).sign(nodes.signers[4])},
+        sent | {4: Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)).sign(nodes.signers[4])},
     ):  # fmt: skip
         with pytest.raises(
             Refusal, match=r"signed no set .* and not every member that shared secrets has signed"
@@ -241,4 +241,4 @@ def test_secrets_are_forgotten_once_they_are_needed_no_more(nodes):
         node.advertise(terms(4, 1, number=number))
     with pytest.raises(Refusal, match="It keeps the 4 newest open rounds"):
         node.share(AGREED.digest, [])
-    assert node._store.signed(session.cohort) is not None
+    assert node._store.signed_survivors(session.cohort) is not None

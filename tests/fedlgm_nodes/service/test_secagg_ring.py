@@ -282,10 +282,10 @@ def test_an_arc_between_two_gaps(monkeypatch, checked):
 
 def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
     def careless(self, attempt, answered):
-        session, cohort = self._shared(attempt)
-        return Survivors(
-            cohort.digest, tuple(session.sharing), cohorts.clients_of(answered)
-        ).signed(self._signer)
+        session, cohort = self._session_and_cohort(attempt)
+        return Survivors(cohort.digest, tuple(session.sharing), cohorts.clients_of(answered)).sign(
+            self._signer
+        )
 
     monkeypatch.setattr(participant.Participant, "agree", careless)
     assert any("two signatures" in one for one in attacked(100, seed=1, ring=True)[1])

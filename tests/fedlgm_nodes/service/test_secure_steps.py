@@ -277,11 +277,11 @@ def test_the_ledger_holds_the_signed_sets(federation):
     with folder.ledger() as ledger:
         store = SessionStore(folder.rounds_file, ledger)
         cohort = store.session(terms_of(federation.question(2), plan()).digest).cohort
-        survivors, signature = store.signed(cohort)
+        survivors, signature = store.signed_survivors(cohort)
         assert survivors.valid(signature, federation.services[2])
         with pytest.raises(LedgerError):
             store.sign(replace(survivors, answered=(0, 1, 2, 3)), signature)
-        assert store.signed(cohort)[0].answered == tuple(range(NODES))
+        assert store.signed_survivors(cohort)[0].answered == tuple(range(NODES))
         store.close()
 
 

@@ -130,7 +130,7 @@ def test_after_a_full_disk_the_service_ends_so_that_the_next_start_verifies_its_
 
     def full() -> None:
         def charge(ledger: NodeLedger, *given: object, **more: object) -> None:
-            with ledger._translated():
+            with ledger._translate_errors():
                 raise sqlite3.OperationalError("database or disk is full")
 
         NodeLedger.charge = charge
