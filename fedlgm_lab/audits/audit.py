@@ -89,9 +89,9 @@ class Audit:
         if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
-            own = _own(self.method)
+            user_audit = _own(self.method)
             if (
-                own is None
+                user_audit is None
                 and method != "one-run-gaussian"
                 and charging.of(subject.facts).run is not None
             ):
@@ -100,9 +100,9 @@ class Audit:
                     "mechanism (correlated noise, or restricted participation): use "
                     "'one-run-gaussian' or 'probe'"
                 )
-            if own is not None:
-                with users_code(f"audit {self.method!r}", own):
-                    result = own(subject, self, progress)
+            if user_audit is not None:
+                with users_code(f"audit {self.method!r}", user_audit):
+                    result = user_audit(subject, self, progress)
                 if not isinstance(result, AuditResult):
                     raise ConfigError(
                         f"audit {self.method!r} must return an AuditResult, got {result!r}"
@@ -189,8 +189,8 @@ def _own(name: str) -> OwnAudit | None:
     if name in get_args(Method):
         return None
     form = "(subject, settings, progress) -> AuditResult"
-    found: OwnAudit = named_function(_METHODS, name, "audit method", form, None, None, None)
-    return found
+    function: OwnAudit = named_function(_METHODS, name, "audit method", form, None, None, None)
+    return function
 
 
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:

@@ -226,12 +226,12 @@ def epsilon_one_run(
         for i in np.argsort(-promise):
             if guesses[i] == 0 or hits[i] / guesses[i] <= precision:
                 continue
-            found = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
-            if found > best:
+            bound = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
+            if bound > best:
                 best, chosen, precision = (
-                    found,
+                    bound,
                     float(thresholds[i]),
-                    float(scipy.special.expit(found)),
+                    float(scipy.special.expit(bound)),
                 )
         return best, chosen
 

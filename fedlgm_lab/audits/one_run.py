@@ -154,16 +154,16 @@ def _audit_releases(
     shares = shares_of(record, confidence, per_layer=per_layer)
     signals = 1.0 / reported.multipliers
     ratio = release_ratio(record, layers, 1 - shares.whole)
-    whole = epsilon_at_ratio(reported, signals, ratio, quick=not per_layer)
+    epsilon = epsilon_at_ratio(reported, signals, ratio, quick=not per_layer)
     rows = []
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(
+        layer_epsilon = epsilon_at_ratio(
             reported, signals, layer_ratio(record, j, size, 1 - shares.layer), quick=True
         )
         planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
-        rows.append(LayerRow(layers.names[j], size, found, planned))
+        rows.append(LayerRow(layers.names[j], size, layer_epsilon, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
     turned = record.aligned * record.orientation
     checks, scores = (
@@ -172,7 +172,7 @@ def _audit_releases(
     )
     return reported.audited(
         "one-run-gaussian",
-        whole,
+        epsilon,
         confidence,
         scores,
         record.aligned.size,

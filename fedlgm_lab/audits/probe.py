@@ -162,20 +162,20 @@ def _accounted(plan: ReleasePlan) -> float:
     return multiplier / factor if multiplier > 0 else 1.0
 
 
-def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
+def _difference(plan: ReleasePlan, other: ReleasePlan) -> str:
     """Which of the plan's figures differ, in words; empty if the plans are equal bit by bit."""
-    if one.to_json() == other.to_json() and one.denominator == other.denominator:
+    if plan.to_json() == other.to_json() and plan.denominator == other.denominator:
         return ""
     names = {
-        "the released layers": (one.released, other.released),
-        "bounds": (one.clip, other.clip),
-        "noise scales": (one.sigma, other.sigma),
-        "the denominator": (np.array(one.denominator), np.array(other.denominator)),
+        "the released layers": (plan.released, other.released),
+        "bounds": (plan.clip, other.clip),
+        "noise scales": (plan.sigma, other.sigma),
+        "the denominator": (np.array(plan.denominator), np.array(other.denominator)),
     }
-    found = [
+    differences = [
         name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)
     ]
-    return " and ".join(found) or "the plan"
+    return " and ".join(differences) or "the plan"
 
 
 def _transcripts(subject: Subject) -> list[Transcript]:

@@ -65,11 +65,11 @@ class World:
     def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of its sum, through the public path, [plan.size]."""
         plan, noised_by = self.plan, self.plan.facts.noised_by
-        found = noised_by.observed(self.total, plan, keys, round, backend)
+        noisy_sum = noised_by.observed(self.total, plan, keys, round, backend)
         return (
             release(self.total.clone(), plan, keys, round, noised_by.party(0), backend)
-            if found is None
-            else found
+            if noisy_sum is None
+            else noisy_sum
         )
 
 

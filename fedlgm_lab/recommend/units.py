@@ -93,15 +93,15 @@ class Clients(Units):
     def __init__(self, assembly: Assembly, most: int, share: float) -> None:
         super().__init__(assembly)
         section, training = assembly.recipe.data, assembly.recipe.training
-        whole = assembly.dataset
-        found = replace(
-            whole,
-            train_x=inputs.take(whole.train_x, slice(self.warming, None)),
-            train_y=whole.train_y[self.warming :],
+        dataset = assembly.dataset
+        rest = replace(
+            dataset,
+            train_x=inputs.take(dataset.train_x, slice(self.warming, None)),
+            train_y=dataset.train_y[self.warming :],
         )
-        count = max(2, round(len(found.train_y) / max(share, 1.0)))
+        count = max(2, round(len(rest.train_y) / max(share, 1.0)))
         division = data.divide(
-            found, count, section.partition, seed=section.partition_seed, **section.options
+            rest, count, section.partition, seed=section.partition_seed, **section.options
         )
         filled = [rows.astype(np.int64) for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
@@ -190,7 +190,8 @@ class Examples(Units):
             self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows
         )
         gradients = (
-            found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True)
+            bounded_sum.total.float() / len(batch)
+            for bounded_sum, batch in zip(sums, rows, strict=True)
         )
         return self._descended(model, gradients)
 
@@ -205,8 +206,8 @@ class Examples(Units):
         for method in methods:
             plan, mechanism = method.plan(Transcript.start(model)), method.mechanism
             assert isinstance(mechanism, BoundsExamples)
-            found = self._gradients.sum(x, y, mechanism.scaling(plan))
-            means.append(-found.total.float() / len(y))
+            bounded_sum = self._gradients.sum(x, y, mechanism.scaling(plan))
+            means.append(-bounded_sum.total.float() / len(y))
             plans.append(plan)
         norms = self._gradients.sum(x, y, FlatClip(math.inf)).norms
         return means, plans, norms
@@ -224,5 +225,5 @@ def gradient_of(
     parameters = dict(module.named_parameters())
     trained = [parameters[slot.name] for slot in layers.slots()]
     loss = task.loss(inputs.call(module, x), y)
-    found = torch.autograd.grad(loss, trained, materialize_grads=True)
-    return torch.cat([gradient.reshape(-1) for gradient in found])
+    gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])

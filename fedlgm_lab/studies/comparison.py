@@ -78,9 +78,9 @@ def summarise(found: Study) -> Row:
     }
 
 
-def _figures(found: Study) -> DataFrame:
+def _figures(study: Study) -> DataFrame:
     """The study's frame with the figures of a comparison."""
-    frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
+    frame = study.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
         folder = RunFolder.open(path)
@@ -93,15 +93,15 @@ def _figures(found: Study) -> DataFrame:
             result["guarantee"],
             result["delta"],
         ]
-        frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures
+        frame.loc[index, [study.headline, "model_noise", "guarantee", "delta"]] = figures
     return frame
 
 
-def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
+def _leads(study: Study, done: DataFrame, first: str, other: str) -> list[Row]:
     """Differences between two methods in the cells of which both have two seeds."""
     leads = []
-    for cell in frames.cells_of(done, found.compared_keys, {}):
-        for metric in (found.headline, *_NOISES, "claimed_epsilon"):
+    for cell in frames.cells_of(done, study.compared_keys, {}):
+        for metric in (study.headline, *_NOISES, "claimed_epsilon"):
             both, _ = paired(done, cell, ("method", first, other), metric)
             if len(both) > 1:
                 lead = asdict(difference(both["a"], both["b"]))
@@ -132,18 +132,18 @@ def tables(summary: Row) -> Group:
         "claimed",
         "seconds",
     )
-    made = table(
+    main_table = table(
         "Accuracy, noise and privacy spent",
         columns,
         left=("method", "partition", "guarantee"),
         keys=3,
     )
     for cell in cells:
-        made.add_row(
+        main_table.add_row(
             *_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell)
         )
     for row in summary["failed"]:
-        made.add_row(*_names(row), row["status"])
+        main_table.add_row(*_names(row), row["status"])
     notes = [
         f"note: {row['method']}, run {row['repetition']}: {row['reason']}"
         for row in summary["failed"]
@@ -156,7 +156,7 @@ def tables(summary: Row) -> Group:
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
     leads = [_lead_table(summary)] if summary["differences"] else []
     return Group(
-        made,
+        main_table,
         *leads,
         *map(escape, sentences),
         "",
@@ -167,7 +167,7 @@ def tables(summary: Row) -> Group:
 
 def _lead_table(summary: Row) -> Table:
     title = f"Differences: {summary['methods'][0]} minus the others, with the 95 % interval and p"
-    made = table(
+    differences = table(
         title,
         ("method", "budget", "partition", "figure", "difference"),
         left=("method", "partition", "figure"),
@@ -178,10 +178,10 @@ def _lead_table(summary: Row) -> Table:
             row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high")
         )
         figure = f"{row['metric'].replace('_', ' ')}{' in %' if is_share(row['metric']) else ''}"
-        made.add_row(
+        differences.add_row(
             *_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})"
         )
-    return made
+    return differences
 
 
 def _names(row: Row) -> list[str]:

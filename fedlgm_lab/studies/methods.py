@@ -63,25 +63,25 @@ class Method:
         """
         label, what, given = opened(entry, "mechanism")
         further = {key: value for key, value in given.items() if "." in key}  # keys of the recipe
-        own = {key: value for key, value in given.items() if "." not in key}
+        mechanism_options = {key: value for key, value in given.items() if "." not in key}
         if isinstance(what, type) and issubclass(what, Mechanism):
-            what, own = _made(what, own), {}
+            what, mechanism_options = _made(what, mechanism_options), {}
         if isinstance(what, Mechanism):
-            if own:
+            if mechanism_options:
                 raise ConfigError(
-                    f"{label!r}: an object has its options already, got {sorted(own)}"
+                    f"{label!r}: an object has its options already, got {sorted(mechanism_options)}"
                 )
             name = what.name.strip("<>")
             return cls(label or _shown(name, what.variant), name, what.variant, further, what)
         if not isinstance(what, str):
             raise ConfigError(f"{FORMS['mechanism']}; got {entry!r}")
-        known = options(what)
-        for key in own:
-            if key not in known:
+        option_names = options(what)
+        for key in mechanism_options:
+            if key not in option_names:
                 raise ConfigError(
-                    f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}"
+                    f"{label!r}: {what} has no option {key!r}; its options: {', '.join(option_names)}"
                 )
-        changes = {f"mechanism.{key}": value for key, value in own.items()} | further
+        changes = {f"mechanism.{key}": value for key, value in mechanism_options.items()} | further
         return cls(label or what, *mechanisms.split(what), changes)
 
     @property
@@ -138,16 +138,16 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     Raises:
         ConfigError: two entries have the same label; or as in `Method.of`.
     """
-    made = [Method.of(entry) for entry in entries]
-    for index, method in enumerate(made):
-        if method.label in [other.label for other in made[:index]]:
+    methods = [Method.of(entry) for entry in entries]
+    for index, method in enumerate(methods):
+        if method.label in [other.label for other in methods[:index]]:
             raise ConfigError(
                 f"two mechanisms have the label {method.label!r}: label one of them, as (label, "
                 f"{method.label!r}, "
                 f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options "
                 f"= ...}} in a file"
             )
-    return made
+    return methods
 
 
 def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
@@ -179,8 +179,8 @@ def usual(recipe: Recipe) -> tuple[str, ...]:
     >>> usual(recipes.load("digits")), usual(recipes.load("dp-sgd-digits"))
     (('snr-consistent', 'uniform', 'gaussian'), ('dp-sgd', 'auto-s'))
     """
-    own = own_name(recipe)
-    return (own, *(name for name in PLAIN[recipe.protects.mechanisms] if name != own))
+    label = own_name(recipe)
+    return (label, *(name for name in PLAIN[recipe.protects.mechanisms] if name != label))
 
 
 def own_name(recipe: Recipe) -> str:

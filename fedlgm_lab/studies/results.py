@@ -242,9 +242,9 @@ class Study:
                 f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}"
             )
         for label in (a, b):
-            if label not in (known := frames.values_of(self._frame, by)):
+            if label not in (labels := frames.values_of(self._frame, by)):
                 raise ConfigError(
-                    f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}"
+                    f"no {by} {label!r} in this study; it has {', '.join(map(str, labels))}"
                 )
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = (
@@ -258,9 +258,11 @@ class Study:
         """The first key with both values; if there is none, the first with several, whose values a
         message lists.
         """
-        known = {key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)}
-        holding = [key for key, values in known.items() if a in values and b in values]
-        varied = [key for key, values in known.items() if len(values) > 1]
+        by_key = {
+            key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)
+        }
+        holding = [key for key, values in by_key.items() if a in values and b in values]
+        varied = [key for key, values in by_key.items() if len(values) > 1]
         return next(iter((*holding, *varied)), "method")
 
     @property
@@ -276,14 +278,16 @@ class Study:
         return self.records.search.copy()
 
     def _metrics(self, wanted: str | Sequence[str] | None) -> list[str]:
-        known = frames.metrics_of(self._frame, self.keys)
+        available = frames.metrics_of(self._frame, self.keys)
         if wanted is None:
-            wanted = [name for name in self.records.shown if name in known]
+            wanted = [name for name in self.records.shown if name in available]
         elif isinstance(wanted, str):
             wanted = [wanted]
-        unknown = [name for name in wanted if name not in known]
+        unknown = [name for name in wanted if name not in available]
         if unknown:
-            raise ConfigError(f"no metric {unknown[0]!r} in this study; it has {', '.join(known)}")
+            raise ConfigError(
+                f"no metric {unknown[0]!r} in this study; it has {', '.join(available)}"
+            )
         return list(wanted)
 
     def __repr__(self) -> str:
@@ -309,28 +313,29 @@ def _differences(
     shifted: Sequence[pd.DataFrame] | None,
     sides: Sides,
     metric: str,
-    own: list[str],
+    keys: list[str],
     at: Mapping[str, Any],
 ) -> StudyDifference:
     for key, value in at.items():
-        if key not in own:
+        if key not in keys:
             raise ConfigError(
-                f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}"
+                f"at: {key!r} is not a key of the grid; it has {', '.join(keys) or 'no other'}"
             )
-        known = frames.values_of(frame, key)
-        if frames.name_of(value) not in map(frames.name_of, known):
+        values = frames.values_of(frame, key)
+        if frames.name_of(value) not in map(frames.name_of, values):
             raise ConfigError(
-                f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}"
+                f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, values))}"
             )
     rows, pairs = [], []
-    for cell in frames.cells_of(frame, own, at):
+    for cell in frames.cells_of(frame, keys, at):
         both, epsilons = paired(frame, cell, sides, metric)
         if len(both) < 2:
             continue
         tested = difference(both["a"], both["b"])
         beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
         held = all(
-            len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside
+            len(pair) > 1 and _same_sign(difference(pair["a"], pair["b"]), tested)
+            for pair in beside
         )
         rows.append(
             {
@@ -370,8 +375,8 @@ def _left_out(
     )
 
 
-def _same_sign(found: Difference, wanted: Difference) -> bool:
-    return found.p < LEVEL and found.mean * wanted.mean > 0
+def _same_sign(actual: Difference, wanted: Difference) -> bool:
+    return actual.p < LEVEL and actual.mean * wanted.mean > 0
 
 
 def paired(

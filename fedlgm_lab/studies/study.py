@@ -132,11 +132,11 @@ def study(
     return _kept(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
 
 
-def _kept(found: RunRecords) -> Study:
+def _kept(records: RunRecords) -> Study:
     """The study, after its figures are written into its folder for `Study.read`."""
-    with writing(found.folder):
-        strict_json.write(found.folder / FILE, kept(found, [found.headline]), indent=1)
-    return Study(found.folder, found)
+    with writing(records.folder):
+        strict_json.write(records.folder / FILE, kept(records, [records.headline]), indent=1)
+    return Study(records.folder, records)
 
 
 def base_of(
@@ -195,20 +195,22 @@ def _chosen(
     task = Assembly(trials[0].recipe, trials[0].own).task
     scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:
-        known = job.folder not in failed
-        figure = frames.metrics_at(out / job.folder, job.own)[task.headline] if known else math.nan
+        finished = job.folder not in failed
+        figure = (
+            frames.metrics_at(out / job.folder, job.own)[task.headline] if finished else math.nan
+        )
         scores[_cell(job, search)][search.at(job.point)].append(figure)
     at: dict[tuple, list[Job]] = defaultdict(list)
     for job in finals:
         at[_cell(job, search), search.at(job.point)].append(job)
     chosen: list[Job] = []
     shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
-    for cell, found in scores.items():
+    for cell, by_point in scores.items():
         best = search.best(
-            {point: float(np.mean(figures)) for point, figures in found.items()}, task.better
+            {point: float(np.mean(figures)) for point, figures in by_point.items()}, task.better
         )
         if best is None:
-            chosen += at[cell, next(iter(found))]
+            chosen += at[cell, next(iter(by_point))]
             continue
         chosen += at[cell, best]
         for shift, jobs in shifted.items():

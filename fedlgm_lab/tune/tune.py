@@ -295,8 +295,8 @@ class _Searching:
             **terms,
             "ledger_head": head,
         }  # of the search: a single run has cost less
-        made = described(RunFolder.open(result.folder), protection, winner.to_toml(), module)
-        metadata = texts(made) | {"search": strict_json.dumps(terms)}
+        description = described(RunFolder.open(result.folder), protection, winner.to_toml(), module)
+        metadata = texts(description) | {"search": strict_json.dumps(terms)}
         write_whole(
             self._folder / "model.safetensors",
             lambda partial: save_file(state, partial, metadata=metadata),

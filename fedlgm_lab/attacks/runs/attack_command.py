@@ -205,29 +205,31 @@ def gan(
     features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        found = attacks.attack(
+        finding = attacks.attack(
             opened, label=label, settings=settings, inception=features, progress=on_progress
         )
-    path = save(figures.classes([("reconstructed", found)]), picture or Path("attack-gan.png"))
+    path = save(figures.classes([("reconstructed", finding)]), picture or Path("attack-gan.png"))
     if as_json:
-        print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
+        print_json(
+            {"attack": "gan", "name": opened.name, **finding.to_dict(), "picture": str(path)}
+        )
         return
-    table = _table(f"reconstruction of class {found.target}: {opened.name}", "figure", "value")
+    table = _table(f"reconstruction of class {finding.target}: {opened.name}", "figure", "value")
     table.add_row(
         "Frechet distance (features of a classifier trained on the public test set)",
-        f"{found.distance:.1f}",
+        f"{finding.distance:.1f}",
     )
-    table.add_row("the same between halves of the private images", f"{found.floor:.1f}")
-    table.add_row("the same for the nearest other class", f"{found.nearest_class:.1f}")
-    table.add_row(f"put into class {found.target} by that classifier", f"{found.agreement:.1%}")
-    if found.inception_distance is not None:
-        table.add_row("Frechet Inception distance", f"{found.inception_distance:.1f}")
+    table.add_row("the same between halves of the private images", f"{finding.floor:.1f}")
+    table.add_row("the same for the nearest other class", f"{finding.nearest_class:.1f}")
+    table.add_row(f"put into class {finding.target} by that classifier", f"{finding.agreement:.1%}")
+    if finding.inception_distance is not None:
+        table.add_row("Frechet Inception distance", f"{finding.inception_distance:.1f}")
         table.add_row(
-            "the same between halves of the private images", f"{found.inception_floor:.1f}"
+            "the same between halves of the private images", f"{finding.inception_floor:.1f}"
         )
-    table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
+    table.add_row("accuracy of the attacked model", f"{finding.result['accuracy']:.1%}")
     console.print(table)
-    console.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
+    console.print(_spent(finding.result), f"picture: {path}", sep="\n", markup=False)
 
 
 def _population(
