@@ -85,7 +85,7 @@ class Audit:
             True
         """
         started, reading = time.perf_counter(), probe(subject)
-        method = self._settled(subject)
+        method = self._resolve_method(subject)
         if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
@@ -123,7 +123,7 @@ class Audit:
             result = dataclasses.replace(result, confidence=self.confidence)
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
-    def _settled(self, subject: Subject) -> Method:
+    def _resolve_method(self, subject: Subject) -> Method:
         if self.method != "auto":
             return cast(Method, self.method)
         if subject.alignable:
@@ -208,7 +208,7 @@ def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
     """
     return Reported(
         subject.name,
-        subject.reported(plan),
+        subject.reported_epsilon(plan),
         subject.delta,
         subject.multipliers(plan),
         subject.facts.sampling.rate,

@@ -302,7 +302,9 @@ class _Measured:
         above = (
             1.0 if plan.fills else _ABOVE
         )  # levelling turns the direction of an update above the bound
-        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else above * update)
+        block.add(
+            _updates_at_bounds(update, plan) if plan.bounded_by == "trainer" else above * update
+        )
         columns = _columns(plan, layers)
         total, size = block.total, int(np.sum(layers.sizes[plan.indices]))
         lengths = [
@@ -344,7 +346,7 @@ def check_auditable(plan: ReleasePlan) -> None:
         )
 
 
-def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+def _updates_at_bounds(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
     """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are
     0.
     """

@@ -69,7 +69,7 @@ def audit_mechanism_by_trials(
     ratios: tuple[list[float], list[float]] = ([], [])
     for trial in range(trials):
         for world, values, number in ((one, ratios[0], 0), (other, ratios[1], 1)):
-            noisy = world.released(
+            noisy = world.release(
                 keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little"))
             )
             values.append(log_likelihood_ratio(noisy.double().numpy(), one, other))
@@ -81,7 +81,7 @@ def audit_mechanism_by_trials(
         subject=f"one release of {subject.name}",
         method="distinguisher",
         epsilon_lower=lower,
-        epsilon_reported=subject.reported(one.plan, whole=False),
+        epsilon_reported=subject.reported_epsilon(one.plan, whole=False),
         delta=subject.delta,
         confidence=confidence,
         guarantee=one.plan.guarantee.sentence(noise_reproducible=False),

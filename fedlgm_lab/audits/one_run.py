@@ -19,7 +19,7 @@ from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm_lab.audits.scores import CONFIDENCE, Scores
-from fedlgm_lab.audits.whole_run import audit_whole_run, extended
+from fedlgm_lab.audits.whole_run import audit_whole_run, repeat_last
 
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
 
@@ -109,7 +109,7 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
     last watched one.
     """
     share = record.layer_signal[:, layer] * record.multipliers
-    return extended(share, len(reported.multipliers)) / reported.multipliers
+    return repeat_last(share, len(reported.multipliers)) / reported.multipliers
 
 
 def release_ratio(

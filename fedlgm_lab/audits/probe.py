@@ -64,7 +64,7 @@ def probe(subject: Subject) -> ProbeReading:
         for one, other in subject.neighbours(transcript):
             plan = plan or one.plan
             changed = _difference(one.plan, other.plan) or changed
-            ratio = max(ratio, distance(one, other) * _accounted(one.plan))
+            ratio = max(ratio, distance(one, other) * _inverse_distance(one.plan))
     assert plan is not None
     return ProbeReading(ratio, changed, plan)
 
@@ -127,7 +127,7 @@ def audit_by_probe(subject: Subject, reading: ProbeReading) -> AuditResult:
         subject=subject.name,
         method="probe",
         epsilon_lower=_epsilon(subject, reading),
-        epsilon_reported=subject.reported(reading.plan),
+        epsilon_reported=subject.reported_epsilon(reading.plan),
         delta=subject.delta,
         confidence=1.0,
         guarantee=reading.plan.guarantee.sentence(noise_reproducible=False),
@@ -143,7 +143,7 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
-    run, multipliers = charging.of(subject.facts).run, subject.charged(plan)
+    run, multipliers = charging.of(subject.facts).run, subject.charged_multipliers(plan)
     if run is not None:
         return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
     events = charging.of(subject.facts).events(plan, multipliers / ratio)
@@ -151,7 +151,7 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
     return privacy.accounting.composed_epsilon(exact, subject.delta)
 
 
-def _accounted(plan: ReleasePlan) -> float:
+def _inverse_distance(plan: ReleasePlan) -> float:
     """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too
     large).
     """

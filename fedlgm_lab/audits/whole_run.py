@@ -36,7 +36,7 @@ from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Reported
 from fedlgm_lab.audits.scores import Array, Counts, Flags
-from fedlgm_lab.audits.whitening import whitenable, whitened
+from fedlgm_lab.audits.whitening import whiten, whitenable
 
 
 def audit_whole_run(
@@ -109,7 +109,7 @@ def run_epsilon(
         True
     """
     rounds, b = run.noise.rounds, run.separation
-    signals = extended(signals, rounds)
+    signals = repeat_last(signals, rounds)
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
     if np.isinf(ratio):
@@ -128,15 +128,15 @@ def run_epsilon(
             return privacy.accounting.quick_epsilon(events, delta)
         return privacy.accounting.composed_epsilon(events, delta)
     groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
-    shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
+    shift = float(np.linalg.norm(whiten(run.noise, scaled[:, None] * groups), axis=0).max())
     return privacy.gaussian_epsilon(shift, delta)
 
 
-def extended(values: Array, rounds: int) -> Array:
+def repeat_last(values: Array, rounds: int) -> Array:
     """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
 
     Example:
-        >>> extended(np.array([1.0, 2.0]), 4), extended(np.array([1.0, 2.0]), 1)
+        >>> repeat_last(np.array([1.0, 2.0]), 4), repeat_last(np.array([1.0, 2.0]), 1)
         (array([1., 2., 2., 2.]), array([1.]))
     """
     return np.pad(values[:rounds], (0, max(0, rounds - len(values))), mode="edge")
@@ -201,8 +201,8 @@ class View:
             )
         mask = flags[:, None].astype(np.float64)
         return cls(
-            whitened(noise, np.nan_to_num(seen)) * mask,
-            whitened(noise, shares[:, None] * signs[:, :, None]) * mask,
+            whiten(noise, np.nan_to_num(seen)) * mask,
+            whiten(noise, shares[:, None] * signs[:, :, None]) * mask,
             np.sign(signs.sum(axis=0)),
             shares,
             flags,

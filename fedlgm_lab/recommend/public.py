@@ -83,7 +83,7 @@ def public_examples(
         except (ConfigError, DataError) as error:
             raise type(error)(f"public: {str(error).removeprefix('data: ')}") from error
         source = f"training examples of {dataset.name}"
-    return task.prepare(_divided(dataset)), source
+    return task.prepare(_split(dataset)), source
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
@@ -225,7 +225,7 @@ def of_public(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": replacement})
 
 
-def _divided(dataset: DataSet) -> DataSet:
+def _split(dataset: DataSet) -> DataSet:
     """A set's training examples, shuffled; every fourth becomes a test example."""
     count = len(dataset.train_y)
     if count < 4 * _HELD_OUT:

@@ -66,7 +66,7 @@ class Units(ABC):
             norms of the units' unbounded contributions [units, K].
         """
 
-    def _descended(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
+    def _descend(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
         """The model after one step of the recipe's local optimizer by each gradient, which is taken
         in its turn.
         """
@@ -120,7 +120,7 @@ class Clients(Units):
         rounds of one client with one batch each.
         """
         if self.assembly.trainer_kind is kinds.PLAIN:
-            return self._descended(model, map(self._gradient, rows))
+            return self._descend(model, map(self._gradient, rows))
         keys, bound = KeyRing.from_seed(0), bound_of(self.assembly)
         for i, batch in enumerate(rows):
             task = ClientTask(
@@ -193,7 +193,7 @@ class Examples(Units):
             bounded_sum.total.float() / len(batch)
             for bounded_sum, batch in zip(sums, rows, strict=True)
         )
-        return self._descended(model, gradients)
+        return self._descend(model, gradients)
 
     def observe(
         self, model: Tensor, methods: Sequence[Method]

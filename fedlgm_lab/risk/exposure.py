@@ -332,7 +332,7 @@ def _representations(
     def keep(name: str) -> Callable[..., None]:
         return lambda _, __, output: calls.setdefault(name, []).append(output.detach().flatten(1))
 
-    def described(name: str, flat: Tensor) -> Tensor:
+    def summarise(name: str, flat: Tensor) -> Tensor:
         shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
         if flat.shape[1] > FEATURES:
             if name not in projections:
@@ -352,7 +352,7 @@ def _representations(
                 calls.clear()
                 module.eval()(x[part])
                 for name, outputs in calls.items():
-                    features[name].append(described(name, torch.cat(outputs, dim=1)))
+                    features[name].append(summarise(name, torch.cat(outputs, dim=1)))
     finally:
         for handle in handles:
             handle.remove()

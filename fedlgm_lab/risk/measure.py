@@ -190,7 +190,7 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
     return dataset.shape
 
 
-def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour
     converted.
 
@@ -200,7 +200,7 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         ConfigError: the inputs have another shape and are not images.
 
     Example:
-        >>> fitted(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
+        >>> resize(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
         torch.Size([5, 1, 8, 8])
     """
     if tuple(x.shape[1:]) == tuple(shape):
@@ -243,7 +243,7 @@ def measure(
     Raises:
         ConfigError: there are too few examples, or the model does not take them.
     """
-    x = public.x if shape is None else fitted(public.x, shape)
+    x = public.x if shape is None else resize(public.x, shape)
     shape = tuple(x.shape[1:])
     with in_section("model", model.name):
         shadow = models.build(
@@ -301,4 +301,4 @@ def risk_of(
     )
 
 
-__all__ = ["Findings", "PublicExamples", "fitted", "measure", "public_examples", "risk_of"]
+__all__ = ["Findings", "PublicExamples", "measure", "public_examples", "resize", "risk_of"]

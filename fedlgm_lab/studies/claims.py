@@ -11,7 +11,7 @@ from pandas import DataFrame
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm_lab.studies import frames
-from fedlgm_lab.studies.results import Sides, paired
+from fedlgm_lab.studies.results import Sides, pair_seeds
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
 from simulations.runs.headline import is_share
 
@@ -75,7 +75,7 @@ class Checked(Difference):
     p_holm: float
     outcome: Outcome
 
-    def found(self) -> str:
+    def in_words(self) -> str:
         """The difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
             return "fewer than two seeds"
@@ -155,5 +155,5 @@ def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
     return over_cells(
         row
         for cell in cells
-        for row in paired(subset, cell, sides, metric)[0].itertuples(name=None)
+        for row in pair_seeds(subset, cell, sides, metric)[0].itertuples(name=None)
     )

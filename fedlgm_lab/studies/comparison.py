@@ -16,7 +16,7 @@ from rich.table import Table
 from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.noise import model_noise
 from fedlgm_lab.studies.records import rows_of
-from fedlgm_lab.studies.results import Study, paired
+from fedlgm_lab.studies.results import Study, pair_seeds
 from fedlgm_lab.studies.statistics import difference
 from fedlgm_lab.studies.study_rows import Row
 from simulations.runs.folder import RunFolder
@@ -68,12 +68,12 @@ def summarise(found: Study) -> Row:
     return {
         "methods": methods,
         "headline": found.headline,
-        "runs": _renamed(rows_of(done)),
-        "cells": _renamed(cells),
-        "differences": _renamed(
+        "runs": _rename_columns(rows_of(done)),
+        "cells": _rename_columns(cells),
+        "differences": _rename_columns(
             [row for other in methods[1:] for row in _leads(found, done, methods[0], other)]
         ),
-        "failed": _renamed(rows_of(frame[frame["status"] != "finished"])),
+        "failed": _rename_columns(rows_of(frame[frame["status"] != "finished"])),
         "together": found.joint,
     }
 
@@ -102,14 +102,14 @@ def _leads(study: Study, done: DataFrame, first: str, other: str) -> list[Row]:
     leads = []
     for cell in frames.cells_of(done, study.compared_keys, {}):
         for metric in (study.headline, *_NOISES, "claimed_epsilon"):
-            both, _ = paired(done, cell, ("method", first, other), metric)
+            both, _ = pair_seeds(done, cell, ("method", first, other), metric)
             if len(both) > 1:
                 lead = asdict(difference(both["a"], both["b"]))
                 leads.append({"method": other, **cell, "metric": metric, **lead})
     return leads
 
 
-def _renamed(rows: Sequence[Row]) -> list[Row]:
+def _rename_columns(rows: Sequence[Row]) -> list[Row]:
     return [
         {_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"}
         for row in rows
@@ -140,7 +140,9 @@ def tables(summary: Row) -> Group:
     )
     for cell in cells:
         main_table.add_row(
-            *_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell)
+            *_names(cell),
+            *(_mean_and_std(cell, name) for name in (score, *_NOISES)),
+            *_cost_columns(cell),
         )
     for row in summary["failed"]:
         main_table.add_row(*_names(row), row["status"])
@@ -193,13 +195,13 @@ def budget(row: Row) -> str:
     return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
 
 
-def _measured(cell: Row, name: str) -> str:
+def _mean_and_std(cell: Row, name: str) -> str:
     """Mean and standard deviation, which one run does not have."""
     spread = f" ± {shown(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
     return f"{shown(name, cell[name])}{spread}"
 
 
-def _spent(cell: Row) -> list[str]:
+def _cost_columns(cell: Row) -> list[str]:
     figures = [
         f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")
     ]

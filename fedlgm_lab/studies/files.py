@@ -176,7 +176,7 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     )
 
 
-def asked(
+def requested_study(
     name: str | None,
     grid: Iterable[str],
     search: Iterable[str],

@@ -108,15 +108,15 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
     ]
     lines = []
     for _, row in table.iterrows():
-        values = [_escaped(_short(row[key])) for key in shown]
-        values += [_measured(row, name) for name in metrics]
+        values = [_escape(_short(row[key])) for key in shown]
+        values += [_mean_and_interval(row, name) for name in metrics]
         lines.append(
-            [*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))]
+            [*values, str(row["n"]), _number(row["epsilon"]), _escape(str(row["guarantee"]))]
         )
     layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
     body = "\n".join(" & ".join(line) + r" \\" for line in lines)
     title = " & ".join(
-        _escaped(name) if "\\" not in name and "$" not in name else name for name in header
+        _escape(name) if "\\" not in name and "$" not in name else name for name in header
     )
     return (
         f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n"
@@ -285,7 +285,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-def _measured(row: Any, name: str) -> str:
+def _mean_and_interval(row: Any, name: str) -> str:
     """Mean and half the interval: shares in percent."""
     if not np.isfinite(row[name]):
         return "--"
@@ -303,5 +303,5 @@ def _number(value: float) -> str:
     return "$\\infty$" if np.isinf(value) else "--" if np.isnan(value) else f"{value:.3g}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.translate(_IN_LATEX)

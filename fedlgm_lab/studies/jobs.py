@@ -114,7 +114,7 @@ def jobs(
         "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
         "data.partition": list(partitions) or [base.data.partition],
     }
-    return planned(base, parsed_methods, grid, range(seeds), dict(settings(mechanism)))
+    return plan_jobs(base, parsed_methods, grid, range(seeds), dict(settings(mechanism)))
 
 
 def grid_jobs(
@@ -166,12 +166,12 @@ def grid_jobs(
         section = base.mechanism
         methods = [Method(own_name(base), section.name, section.variant)]
     options = dict(settings(overrides))
-    return planned(
+    return plan_jobs(
         base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks
     )
 
 
-def planned(
+def plan_jobs(
     base: Recipe,
     methods: Sequence[Method],
     axes: Mapping[str, Sequence[Any]],
@@ -224,7 +224,7 @@ def planned(
                 job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
                 try:
                     runs.append(
-                        _made(
+                        _with_recipe(
                             job, method, option_names[method.label], point, options, own, networks
                         )
                     )
@@ -263,7 +263,7 @@ def derived_seed(
     return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
 
 
-def _made(
+def _with_recipe(
     job: Job,
     method: Method,
     option_names: set[str],

@@ -61,18 +61,18 @@ class Method:
             >>> Method.of(("plain", "gaussian")).label
             'plain'
         """
-        label, what, given = opened(entry, "mechanism")
+        label, what, given = parse_entry(entry, "mechanism")
         further = {key: value for key, value in given.items() if "." in key}  # keys of the recipe
         mechanism_options = {key: value for key, value in given.items() if "." not in key}
         if isinstance(what, type) and issubclass(what, Mechanism):
-            what, mechanism_options = _made(what, mechanism_options), {}
+            what, mechanism_options = _build(what, mechanism_options), {}
         if isinstance(what, Mechanism):
             if mechanism_options:
                 raise ConfigError(
                     f"{label!r}: an object has its options already, got {sorted(mechanism_options)}"
                 )
             name = what.name.strip("<>")
-            return cls(label or _shown(name, what.variant), name, what.variant, further, what)
+            return cls(label or _label(name, what.variant), name, what.variant, further, what)
         if not isinstance(what, str):
             raise ConfigError(f"{FORMS['mechanism']}; got {entry!r}")
         option_names = options(what)
@@ -101,7 +101,7 @@ class Method:
         return mechanisms.is_private(self.name)
 
 
-def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
+def parse_entry(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
     """Label, object or name, and options of an entry: a study file's table, a tuple, or an object
     without a label.
 
@@ -113,7 +113,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
         ConfigError: the table has other keys, or the tuple is malformed.
 
     Example:
-        >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
+        >>> parse_entry({"label": "wide", "name": "mlp"}, "model"), parse_entry("mlp", "model")
         (('wide', 'mlp', {}), (None, 'mlp', {}))
     """
     if isinstance(entry, Mapping):
@@ -150,7 +150,7 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     return methods
 
 
-def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
+def _build(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
     """An object of a user's class, named after the class if it needs a name."""
     unnamed = (
         next(field for field in dataclasses.fields(kind) if field.name == "name").default
@@ -185,8 +185,8 @@ def usual(recipe: Recipe) -> tuple[str, ...]:
 
 def own_name(recipe: Recipe) -> str:
     """The recipe's own mechanism, as a method."""
-    return _shown(recipe.mechanism.name, recipe.mechanism.variant)
+    return _label(recipe.mechanism.name, recipe.mechanism.variant)
 
 
-def _shown(name: str, variant: str) -> str:
+def _label(name: str, variant: str) -> str:
     return name if variant == "sound" else f"{name}:{variant}"

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension.loader import object_name
 from fedlgm.training import models
-from fedlgm_lab.studies.methods import FORMS, opened
+from fedlgm_lab.studies.methods import FORMS, parse_entry
 from simulations.config.own import Own
 
 _SECTION = ("weights", "adapters")  # keys of [model] for every model
@@ -40,7 +40,7 @@ class Network:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))
             Network(label='wide', what='mlp', options={'hidden': [64]})
         """
-        label, what, options = opened(entry, "model")
+        label, what, options = parse_entry(entry, "model")
         if isinstance(what, str):
             option_names = (*models.options(what), *_SECTION)
             for key in options:

@@ -223,7 +223,7 @@ class KeptRecords:
 Records = RunRecords | KeptRecords
 
 
-def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
+def plain_values(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
     """Plain values from which `KeptRecords` computes the same figures.
 
     Args:

@@ -172,7 +172,7 @@ class Study:
         """
         if path is not None and path_of("path", path).suffix != ".tex":
             raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
-        text = f"% {self._published()}\n" + frames.latex(
+        text = f"% {self._privacy_note()}\n" + frames.latex(
             self.table(metrics), self.keys, self._metrics(metrics)
         )
         if path is not None:
@@ -294,15 +294,15 @@ class Study:
         without = int((self._frame["status"] != "finished").sum())
         lost = f", {without} without figures" if without else ""
         head = f"Study({len(self._frame)} runs{lost}; {self.folder})"
-        return f"{head}\n{self._shown().to_string(index=False)}\n{self._published()}"
+        return f"{head}\n{self._short_table().to_string(index=False)}\n{self._privacy_note()}"
 
     def _repr_html_(self) -> str:
-        return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
+        return f"{self._short_table().to_html(index=False)}<p>{self._privacy_note()}</p>"
 
-    def _shown(self) -> pd.DataFrame:
+    def _short_table(self) -> pd.DataFrame:
         return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
-    def _published(self) -> str:
+    def _privacy_note(self) -> str:
         seeded = bool((self._frame["noise_reproducible"] == True).any())  # noqa: E712  (missing where there are no figures)
         caveat = caveat_of(seeded).strip(" ,;()")
         return joint.sentence(self.joint) + (f"; {caveat}" if caveat else "")
@@ -328,11 +328,11 @@ def _differences(
             )
     rows, pairs = [], []
     for cell in frames.cells_of(frame, keys, at):
-        both, epsilons = paired(frame, cell, sides, metric)
+        both, epsilons = pair_seeds(frame, cell, sides, metric)
         if len(both) < 2:
             continue
         tested = difference(both["a"], both["b"])
-        beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
+        beside = [pair_seeds(other, cell, sides, metric)[0] for other in shifted or ()]
         held = all(
             len(pair) > 1 and _same_sign(difference(pair["a"], pair["b"]), tested)
             for pair in beside
@@ -379,7 +379,7 @@ def _same_sign(actual: Difference, wanted: Difference) -> bool:
     return actual.p < LEVEL and actual.mean * wanted.mean > 0
 
 
-def paired(
+def pair_seeds(
     frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
 ) -> tuple[pd.DataFrame, list[float]]:
     """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven

@@ -62,10 +62,10 @@ def study(
     from fedlgm_lab.studies import claims, files, frames, records
     from fedlgm_lab.studies.study import study as run
 
-    parsed = files.asked(name, grid or (), search or (), overrides or (), quick)
+    parsed = files.requested_study(name, grid or (), search or (), overrides or (), quick)
     label = parsed.name or Path(parsed.recipe).stem
     folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
-    with _continued(), contextlib.redirect_stdout(sys.stderr):
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
         result = run(
             parsed.recipe,
             grid=parsed.grid,
@@ -87,7 +87,7 @@ def study(
         "set": parsed.set,
         "grid": parsed.grid,
         "claims": [vars(claim) for claim in checked],
-        **records.kept(result.records, [metric] if parsed.x == "round" else []),
+        **records.plain_values(result.records, [metric] if parsed.x == "round" else []),
     }
     files_told = _write(result, content, parsed.metrics, parsed.x, metric)
     table = result.table(parsed.metrics)
@@ -114,7 +114,7 @@ def study(
         )
     for claim in checked:
         console.print(
-            f"{claim.outcome}: {claim.says} ({claim.found()})",
+            f"{claim.outcome}: {claim.says} ({claim.in_words()})",
             highlight=False,
             markup=False,
             soft_wrap=True,
@@ -169,11 +169,11 @@ def compare(
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
-        wanted = wanted.numbered(
+        wanted = wanted.with_class_numbers(
             Assembly(todo[0].recipe, todo[0].own).dataset
         )  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
-    with _continued(), contextlib.redirect_stdout(sys.stderr):
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
         failed = complete(todo, folder, workers, not as_json, engine)
         if wanted is not None:
             with progress("attacks", not as_json) as on_attack:
@@ -181,7 +181,7 @@ def compare(
                 rows = measured.measure(done, folder, wanted, progress=on_attack)
     result = Study(folder, records.RunRecords(folder, todo, failed))
     summary = comparison.summarise(result) | {"out": str(folder)}
-    files_told = _write(result, records.kept(result.records))
+    files_told = _write(result, records.plain_values(result.records))
     if wanted is not None:
         summary["attacks"] = table.cells(summary, rows)
     if as_json:
@@ -213,7 +213,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def _continued() -> Iterator[None]:
+def _explain_interruption() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

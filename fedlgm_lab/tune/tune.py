@@ -166,7 +166,7 @@ def tune(
     _create(target, planned)
     try:
         with disk_errors(target, "search"):
-            return _Searching(planned, target, own).made()
+            return _Searching(planned, target, own).search_and_publish()
     except (KeyboardInterrupt, SystemExit):
         interrupted(
             f"interrupted; {target} stays charged with the whole search, and a search is not "
@@ -210,7 +210,7 @@ class _Searching:
         self._planned, self._folder, self._own = planned, folder, own
         self._keys = KeyRing.from_seed(planned.base.run.seed).derive(b"search")
 
-    def made(self) -> TuneResult:
+    def search_and_publish(self) -> TuneResult:
         """Run the search, and publish its best run."""
         best = self._best()
         values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})

@@ -229,7 +229,7 @@ def gan(
         )
     table.add_row("accuracy of the attacked model", f"{finding.result['accuracy']:.1%}")
     console.print(table)
-    console.print(_spent(finding.result), f"picture: {path}", sep="\n", markup=False)
+    console.print(_cost_text(finding.result), f"picture: {path}", sep="\n", markup=False)
 
 
 def _population(
@@ -306,7 +306,7 @@ def _report_membership(
     console.print(table)
     console.print(
         f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others",
-        _spent(attacked),
+        _cost_text(attacked),
         *_other_unit(people),
         f"picture: {path}",
         sep="\n",
@@ -325,7 +325,7 @@ def _other_unit(people: Population) -> list[str]:
     return [f"the epsilon protects {protected}s, these figures are about {attacked}s{remedy}"]
 
 
-def _spent(result: Mapping[str, Any]) -> str:
+def _cost_text(result: Mapping[str, Any]) -> str:
     """Epsilon claimed and proven with the guarantee, as everywhere else."""
     from simulations.summaries.terminal import epsilon_label, number
 

@@ -126,7 +126,7 @@ def attack(
     data, partition = Images.of(assembly.dataset), assembly.partition
     own_rows = partition[len(partition) - 1]
     label = (
-        _isolated(data.train_y, own_rows, data.classes)
+        _isolated_class(data.train_y, own_rows, data.classes)
         if label is None
         else class_number(assembly.dataset, label)
     )
@@ -185,7 +185,7 @@ def attack(
     )
 
 
-def _isolated(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> int:
+def _isolated_class(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> int:
     """The largest class that only the other clients hold."""
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own_rows]))
     if not len(own_rows) or not len(missing):

@@ -121,10 +121,10 @@ def protections(
         return selection
     for epsilon in epsilons or (recipe.privacy.epsilon,):
         label = f"{recipe.mechanism.name}, {recipe.mechanism.variant}, epsilon {epsilon:g}"
-        selection.append(Protection(label, _changed(recipe, "privacy", epsilon=epsilon)))
+        selection.append(Protection(label, _with_values(recipe, "privacy", epsilon=epsilon)))
     if published and recipe.mechanism.variant != "published":
         label = f"{recipe.mechanism.name}, published, epsilon {recipe.privacy.epsilon:g}"
-        selection.append(Protection(label, _changed(recipe, "mechanism", variant="published")))
+        selection.append(Protection(label, _with_values(recipe, "mechanism", variant="published")))
     return selection
 
 
@@ -271,7 +271,7 @@ def attack(
     return findings
 
 
-def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
+def _with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
     raw = recipe.written()
     raw[section] = laid_over(section, raw[section], values)

@@ -99,7 +99,7 @@ class Attacks:
             tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception)
         )
 
-    def numbered(self, data: DataSet) -> Attacks:
+    def with_class_numbers(self, data: DataSet) -> Attacks:
         """The same attacks, with class numbers in place of names.
 
         Raises:

@@ -40,11 +40,11 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
         classes = {label: [row["gan"][label] for row in attacks] for label in attacks[0]["gan"]}
         result.append(
             cell
-            | _repeated(attacks, _MEASURES)
+            | _mean_and_std(attacks, _MEASURES)
             | {"audited_epsilon": max(audited, default=None)}
             | {
                 "gan": {
-                    label: _repeated(rows, rows[0]) | {"seeds": len(rows)}
+                    label: _mean_and_std(rows, rows[0]) | {"seeds": len(rows)}
                     for label, rows in classes.items()
                 }
             }
@@ -52,7 +52,7 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
     return result
 
 
-def _repeated(rows: Sequence[Row], names: Iterable[str]) -> Row:
+def _mean_and_std(rows: Sequence[Row], names: Iterable[str]) -> Row:
     """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0
     for a single row.
     """

@@ -288,12 +288,12 @@ class Pool:
         Raises:
             ConfigError: the partition needs the data set's own users.
         """
-        dataset = self._divided(recipe, members)
+        dataset = self._split(recipe, members)
         return Assembly(recipe).with_data(
             dataset, _division(dataset, recipe, recipe.federation.clients)
         )
 
-    def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
+    def _split(self, recipe: Recipe, members: np.ndarray) -> DataSet:
         """The members' examples as training set, the others' as test set."""
         rows = members[self.unit_of]
         return DataSet(
@@ -353,7 +353,7 @@ class ClientPool(Pool):
         """
         raw = recipe.written()
         raw["federation"]["clients"] = int(members.sum())
-        dataset, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
+        dataset, units = self._split(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1
         divided = Partition.from_owner(numbers[units], int(members.sum()))
         return Assembly(recipes.validate(raw)).with_data(dataset, divided)

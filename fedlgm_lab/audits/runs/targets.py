@@ -202,11 +202,11 @@ def audit_run(
             "--seed N (noise that can be drawn again), then audit that run"
         )
     else:
-        audit_result = _replayed(assembly, folder, result, subject, audit, progress)
+        audit_result = _replay(assembly, folder, result, subject, audit, progress)
     return dataclasses.replace(audit_result, seconds=time.perf_counter() - started)
 
 
-def _replayed(
+def _replay(
     assembly: Assembly,
     folder: RunFolder,
     result: RunSummary,
