@@ -64,15 +64,15 @@ def audit_mechanism_by_trials(
     """
     check_trials(trials, subject.delta, confidence)
     later = subject.start if subject.private_plan else subject.later()
-    one, other = max(subject.neighbours(later), key=lambda pair: divergence(*pair))
+    first, second = max(subject.neighbours(later), key=lambda pair: divergence(*pair))
     keys = KeyRing.from_seed(seed).derive(b"distinguisher")
     ratios: tuple[list[float], list[float]] = ([], [])
     for trial in range(trials):
-        for world, values, number in ((one, ratios[0], 0), (other, ratios[1], 1)):
+        for world, values, number in ((first, ratios[0], 0), (second, ratios[1], 1)):
             noisy = world.release(
                 keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little"))
             )
-            values.append(log_likelihood_ratio(noisy.double().numpy(), one, other))
+            values.append(log_likelihood_ratio(noisy.double().numpy(), first, second))
         if on_trial is not None:
             on_trial(trial + 1, trials)
     scores = Scores(np.array(ratios[0]), np.array(ratios[1]))
@@ -81,10 +81,10 @@ def audit_mechanism_by_trials(
         subject=f"one release of {subject.name}",
         method="distinguisher",
         epsilon_lower=lower,
-        epsilon_reported=subject.reported_epsilon(one.plan, whole=False),
+        epsilon_reported=subject.reported_epsilon(first.plan, whole=False),
         delta=subject.delta,
         confidence=confidence,
-        guarantee=one.plan.guarantee.sentence(noise_reproducible=False),
+        guarantee=first.plan.guarantee.sentence(noise_reproducible=False),
         observations=2 * trials,
         scores=vars(scores),
     )

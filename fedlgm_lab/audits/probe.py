@@ -61,10 +61,10 @@ def probe(subject: Subject) -> ProbeReading:
     ratio, changed = 0.0, ""
     plan: ReleasePlan | None = None
     for transcript in _transcripts(subject):
-        for one, other in subject.neighbours(transcript):
-            plan = plan or one.plan
-            changed = _difference(one.plan, other.plan) or changed
-            ratio = max(ratio, distance(one, other) * _inverse_distance(one.plan))
+        for world, neighbour in subject.neighbours(transcript):
+            plan = plan or world.plan
+            changed = _difference(world.plan, neighbour.plan) or changed
+            ratio = max(ratio, distance(world, neighbour) * _inverse_distance(world.plan))
     assert plan is not None
     return ProbeReading(ratio, changed, plan)
 

@@ -152,7 +152,7 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()
-    if any(one is other or _share_memory(one, other) for one, other in pairs):
+    if any(first is second or _share_memory(first, second) for first, second in pairs):
         raise DataError(
             "public: these are the training examples of data, which are private: pass others, or "
             "'test'"
@@ -172,12 +172,12 @@ def _training(given: Any) -> list[Any]:
     return [given]
 
 
-def _share_memory(one: Any, other: Any) -> bool:
+def _share_memory(first: Any, second: Any) -> bool:
     """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is
     therefore not noticed.
     """
     arrays = [
-        each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (one, other)
+        each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (first, second)
     ]
     if not all(issubclass(type(array), np.ndarray) for array in arrays):
         return False
