@@ -31,7 +31,7 @@ from benchmarks.kept import Values
 from benchmarks.noise_and_split import WINDOWS
 from benchmarks.pages import show, table
 from benchmarks.recommend import PAGE
-from fedlgm_lab.studies.records import kept
+from fedlgm_lab.studies.records import plain_values
 from fedlgm_lab.studies.results import Study
 from simulations import recommend, study
 from simulations.runs import strict_json
@@ -155,7 +155,7 @@ def run(name: str, rules: Sequence[str], base: Path, workers: int) -> None:
         folder=Path("runs") / f"real-models-{file.stem}",
     )
     KEPT.mkdir(exist_ok=True)
-    strict_json.write(file, kept(found.records), indent=1)
+    strict_json.write(file, plain_values(found.records), indent=1)
 
 
 def compared(rules: Sequence[str]) -> str:

@@ -35,10 +35,10 @@ def coordinate_descent(
     from fedlgm_lab.applications.settings import DescentSettings
     from simulations.summaries import terminal as display
 
-    found = apps.coordinate_descent(
+    summary = apps.coordinate_descent(
         DescentSettings.load("coordinate-descent", settings, overrides or ()), out
     )
-    show(found, display.application, as_json)
+    show(summary, display.application, as_json)
 
 
 @app.command("pca")
@@ -53,5 +53,5 @@ def pca(
     from fedlgm_lab.applications.settings import PcaSettings
     from simulations.summaries import terminal as display
 
-    found = apps.principal_components(PcaSettings.load("pca", settings, overrides or ()), out)
-    show(found, display.application, as_json)
+    summary = apps.principal_components(PcaSettings.load("pca", settings, overrides or ()), out)
+    show(summary, display.application, as_json)

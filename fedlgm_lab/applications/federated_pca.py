@@ -111,19 +111,19 @@ class CovarianceRelease(Mechanism):
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
-        known = self.covariance
-        clip, scales = layer_bounds(known)
+        covariance = self.covariance
+        clip, scales = layer_bounds(covariance)
         claim: Claim | None = (
             None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
         )
-        kind = ReleasePlan if known.protected else UnprotectedPlan
+        kind = ReleasePlan if covariance.protected else UnprotectedPlan
         return kind(
             layers,
             clip,
             scales,
             facts,
-            known.guarantee,
-            family=known.family,
+            covariance.guarantee,
+            family=covariance.family,
             claim=claim,
             bounded_by="trainer",
         )

@@ -274,7 +274,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             "diagnostics": {
                 "recovery_error": error,
                 "variance_kept": float(np.trace(basis.T @ exact @ basis))
-                / _kept(exact, settings.rank),
+                / _explained_variance(exact, settings.rank),
                 "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
             },
         }
@@ -317,7 +317,7 @@ def _optimum(objective: Objective, x: Array, y: Array, constants: Array) -> floa
     )
 
 
-def _kept(exact: Array, rank: int) -> float:
+def _explained_variance(exact: Array, rank: int) -> float:
     return float(np.linalg.eigvalsh(exact)[-rank:].sum())
 
 

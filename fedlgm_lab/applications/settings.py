@@ -134,7 +134,7 @@ class PcaSettings(Settings):
         return self.method.startswith("laplace")
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_method(self) -> Self:
         if self.method not in pca.methods():
             raise ValueError(f"method: unknown {self.method!r}; known: {', '.join(pca.methods())}")
         return self

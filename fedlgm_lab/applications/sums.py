@@ -31,10 +31,10 @@ def sum_rows(values: Array) -> Array:
         [1000.0, 1000.0]
     """
     while len(values) > 1:
-        whole = len(values) - len(values) % _LEAF
-        groups = values[:whole].reshape(whole // _LEAF, _LEAF, *values.shape[1:]).sum(axis=1)
-        if whole < len(values):
-            groups = np.concatenate([groups, values[whole:].sum(axis=0)[None]])
+        end = len(values) - len(values) % _LEAF
+        groups = values[:end].reshape(end // _LEAF, _LEAF, *values.shape[1:]).sum(axis=1)
+        if end < len(values):
+            groups = np.concatenate([groups, values[end:].sum(axis=0)[None]])
         values = groups
     return values[0] if len(values) else np.zeros(values.shape[1:])
 

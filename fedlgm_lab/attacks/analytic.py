@@ -98,11 +98,11 @@ def analytic(
     energy = float(moved.square().sum())
     if energy == 0:
         return None
-    found = moved @ rows / max(energy - sigma**2 * len(moved), 0.1 * energy)
+    estimate = moved @ rows / max(energy - sigma**2 * len(moved), 0.1 * energy)
     low, high = (
         _entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0)
     )
-    image = (2 * found - low - high) / (
+    image = (2 * estimate - low - high) / (
         high - low
     )  # a model may move its images to another interval
     return image.clamp(-1, 1).float().view(1, *shape), sigma == 0

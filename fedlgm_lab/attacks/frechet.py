@@ -111,8 +111,8 @@ class PublicClassifier:
                 nn.Linear(512, FEATURES), nn.ReLU(),
             )  # fmt: skip
             head = nn.Linear(FEATURES, classes)
-            kept = torch.arange(len(y)) % 5 == 4
-            own_x, own_y = x[~kept], y[~kept]
+            held_out = torch.arange(len(y)) % 5 == 4
+            own_x, own_y = x[~held_out], y[~held_out]
             optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=2e-3)
             for _ in range(15):
                 for rows in torch.randperm(len(own_y)).split(64):
@@ -120,7 +120,7 @@ class PublicClassifier:
                     nn.functional.cross_entropy(head(body(own_x[rows])), own_y[rows]).backward()
                     optimizer.step()
         trained = cls(body.eval(), head.eval(), float("nan"))
-        return cls(body, head, trained.agreement(x[kept], y[kept]))
+        return cls(body, head, trained.agreement(x[held_out], y[held_out]))
 
     @torch.no_grad()
     def features(self, x: Tensor) -> np.ndarray:

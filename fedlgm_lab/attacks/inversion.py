@@ -287,8 +287,8 @@ class _Matching:
         moved = self._simulate(x)
         loss = torch.zeros(())
         for slots, weight, target in self._targets:
-            own = torch.cat([moved[slot.name].reshape(-1) for slot in slots])
-            loss = loss + weight * (1 - nn.functional.cosine_similarity(own, target, dim=0))
+            update = torch.cat([moved[slot.name].reshape(-1) for slot in slots])
+            loss = loss + weight * (1 - nn.functional.cosine_similarity(update, target, dim=0))
         return loss
 
     def _simulate(self, x: Tensor) -> dict[str, Tensor]:
@@ -300,14 +300,14 @@ class _Matching:
         for _ in range(simulated):
             logits = functional_call(self._module, weights, (x,))
             loss = nn.functional.cross_entropy(logits, self._labels)
-            found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             scale = torch.ones(())
             if settings.gradient_clip is not None:
-                norm = torch.stack([g.square().sum() for g in found]).sum().sqrt()
+                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
                 scale = (settings.gradient_clip / norm).clamp(max=1.0)
             momenta = {
                 n: settings.momentum * momenta[n] + scale * g
-                for n, g in zip(weights, found, strict=True)
+                for n, g in zip(weights, gradients, strict=True)
             }
             weights = {
                 n: w - settings.lr * steps / simulated * momenta[n] for n, w in weights.items()

@@ -43,13 +43,13 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
         array([2.])
     """
     module.eval()
-    found = []
+    confidences = []
     for inputs, labels in zip(x.split(1000), y.split(1000), strict=True):
         logits = module(inputs).double()
-        own = logits.gather(1, labels[:, None])
+        true_class = logits.gather(1, labels[:, None])
         others = logits.scatter(1, labels[:, None], -torch.inf)
-        found.append((own[:, 0] - torch.logsumexp(others, dim=1)).numpy())
-    return np.concatenate(found)
+        confidences.append((true_class[:, 0] - torch.logsumexp(others, dim=1)).numpy())
+    return np.concatenate(confidences)
 
 
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:

@@ -34,14 +34,14 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
     module.eval()
     log_p = torch.cat([torch.log_softmax(module(part).double(), dim=1) for part in x.split(1000)])
     p = log_p.exp()
-    own, own_log = p.gather(1, y[:, None])[:, 0], log_p.gather(1, y[:, None])[:, 0]
+    p_true, log_p_true = p.gather(1, y[:, None])[:, 0], log_p.gather(1, y[:, None])[:, 0]
     log_rest = torch.log1p(-p.clamp(max=1 - 1e-12))
-    others = (p * log_rest).sum(dim=1) - own * log_rest.gather(1, y[:, None])[:, 0]
+    others = (p * log_rest).sum(dim=1) - p_true * log_rest.gather(1, y[:, None])[:, 0]
     return {
-        "loss": own_log.numpy(),
+        "loss": log_p_true.numpy(),
         "confidence": log_p.max(dim=1).values.numpy(),
         "entropy": (p * log_p).sum(dim=1).numpy(),
-        "modified-entropy": ((1 - own) * own_log + others).numpy(),
+        "modified-entropy": ((1 - p_true) * log_p_true + others).numpy(),
     }
 
 

@@ -98,8 +98,8 @@ class Observation:
             )
         keep = np.isin(self.layers.names, list(names))
         parts = [
-            part if kept else torch.zeros_like(part)
-            for part, kept in zip(self.layers.split(self.update), keep, strict=True)
+            part if visible else torch.zeros_like(part)
+            for part, visible in zip(self.layers.split(self.update), keep, strict=True)
         ]
         return Observation(self.layers, torch.cat(parts), np.where(keep, self.sigma, np.inf))
 
@@ -113,11 +113,11 @@ def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round
     noise = plan.facts.noise
     assert noise is not None
     column = noise.coefficients[: noise.rounds - round + 1]
-    run_noise, whitening, found = RunNoise(), Whitening(noise, plan.size), np.zeros(plan.size)
+    run_noise, whitening, projection = RunNoise(), Whitening(noise, plan.size), np.zeros(plan.size)
     for number in range(1, round + len(column)):
         total = contribution.clone() if number == round else torch.zeros_like(contribution)
         seen = release(total, replace(plan, position=number - 1), keys, number, run_noise=run_noise)
         row = whitening.next(number, seen.numpy())
         if number >= round:
-            found += column[number - round] * row
-    return torch.from_numpy(found / float(column @ column))
+            projection += column[number - round] * row
+    return torch.from_numpy(projection / float(column @ column))

@@ -86,13 +86,13 @@ class Audit:
             True
         """
         started, reading = time.perf_counter(), probe(subject)
-        method = self._settled(subject)
+        method = self._resolve_method(subject)
         if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
-            own = _own(self.method)
+            user_audit = _own(self.method)
             if (
-                own is None
+                user_audit is None
                 and method != "one-run-gaussian"
                 and charging.of(subject.facts).run is not None
             ):
@@ -101,9 +101,9 @@ class Audit:
                     "mechanism (correlated noise, or restricted participation): use "
                     "'one-run-gaussian' or 'probe'"
                 )
-            if own is not None:
-                with users_code(f"audit {self.method!r}", own):
-                    result = own(subject, self, progress)
+            if user_audit is not None:
+                with users_code(f"audit {self.method!r}", user_audit):
+                    result = user_audit(subject, self, progress)
                 if not isinstance(result, AuditResult):
                     raise ConfigError(
                         f"audit {self.method!r} must return an AuditResult, got {result!r}"
@@ -124,7 +124,7 @@ class Audit:
             result = dataclasses.replace(result, confidence=self.confidence)
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
-    def _settled(self, subject: Subject) -> Method:
+    def _resolve_method(self, subject: Subject) -> Method:
         if self.method != "auto":
             return cast(Method, self.method)
         if subject.alignable:
@@ -191,8 +191,8 @@ def _own(name: str) -> OwnAudit | None:
     if name in get_args(Method):
         return None
     form = "(subject, settings, progress) -> AuditResult"
-    found: OwnAudit = _METHODS.find_function(name, form, None, None, None)
-    return found
+    function: OwnAudit = _METHODS.find_function(name, form, None, None, None)
+    return function
 
 
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
@@ -210,7 +210,7 @@ def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
     """
     return Reported(
         subject.name,
-        subject.reported(plan),
+        subject.reported_epsilon(plan),
         subject.delta,
         subject.multipliers(plan),
         subject.facts.sampling.rate,

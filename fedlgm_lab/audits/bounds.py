@@ -200,7 +200,9 @@ def epsilon_one_run(
     """
     check(delta, confidence)
 
-    def refuted(part: Scores, guesses: int, correct: int, significance: float, low: float) -> float:
+    def lower_bound(
+        part: Scores, guesses: int, correct: int, significance: float, low: float
+    ) -> float:
         return _largest_refuted(
             lambda epsilon: (
                 significance - one_run_p_value(part.count, guesses, correct, epsilon, delta)
@@ -215,7 +217,7 @@ def epsilon_one_run(
                 int(np.sum(part.outside >= threshold)),
             )
             return (
-                refuted(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0
+                lower_bound(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0
             ), threshold
         thresholds, rejected, missed = part.frontier()
         hits, slips = part.inside.size - missed, part.outside.size - rejected
@@ -226,12 +228,12 @@ def epsilon_one_run(
         for i in np.argsort(-promise):
             if guesses[i] == 0 or hits[i] / guesses[i] <= precision:
                 continue
-            found = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
-            if found > best:
+            bound = lower_bound(part, int(guesses[i]), int(hits[i]), significance, best)
+            if bound > best:
                 best, chosen, precision = (
-                    found,
+                    bound,
                     float(thresholds[i]),
-                    float(scipy.special.expit(found)),
+                    float(scipy.special.expit(bound)),
                 )
         return best, chosen
 

@@ -302,11 +302,13 @@ class _Measured:
         above = (
             1.0 if plan.fills else _ABOVE
         )  # levelling turns the direction of an update above the bound
-        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else above * update)
+        block.add(
+            _updates_at_bounds(update, plan) if plan.bounded_by == "trainer" else above * update
+        )
         columns = _columns(plan, layers)
-        one, size = block.total, int(np.sum(layers.sizes[plan.indices]))
+        total, size = block.total, int(np.sum(layers.sizes[plan.indices]))
         lengths = [
-            float(unit[0, start : start + high - low].double() @ one[low:high])
+            float(unit[0, start : start + high - low].double() @ total[low:high])
             for low, high, start in columns.values()
         ]
         return cls(
@@ -316,7 +318,7 @@ class _Measured:
             plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released,
             plan.effective_multiplier,
             np.repeat(lengths, layers.sizes[plan.indices]),
-            one[size:].numpy().copy(),
+            total[size:].numpy().copy(),
         )
 
 
@@ -344,7 +346,7 @@ def check_auditable(plan: ReleasePlan) -> None:
         )
 
 
-def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+def _updates_at_bounds(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
     """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are
     0.
     """
@@ -357,12 +359,12 @@ def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
 
 
 def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
-    found, position = {}, 0
+    columns, position = {}, 0
     for j in (int(j) for j in plan.indices):
         size = int(layers.sizes[j])
-        found[j] = (position, position + size, int(layers.offsets[j]))
+        columns[j] = (position, position + size, int(layers.offsets[j]))
         position += size
-    return found
+    return columns
 
 
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:

@@ -64,27 +64,27 @@ def audit_mechanism_by_trials(
     """
     check_trials(trials, subject.delta, confidence)
     later = subject.start if subject.private_plan else subject.later()
-    one, other = max(subject.neighbours(later), key=lambda pair: divergence(*pair))
+    first, second = max(subject.neighbours(later), key=lambda pair: divergence(*pair))
     keys = KeyRing.from_seed(seed).derive(b"distinguisher")
-    found: tuple[list[float], list[float]] = ([], [])
+    ratios: tuple[list[float], list[float]] = ([], [])
     for trial in range(trials):
-        for world, values, number in ((one, found[0], 0), (other, found[1], 1)):
-            noisy = world.released(
+        for world, values, number in ((first, ratios[0], 0), (second, ratios[1], 1)):
+            noisy = world.release(
                 keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little"))
             )
-            values.append(log_likelihood_ratio(noisy.double().numpy(), one, other))
+            values.append(log_likelihood_ratio(noisy.double().numpy(), first, second))
         if on_trial is not None:
             on_trial(trial + 1, trials)
-    scores = Scores(np.array(found[0]), np.array(found[1]))
+    scores = Scores(np.array(ratios[0]), np.array(ratios[1]))
     lower = bounds.epsilon_clopper_pearson(scores, subject.delta, confidence, seed=seed)
     return AuditResult(
         subject=f"one release of {subject.name}",
         method="distinguisher",
         epsilon_lower=lower,
-        epsilon_reported=subject.reported(one.plan, whole=False),
+        epsilon_reported=subject.reported_epsilon(first.plan, whole=False),
         delta=subject.delta,
         confidence=confidence,
-        guarantee=one.plan.guarantee.sentence(noise_reproducible=False),
+        guarantee=first.plan.guarantee.sentence(noise_reproducible=False),
         observations=2 * trials,
         scores=vars(scores),
     )
@@ -292,8 +292,8 @@ class Discriminant:
 
 def _variances(rows: Array) -> Array:
     """Variance of each number over the trials, [n]; never negligible relative to the largest."""
-    found = rows.var(axis=0)
-    return np.maximum(found, 1e-14 * max(float(found.max()), 1e-300))
+    variances = rows.var(axis=0)
+    return np.maximum(variances, 1e-14 * max(float(variances.max()), 1e-300))
 
 
 def check_trials(trials: int, delta: float, confidence: float) -> None:

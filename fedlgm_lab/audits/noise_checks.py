@@ -69,7 +69,7 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
     """
     apart, most, pair = similar(record.head)
     far = int(np.argmax(apart))
-    one, other = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
+    first, second = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
     return (
         _scale(record, layers, shares),
         Check(
@@ -80,7 +80,7 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
         Check(
             "noise repetition",
             most <= _limit(shares.pair),
-            f"most similar: {one} and {other}, by {most:.2f} standard errors",
+            f"most similar: {first} and {second}, by {most:.2f} standard errors",
         ),
         _law(record, layers, shares),
     )
@@ -108,26 +108,26 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
         (array([ 0.,  1., 37.]), 37, ((0, 0), (2, 0)))
     """
     rounds, layers, width = heads.shape
-    known = (~np.isnan(heads)).reshape(-1, width).astype(np.float64)
+    mask = (~np.isnan(heads)).reshape(-1, width).astype(np.float64)
     rows, counts, each = (
         np.nan_to_num(heads).reshape(-1, width),
-        known.sum(axis=1),
+        mask.sum(axis=1),
         np.arange(layers),
     )
     sums, times = np.zeros((2, rounds))
     highest, most, pair = 0.0, 0.0, ((0, 0), (0, 0))
     for t in range(rounds):
         new, all_ = slice(t * layers, (t + 1) * layers), slice((t + 1) * layers)
-        squares = (rows[new] ** 2 @ known[all_].T) * (known[new] @ rows[all_].T ** 2)
+        squares = (rows[new] ** 2 @ mask[all_].T) * (mask[new] @ rows[all_].T ** 2)
         cosines = np.clip(
             rows[new] @ rows[all_].T / np.sqrt(np.maximum(squares, 1e-300)), 1e-15 - 1, 1 - 1e-15
         )
         sizes = np.minimum.outer(counts[new], counts[all_])
         cosines[sizes < _FEWEST] = 0.0
         cosines[each, new.start + each] = 0.0  # with itself
-        own = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
-        sums[: t + 1] += normal_quantile(cosines[own], sizes[own]).sum(axis=1)
-        times[: t + 1] += np.sum(sizes[own] >= _FEWEST, axis=1)
+        same_layer = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
+        sums[: t + 1] += normal_quantile(cosines[same_layer], sizes[same_layer]).sum(axis=1)
+        times[: t + 1] += np.sum(sizes[same_layer] >= _FEWEST, axis=1)
         ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # nearly |z|, and quick
         j, at = np.unravel_index(int(np.argmax(ranks)), ranks.shape)
         if ranks[j, at] > highest:

@@ -19,7 +19,7 @@ from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm_lab.audits.scores import CONFIDENCE, Scores
-from fedlgm_lab.audits.whole_run import audit_whole_run, extended
+from fedlgm_lab.audits.whole_run import audit_whole_run, repeat_last
 
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
 
@@ -109,7 +109,7 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
     last watched one.
     """
     share = record.layer_signal[:, layer] * record.multipliers
-    return extended(share, len(reported.multipliers)) / reported.multipliers
+    return repeat_last(share, len(reported.multipliers)) / reported.multipliers
 
 
 def release_ratio(
@@ -154,16 +154,16 @@ def _audit_releases(
     shares = shares_of(record, confidence, per_layer=per_layer)
     signals = 1.0 / reported.multipliers
     ratio = release_ratio(record, layers, 1 - shares.whole)
-    whole = epsilon_at_ratio(reported, signals, ratio, quick=not per_layer)
+    epsilon = epsilon_at_ratio(reported, signals, ratio, quick=not per_layer)
     rows = []
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(
+        layer_epsilon = epsilon_at_ratio(
             reported, signals, layer_ratio(record, j, size, 1 - shares.layer), quick=True
         )
         planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
-        rows.append(LayerRow(layers.names[j], size, found, planned))
+        rows.append(LayerRow(layers.names[j], size, layer_epsilon, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
     turned = record.aligned * record.orientation
     checks, scores = (
@@ -172,7 +172,7 @@ def _audit_releases(
     )
     return reported.audited(
         "one-run-gaussian",
-        whole,
+        epsilon,
         confidence,
         scores,
         record.aligned.size,

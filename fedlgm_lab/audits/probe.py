@@ -61,10 +61,10 @@ def probe(subject: Subject) -> ProbeReading:
     ratio, changed = 0.0, ""
     plan: ReleasePlan | None = None
     for transcript in _transcripts(subject):
-        for one, other in subject.neighbours(transcript):
-            plan = plan or one.plan
-            changed = _difference(one.plan, other.plan) or changed
-            ratio = max(ratio, distance(one, other) * _accounted(one.plan))
+        for world, neighbour in subject.neighbours(transcript):
+            plan = plan or world.plan
+            changed = _difference(world.plan, neighbour.plan) or changed
+            ratio = max(ratio, distance(world, neighbour) * _inverse_distance(world.plan))
     assert plan is not None
     return ProbeReading(ratio, changed, plan)
 
@@ -127,7 +127,7 @@ def audit_by_probe(subject: Subject, reading: ProbeReading) -> AuditResult:
         subject=subject.name,
         method="probe",
         epsilon_lower=_epsilon(subject, reading),
-        epsilon_reported=subject.reported(reading.plan),
+        epsilon_reported=subject.reported_epsilon(reading.plan),
         delta=subject.delta,
         confidence=1.0,
         guarantee=reading.plan.guarantee.sentence(noise_reproducible=False),
@@ -143,7 +143,7 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
-    run, multipliers = charging.of(subject.facts).run, subject.charged(plan)
+    run, multipliers = charging.of(subject.facts).run, subject.charged_multipliers(plan)
     if run is not None:
         return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
     events = charging.of(subject.facts).events(plan, multipliers / ratio)
@@ -151,7 +151,7 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
     return privacy.accounting.composed_epsilon(exact, subject.delta)
 
 
-def _accounted(plan: ReleasePlan) -> float:
+def _inverse_distance(plan: ReleasePlan) -> float:
     """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too
     large).
     """
@@ -162,20 +162,20 @@ def _accounted(plan: ReleasePlan) -> float:
     return multiplier / factor if multiplier > 0 else 1.0
 
 
-def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
+def _difference(plan: ReleasePlan, other: ReleasePlan) -> str:
     """Which of the plan's figures differ, in words; empty if the plans are equal bit by bit."""
-    if one.to_json() == other.to_json() and one.denominator == other.denominator:
+    if plan.to_json() == other.to_json() and plan.denominator == other.denominator:
         return ""
     names = {
-        "the released layers": (one.released, other.released),
-        "bounds": (one.clip, other.clip),
-        "noise scales": (one.sigma, other.sigma),
-        "the denominator": (np.array(one.denominator), np.array(other.denominator)),
+        "the released layers": (plan.released, other.released),
+        "bounds": (plan.clip, other.clip),
+        "noise scales": (plan.sigma, other.sigma),
+        "the denominator": (np.array(plan.denominator), np.array(other.denominator)),
     }
-    found = [
+    differences = [
         name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)
     ]
-    return " and ".join(found) or "the plan"
+    return " and ".join(differences) or "the plan"
 
 
 def _transcripts(subject: Subject) -> list[Transcript]:

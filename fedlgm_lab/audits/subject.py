@@ -62,14 +62,14 @@ class World:
     plan: ReleasePlan
     total: Tensor
 
-    def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
+    def release(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of its sum, through the public path, [plan.size]."""
         plan, noised_by = self.plan, self.plan.facts.noised_by
-        found = noised_by.observed(self.total, plan, keys, round, backend)
+        noisy_sum = noised_by.observed(self.total, plan, keys, round, backend)
         return (
             release(self.total.clone(), plan, keys, round, noised_by.party(0), backend)
-            if found is None
-            else found
+            if noisy_sum is None
+            else noisy_sum
         )
 
 
@@ -84,7 +84,7 @@ class Subject:
 
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)
-        >>> subject.reported(subject.method.plan(subject.start)) <= 1.0
+        >>> subject.reported_epsilon(subject.method.plan(subject.start)) <= 1.0
         True
     """
 
@@ -257,10 +257,10 @@ class Subject:
             )
             return
         for update in updates:
-            block.add(self._answered(update, block.plan))
+            block.add(self._with_answers(update, block.plan))
 
     @staticmethod
-    def _answered(update: Tensor, plan: ReleasePlan) -> Updates:
+    def _with_answers(update: Tensor, plan: ReleasePlan) -> Updates:
         """An update with the largest answers to queries of data: a client could answer anything."""
         answer = math.copysign(_ANSWER, float(update.sum()))
         asked = [noisy for noisy in plan.queries if noisy.query.of_data]
@@ -291,7 +291,7 @@ class Subject:
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
-    def charged(self, plan: ReleasePlan) -> np.ndarray:
+    def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
         """Multipliers of the releases that can contain one unit's data, the costliest if a cap
         leaves some out.
         """
@@ -302,7 +302,7 @@ class Subject:
             else np.sort(multipliers)[: self.facts.releases]
         )
 
-    def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
+    def reported_epsilon(self, plan: ReleasePlan, whole: bool = True) -> float:
         """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
 
         Args:
@@ -310,7 +310,7 @@ class Subject:
             whole: all releases of a unit, with the run's sampling; otherwise one in which every
                 client takes part.
         """
-        multipliers = self.charged(plan) if whole else self.multipliers(plan)[:1]
+        multipliers = self.charged_multipliers(plan) if whole else self.multipliers(plan)[:1]
         if not plan.protected:
             if plan.claim is None:
                 return math.inf

@@ -18,13 +18,13 @@ from fedlgm.noise.correlation import Correlation
 from fedlgm_lab.audits.scores import Array, Flags
 
 
-def whitened(correlation: Correlation, rows: Array) -> Array:
+def whiten(correlation: Correlation, rows: Array) -> Array:
     """C applied to rows 0, 1, ... of a run, [T, ...].
 
     Example:
         >>> from fedlgm import correlation
         >>> c = correlation.get("square-root", 3, bands=2)
-        >>> np.allclose(whitened(c, c.inverse()), np.eye(3))
+        >>> np.allclose(whiten(c, c.inverse()), np.eye(3))
         True
     """
     return lfilter(correlation.coefficients[: len(rows)], [1.0], rows, axis=0)

@@ -36,7 +36,7 @@ from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Reported
 from fedlgm_lab.audits.scores import Array, Counts, Flags
-from fedlgm_lab.audits.whitening import whitenable, whitened
+from fedlgm_lab.audits.whitening import whiten, whitenable
 
 
 def audit_whole_run(
@@ -58,23 +58,31 @@ def audit_whole_run(
     checks = noise_checks(record, layers, shares)
     white = next(check.passed for check in checks if check.name == "noise independence")
     ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)
-    whole = run_epsilon(run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer)
+    epsilon = run_epsilon(
+        run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer
+    )
     rows = []
     for j in range(count if per_layer else 0):
         signals = view.shares[:, j]
-        found = view.layer_ratio(j, int(layers.sizes[j]), 1 - shares.layer) if white else 0.0
+        layer_ratio = view.layer_ratio(j, int(layers.sizes[j]), 1 - shares.layer) if white else 0.0
         rows.append(
             LayerRow(
                 layers.names[j],
                 int(layers.sizes[j]),
-                run_epsilon(run, signals, found, reported.delta, quick=True),
+                run_epsilon(run, signals, layer_ratio, reported.delta, quick=True),
                 run_epsilon(run, signals, 1.0, reported.delta, quick=True),
             )
         )
     sums, up = view.sums, view.signs > 0
     scores = {"inside": sums[up], "outside": -sums[~up]}
     return reported.audited(
-        "one-run-gaussian", whole, confidence, scores, view.observations, layers=rows, checks=checks
+        "one-run-gaussian",
+        epsilon,
+        confidence,
+        scores,
+        view.observations,
+        layers=rows,
+        checks=checks,
     )
 
 
@@ -101,7 +109,7 @@ def run_epsilon(
         True
     """
     rounds, b = run.noise.rounds, run.separation
-    signals = extended(signals, rounds)
+    signals = repeat_last(signals, rounds)
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
     if np.isinf(ratio):
@@ -120,15 +128,15 @@ def run_epsilon(
             return privacy.accounting.quick_epsilon(events, delta)
         return privacy.accounting.composed_epsilon(events, delta)
     groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
-    shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
+    shift = float(np.linalg.norm(whiten(run.noise, scaled[:, None] * groups), axis=0).max())
     return privacy.gaussian_epsilon(shift, delta)
 
 
-def extended(values: Array, rounds: int) -> Array:
+def repeat_last(values: Array, rounds: int) -> Array:
     """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
 
     Example:
-        >>> extended(np.array([1.0, 2.0]), 4), extended(np.array([1.0, 2.0]), 1)
+        >>> repeat_last(np.array([1.0, 2.0]), 4), repeat_last(np.array([1.0, 2.0]), 1)
         (array([1., 2., 2., 2.]), array([1.]))
     """
     return np.pad(values[:rounds], (0, max(0, rounds - len(values))), mode="edge")
@@ -185,19 +193,19 @@ class View:
         )  # fmt: skip
         noise = run.noise
         released = ~np.isnan(seen[:, 0])
-        known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
-        if not known.any():
+        flags = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
+        if not flags.any():
             raise ConfigError(
                 "no round's noise can be whitened, because the rounds on which it depends released "
                 "nothing"
             )
-        mask = known[:, None].astype(np.float64)
+        mask = flags[:, None].astype(np.float64)
         return cls(
-            whitened(noise, np.nan_to_num(seen)) * mask,
-            whitened(noise, shares[:, None] * signs[:, :, None]) * mask,
+            whiten(noise, np.nan_to_num(seen)) * mask,
+            whiten(noise, shares[:, None] * signs[:, :, None]) * mask,
             np.sign(signs.sum(axis=0)),
             shares,
-            known,
+            flags,
             energy,
         )
 
@@ -268,7 +276,7 @@ def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> 
     """The noise of the rounds in which it was observed completely; without such rounds, that of the
     canaries' sums.
     """
-    whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
-    if whole.any():
-        return NoiseSeen.of_layers(energy[whole], weights[whole], sizes)
+    complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
+    if complete.any():
+        return NoiseSeen.of_layers(energy[complete], weights[complete], sizes)
     return NoiseSeen(seen_degrees(np.sum(weights**4 / sizes, axis=1), canaries))

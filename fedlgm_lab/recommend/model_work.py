@@ -54,7 +54,7 @@ class Work:
         Raises:
             ConfigError: the model is so large that there are too few passes for a warm-up.
         """
-        found, model = assembly.dataset, assembly.recipe.model.name
+        dataset, model = assembly.dataset, assembly.recipe.model.name
         each = _operations(assembly)
         passes = min(PASSES, int(OPERATIONS / each))
         if passes < LEAST_PASSES:
@@ -65,19 +65,19 @@ class Work:
                 "model.name=resnet20, or, if clients are the unit, let them choose: "
                 "mechanism.name = 'voted-filling'"
             )
-        batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
+        batch = min(assembly.recipe.training.batch_size, len(dataset.train_y), 128)
         steps = max(16, min(STEPS, passes // (3 * batch)))
-        held_out = max(32, min(len(found.test_y), 1024, passes // 128))
+        held_out = max(32, min(len(dataset.test_y), 1024, passes // 128))
         probes = max(2, min(16, passes // (24 * held_out)))
         return cls(steps, batch, max(64, passes // 9), held_out, probes)
 
     def points(self, size: int) -> list[int]:
         """Steps after which the loss is measured, about a fifth apart; fewer for large models."""
         ratio = 1.2 if size < 1_000_000 else 2.0
-        found = {self.steps}
-        while (last := min(found)) > 1:
-            found.add(int(last / ratio))
-        return sorted(found)
+        points = {self.steps}
+        while (last := min(points)) > 1:
+            points.add(int(last / ratio))
+        return sorted(points)
 
     def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
         """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the
@@ -88,24 +88,27 @@ class Work:
             np.random.default_rng(p).permutation(examples)
             for p in range(math.ceil(last / per_pass))
         ]
-        made = [
+        batches = [
             order[i * self.batch : (i + 1) * self.batch]
             for order in orders
             for i in range(per_pass)
         ]
-        return [torch.from_numpy(rows) for rows in made[first:last]]
+        return [torch.from_numpy(rows) for rows in batches[first:last]]
 
 
 def _operations(assembly: Assembly) -> float:
     """Operations of one forward and backward pass over an example, as torch counts them."""
-    module, found = assembly.module(), assembly.dataset
+    module, dataset = assembly.module(), assembly.dataset
     layers = LayerTable.from_module(module)
     rows = slice(2)
-    x, y = inputs.tensors(inputs.take(found.train_x, rows)), torch.from_numpy(found.train_y[rows])
+    x, y = (
+        inputs.tensors(inputs.take(dataset.train_x, rows)),
+        torch.from_numpy(dataset.train_y[rows]),
+    )
     module.train()
     counter = FlopCounterMode(display=False)
     with counter:
         gradient_of(module, layers, assembly.task, x, y)
-    tokens = inputs.first(found.train_x)
+    tokens = inputs.first(dataset.train_x)
     length = tokens.shape[1] if np.issubdtype(tokens.dtype, np.integer) and tokens.ndim > 1 else 1
     return max(counter.get_total_flops() / len(y), 6.0 * layers.size * length)

@@ -59,16 +59,19 @@ def public_examples(
             ),
             stacklevel=3,
         )
-        found, source = _synthetic(shapes, task), "synthetic examples of the same shape"
+        dataset, source = _synthetic(shapes, task), "synthetic examples of the same shape"
     elif isinstance(public, str) and public == "test":
-        found = outline or _test_part(recipe)
-        source = f"test examples of {found.name}"
+        dataset = outline or _test_part(recipe)
+        source = f"test examples of {dataset.name}"
     elif isinstance(public, tuple) and len(public) == 2:
-        known = outline or (
+        recipe_outline = outline or (
             data.outline(section.name, **section.reading) if _is_named(recipe) else None
         )
-        found = DataSet.from_arrays(
-            public, public, classes=None if known is None else known.classes, name="given"
+        dataset = DataSet.from_arrays(
+            public,
+            public,
+            classes=None if recipe_outline is None else recipe_outline.classes,
+            name="given",
         )
         source = "given examples"
     else:
@@ -76,11 +79,11 @@ def public_examples(
         known_options = data.reading_options(public) if isinstance(public, str) else ()
         options = {key: value for key, value in section.reading.items() if key in known_options}
         try:
-            found = data.load(public, directory, **options)
+            dataset = data.load(public, directory, **options)
         except (ConfigError, DataError) as error:
             raise type(error)(f"public: {str(error).removeprefix('data: ')}") from error
-        source = f"training examples of {found.name}"
-    return task.prepare(_divided(found)), source
+        source = f"training examples of {dataset.name}"
+    return task.prepare(_split(dataset)), source
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
@@ -117,8 +120,8 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
         given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users")
     )
     owners = ("clients",) if named else ("clients", "users")  # a column is not a feature
-    kept = {key: value for key, value in given.items() if key not in owners}
-    return DataSet.from_mapping(kept | {"train": given["test"]}), clients
+    entries = {key: value for key, value in given.items() if key not in owners}
+    return DataSet.from_mapping(entries | {"train": given["test"]}), clients
 
 
 def _number(clients: Any, users: Any) -> int | None:
@@ -140,16 +143,16 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         DataError: they are the same set or objects, or parts of the same arrays.
     """
     if isinstance(public, str):
-        own = recipe.data.name
-        if data.overlap(public, own):
+        private_name = recipe.data.name
+        if data.overlap(public, private_name):
             raise DataError(
-                f"public: {public!r} holds training examples of the recipe ([data] is {own!r}), "
+                f"public: {public!r} holds training examples of the recipe ([data] is {private_name!r}), "
                 "which are private: pass another set, a half that is declared public (such as "
                 "digits/public with data.name = 'digits/private'), or test"
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()
-    if any(one is other or _share_memory(one, other) for one, other in pairs):
+    if any(first is second or _share_memory(first, second) for first, second in pairs):
         raise DataError(
             "public: these are the training examples of data, which are private: pass others, or "
             "'test'"
@@ -169,17 +172,17 @@ def _training(given: Any) -> list[Any]:
     return [given]
 
 
-def _share_memory(one: Any, other: Any) -> bool:
+def _share_memory(first: Any, second: Any) -> bool:
     """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is
     therefore not noticed.
     """
-    found = [
-        each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (one, other)
+    arrays = [
+        each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (first, second)
     ]
-    if not all(issubclass(type(array), np.ndarray) for array in found):
+    if not all(issubclass(type(array), np.ndarray) for array in arrays):
         return False
     try:
-        return np.shares_memory(found[0], found[1], max_work=1000)  # type: ignore[arg-type]
+        return np.shares_memory(arrays[0], arrays[1], max_work=1000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:  # only for arrays of odd strides
         return False
 
@@ -216,26 +219,26 @@ def of_public(recipe: Recipe) -> Recipe:
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):
         scheme, options = "iid", {}  # it divides the private examples
-    kept = Data(
+    replacement = Data(
         name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options
     )
-    return recipe.model_copy(update={"data": kept})
+    return recipe.model_copy(update={"data": replacement})
 
 
-def _divided(found: DataSet) -> DataSet:
+def _split(dataset: DataSet) -> DataSet:
     """A set's training examples, shuffled; every fourth becomes a test example."""
-    count = len(found.train_y)
+    count = len(dataset.train_y)
     if count < 4 * _HELD_OUT:
         raise DataError(f"public examples: there must be at least {4 * _HELD_OUT}, got {count}")
     order = np.random.default_rng(0).permutation(count)[:MOST]
-    held, kept = order[::_HELD_OUT], np.delete(order, np.s_[::_HELD_OUT])
+    test_rows, train_rows = order[::_HELD_OUT], np.delete(order, np.s_[::_HELD_OUT])
     return DataSet(
-        found.name,
-        inputs.take(found.train_x, kept),
-        found.train_y[kept],
-        inputs.take(found.train_x, held),
-        found.train_y[held],
-        found.classes,
+        dataset.name,
+        inputs.take(dataset.train_x, train_rows),
+        dataset.train_y[train_rows],
+        inputs.take(dataset.train_x, test_rows),
+        dataset.train_y[test_rows],
+        dataset.classes,
     )
 
 

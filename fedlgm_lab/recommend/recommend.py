@@ -174,13 +174,16 @@ def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[st
     """Every rule at the recipe's bound, the flat one first."""
     bound = bound_of(assembly)
     if isinstance(assembly.mechanism, BoundsExamples):
-        made = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
+        by_rule = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
         for rule in RULES:
-            made[rule] = mechanisms.get("dp-sgd", bound=bound, style="per-layer", allocation=rule)
+            by_rule[rule] = mechanisms.get(
+                "dp-sgd", bound=bound, style="per-layer", allocation=rule
+            )
     else:
-        made = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES, LEVELLED)}
+        by_rule = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES, LEVELLED)}
     return {
-        rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()
+        rule: Method(mechanism, mechanism.table(layers), facts)
+        for rule, mechanism in by_rule.items()
     }
 
 
@@ -206,18 +209,18 @@ def _stages(
         steps, model, _ = next(point for point in path if point[2] <= target)
         if steps not in seen:  # a short warm-up may pass two marks at one model
             seen[steps] = (*units.observe(model, list(methods.values())), landscape.at(model))
-        means, plans, lengths, found = seen[steps]
-        values = [score(found, mean, plan) for mean, plan in zip(means, plans, strict=True)]
+        means, plans, lengths, curvature = seen[steps]
+        values = [score(curvature, mean, plan) for mean, plan in zip(means, plans, strict=True)]
         if values[0] <= 0:
             # the loss on public examples does not fall along the mean update: nothing can be
             # compared here
             continue
         ratios = {rule: value / values[0] for rule, value in zip(methods, values, strict=True)}
         rows.append(
-            {"steps": steps, "metrics": found.metrics, "initial_loss": start, "ratios": ratios}
+            {"steps": steps, "metrics": curvature.metrics, "initial_loss": start, "ratios": ratios}
         )
         norms.append(lengths)
-        traces.append(found.traces)
+        traces.append(curvature.traces)
     if not rows:
         raise ConfigError(
             "the clients' mean update never lowers the loss on public examples, at any model of "
@@ -258,9 +261,9 @@ def _warmed_up(
     return start, path
 
 
-def _refuse_chance(found: DataSet, start: float, least: float) -> None:
+def _refuse_chance(dataset: DataSet, start: float, least: float) -> None:
     """Refuse a warm-up that has not learned: scores on a plateau say nothing about later models."""
-    constant = _constant_loss(found)
+    constant = _constant_loss(dataset)
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
@@ -271,10 +274,10 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
         )
 
 
-def _constant_loss(found: DataSet) -> float:
+def _constant_loss(dataset: DataSet) -> float:
     """Loss of predicting the frequencies of the classes; infinite for other targets."""
-    y = found.test_y
-    if not np.issubdtype(y.dtype, np.integer) or found.classes is None:
+    y = dataset.test_y
+    if not np.issubdtype(y.dtype, np.integer) or dataset.classes is None:
         return math.inf
     counts = np.bincount(y[y >= 0].reshape(-1), minlength=1)
     shares = counts[counts > 0] / counts.sum()

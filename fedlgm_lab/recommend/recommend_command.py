@@ -33,8 +33,8 @@ def recommend(
     """Recommend a mechanism for a recipe's model from public examples only."""
     from fedlgm_lab.recommend.recommend import recommend as recommending
 
-    found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
-    show(cast(Advice, dict(found)), tables, as_json)
+    advice = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
+    show(cast(Advice, dict(advice)), tables, as_json)
 
 
 def tables(found: Advice) -> Group:
@@ -61,7 +61,9 @@ def tables(found: Advice) -> Group:
         figures = (number(row["norm"]), number(row["trace"]), number(row["suggested_bound"]))
         layers.add_row(escape(row["layer"]), f"{row['size']:,}", *figures)
     per_client = f"{found['examples_per_client']:.3g} examples per client"
-    known = " (assumed: one batch; --examples says how many there are)" if found["assumed"] else ""
+    assumption = (
+        " (assumed: one batch; --examples says how many there are)" if found["assumed"] else ""
+    )
     notes = [
         f"noise on the mean: {number(found['noise_on_mean'])} of the bound",
         (
@@ -69,7 +71,7 @@ def tables(found: Advice) -> Group:
             f"is {found['bound']:g}"
         ),
         f"computed on {found['public']}; no private example was read"
-        + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
+        + (f"; {per_client}{assumption}" if found["unit"] == "client" else ""),
     ]
     picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
     return Group(

@@ -84,8 +84,8 @@ class Landscape:
             )
             products = (signs * difference / (2 * _STEP)).double()
             sums += [float(part.sum()) for part in self._layers.split(products)]
-        found = sums / self._probes
-        return Curvature(metrics, gradient, np.maximum(found, _LEAST * np.abs(found).mean()))
+        traces = sums / self._probes
+        return Curvature(metrics, gradient, np.maximum(traces, _LEAST * np.abs(traces).mean()))
 
     def _gradient(self, model: Tensor) -> Tensor:
         self._weights.copy_(model)

@@ -61,8 +61,8 @@ def setting_of(
         )
     refuse_private(parsed, objects.get("data"), public)
     own = Own(**(objects | {"data": None}))
-    found, source = public_examples(parsed, Assembly(parsed, own).task, public, outline)
-    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found})))
+    dataset, source = public_examples(parsed, Assembly(parsed, own).task, public, outline)
+    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": dataset})))
     assembly.check_model()
     ours = data is None and (
         recipe is not None or public is None or isinstance(public, str)

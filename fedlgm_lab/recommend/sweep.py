@@ -164,13 +164,13 @@ def picture(rows: Sequence[SweepRow]) -> list[str]:
         epsilon 1,    100 clients ############################## 0.1
         epsilon 1,  1,000 clients #                              0.01
     """
-    known = [row for row in rows if "noise_on_mean" in row]
-    logs = [math.log(row["noise_on_mean"]) for row in known]
+    settings = [row for row in rows if "noise_on_mean" in row]
+    logs = [math.log(row["noise_on_mean"]) for row in settings]
     wide = (_WIDTH - 1) / max(max(logs) - min(logs), 1e-9) if logs else 0.0
     return [
         f"epsilon {row['epsilon']:g}, {row['clients']:>6,} clients "
         f"{'#' * (1 + round(wide * (value - min(logs)))):<{_WIDTH}} {number(row['noise_on_mean'])}"
-        for row, value in zip(known, logs, strict=True)
+        for row, value in zip(settings, logs, strict=True)
     ]
 
 
@@ -211,9 +211,9 @@ def sweep_table(report: SweepReport) -> Group:
 def _noises(report: SweepReport) -> str:
     """Number of releases whose noise is in a sum, in words."""
     counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
-    known = (
+    words = (
         f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "")
         if counts
         else "k"
     )
-    return f"{known} releases' noise in a sum of q N contributions, under {report['trust']} trust"
+    return f"{words} releases' noise in a sum of q N contributions, under {report['trust']} trust"

@@ -66,7 +66,7 @@ class Units(ABC):
             norms of the units' unbounded contributions [units, K].
         """
 
-    def _descended(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
+    def _descend(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
         """The model after one step of the recipe's local optimizer by each gradient, which is taken
         in its turn.
         """
@@ -93,15 +93,15 @@ class Clients(Units):
     def __init__(self, assembly: Assembly, most: int, share: float) -> None:
         super().__init__(assembly)
         section, training = assembly.recipe.data, assembly.recipe.training
-        whole = assembly.dataset
-        found = replace(
-            whole,
-            train_x=inputs.take(whole.train_x, slice(self.warming, None)),
-            train_y=whole.train_y[self.warming :],
+        dataset = assembly.dataset
+        rest = replace(
+            dataset,
+            train_x=inputs.take(dataset.train_x, slice(self.warming, None)),
+            train_y=dataset.train_y[self.warming :],
         )
-        count = max(2, round(len(found.train_y) / max(share, 1.0)))
+        count = max(2, round(len(rest.train_y) / max(share, 1.0)))
         division = data.divide(
-            found, count, section.partition, seed=section.partition_seed, **section.options
+            rest, count, section.partition, seed=section.partition_seed, **section.options
         )
         filled = [rows.astype(np.int64) for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
@@ -120,7 +120,7 @@ class Clients(Units):
         rounds of one client with one batch each.
         """
         if self.assembly.trainer_kind is kinds.PLAIN:
-            return self._descended(model, map(self._gradient, rows))
+            return self._descend(model, map(self._gradient, rows))
         keys, bound = KeyRing.from_seed(0), bound_of(self.assembly)
         for i, batch in enumerate(rows):
             task = ClientTask(
@@ -190,9 +190,10 @@ class Examples(Units):
             self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows
         )
         gradients = (
-            found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True)
+            bounded_sum.total.float() / len(batch)
+            for bounded_sum, batch in zip(sums, rows, strict=True)
         )
-        return self._descended(model, gradients)
+        return self._descend(model, gradients)
 
     def observe(
         self, model: Tensor, methods: Sequence[Method]
@@ -205,8 +206,8 @@ class Examples(Units):
         for method in methods:
             plan, mechanism = method.plan(Transcript.start(model)), method.mechanism
             assert isinstance(mechanism, BoundsExamples)
-            found = self._gradients.sum(x, y, mechanism.scaling(plan))
-            means.append(-found.total.float() / len(y))
+            bounded_sum = self._gradients.sum(x, y, mechanism.scaling(plan))
+            means.append(-bounded_sum.total.float() / len(y))
             plans.append(plan)
         norms = self._gradients.sum(x, y, FlatClip(math.inf)).norms
         return means, plans, norms
@@ -224,5 +225,5 @@ def gradient_of(
     parameters = dict(module.named_parameters())
     trained = [parameters[slot.name] for slot in layers.slots()]
     loss = task.loss(inputs.call(module, x), y)
-    found = torch.autograd.grad(loss, trained, materialize_grads=True)
-    return torch.cat([gradient.reshape(-1) for gradient in found])
+    gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -295,9 +295,9 @@ def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> Non
     below.set(xlabel="client, sorted by its largest class", ylabel="class")
     if classes <= 12:
         below.set_yticks(range(classes))
-    whole = PercentFormatter(1.0)
+    percent = PercentFormatter(1.0)
     bar = figure.colorbar(
-        image, ax=[top, below], pad=0.02, format=whole, label="share of the client's examples"
+        image, ax=[top, below], pad=0.02, format=percent, label="share of the client's examples"
     )
     bar.outline.set_visible(False)  # type: ignore[operator]
 
@@ -369,12 +369,14 @@ def layer_columns(
     """Rounds and values [T, K] of a per-layer figure in a run's rows; NaN where a layer was not
     released.
     """
-    kept = [row for row in rows if isinstance(row.get(key), list) and len(row[key]) == layers]
+    layer_rows = [row for row in rows if isinstance(row.get(key), list) and len(row[key]) == layers]
     values = np.array(
-        [[math.nan if v is None else v for v in row[key]] for row in kept], dtype=float
+        [[math.nan if v is None else v for v in row[key]] for row in layer_rows], dtype=float
     )
-    released = [[sigma is not None for sigma in row.get("sigma", [0.0] * layers)] for row in kept]
-    values = values.reshape(len(kept), layers)
-    return [row["round"] for row in kept], np.where(
+    released = [
+        [sigma is not None for sigma in row.get("sigma", [0.0] * layers)] for row in layer_rows
+    ]
+    values = values.reshape(len(layer_rows), layers)
+    return [row["round"] for row in layer_rows], np.where(
         np.array(released).reshape(values.shape), values, np.nan
     )

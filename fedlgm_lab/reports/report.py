@@ -161,12 +161,12 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         return ""
     sigma = stored_sigma(rows)
     facts = facts_of(recipe).with_multiplier(multiplier)
-    found = noise_over_rounds(facts, sigma, np.array(list(layers.values())), recipe.workload)
-    if found is None:
+    noise = noise_over_rounds(facts, sigma, np.array(list(layers.values())), recipe.workload)
+    if noise is None:
         return ""
     rounds, values = layer_columns(rows, "layer_noise", len(layers))
-    series = {name: list(values) for name, values in found.series().items()}
-    told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
+    series = {name: list(values) for name, values in noise.series().items()}
+    told = "; ".join(f"{name} {number(value)}" for name, value in noise.means().items())
     note = (
         f"<p>Here it is {escape(noise_in_words(recipe))}. Noise that is correlated over rounds is "
         "larger in a single round and smaller in the model, which is made of all rounds. Root "
@@ -181,7 +181,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
             values / facts.sampling.expected,
             log=True,
         ),
-        over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
+        over_rounds("Noise norm of the model", range(1, noise.rounds + 1), series),
     ]
     return _section("Noise over the rounds", note, page.gallery(pictures))
 
@@ -305,24 +305,26 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
-    whole = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
-    return _section("Origin", _facts([fact for fact in facts if fact[1]]), whole)
+    details = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
+    return _section("Origin", _facts([fact for fact in facts if fact[1]]), details)
 
 
 def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     """Figures for the operator only."""
-    known = [row for row in rows if "cohort" in row]
-    rounds = [row["round"] for row in known]
+    private_rows = [row for row in rows if "cohort" in row]
+    rounds = [row["round"] for row in private_rows]
     taking_part = {
-        "drawn": [row["cohort"] for row in known],
-        "asked": [row["present"] for row in known],
+        "drawn": [row["cohort"] for row in private_rows],
+        "asked": [row["present"] for row in private_rows],
     }
     pictures = [
         over_rounds("Clients that took part", rounds, taking_part),
-        over_rounds("Seconds per round", rounds, {"seconds": [row["seconds"] for row in known]}),
+        over_rounds(
+            "Seconds per round", rounds, {"seconds": [row["seconds"] for row in private_rows]}
+        ),
     ]
-    discarded = [(row["round"], row["discarded"]) for row in known if row["discarded"]]
-    failed = [(row["round"], failure) for row in known for failure in row["failures"]]
+    discarded = [(row["round"], row["discarded"]) for row in private_rows if row["discarded"]]
+    failed = [(row["round"], failure) for row in private_rows for failure in row["failures"]]
     warning = "These figures have no noise and depend on who took part: do not pass this page on."
     parts = [
         f"<p><strong>Only for the run's operator.</strong> {warning}</p>",

@@ -179,8 +179,8 @@ def layer_risk(
     norms = [_norms(gradients, public_x, public_y, rows[:equal]) for rows in (inside, outside)]
     by_norm = gradient_errors(norms[0], norms[1], keys.torch_generator(Purpose.PROBE, 4))
     return [
-        LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer], found)
-        for layer, found in zip(table.names, by_norm, strict=True)
+        LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer], norm_error)
+        for layer, norm_error in zip(table.names, by_norm, strict=True)
     ]
 
 
@@ -199,7 +199,7 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
         True
     """
     seen, unseen = _halves(len(members), stream)
-    found = []
+    errors = []
     for j in range(members.shape[1]):
         places = torch.cat([members[seen, j], others[seen, j]]).sort().values
         inside, outside = members[seen, j].sort().values, others[seen, j].sort().values
@@ -210,8 +210,8 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
         wrong = (members[unseen, j] > threshold).double().mean() + (
             others[unseen, j] <= threshold
         ).double().mean()
-        found.append(min(float(wrong) / 2, 0.5))
-    return found
+        errors.append(min(float(wrong) / 2, 0.5))
+    return errors
 
 
 def _halves(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ def _representations(
     [n, features].
     """
     table = LayerTable.from_module(module)
-    found: dict[str, list[Tensor]] = {name: [] for name in table.names}
+    features: dict[str, list[Tensor]] = {name: [] for name in table.names}
     modules = dict(module.named_modules())
     projections: dict[str, Tensor] = {}
     calls: dict[str, list[Tensor]] = {}
@@ -332,7 +332,7 @@ def _representations(
     def keep(name: str) -> Callable[..., None]:
         return lambda _, __, output: calls.setdefault(name, []).append(output.detach().flatten(1))
 
-    def described(name: str, flat: Tensor) -> Tensor:
+    def summarise(name: str, flat: Tensor) -> Tensor:
         shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
         if flat.shape[1] > FEATURES:
             if name not in projections:
@@ -352,11 +352,11 @@ def _representations(
                 calls.clear()
                 module.eval()(x[part])
                 for name, outputs in calls.items():
-                    found[name].append(described(name, torch.cat(outputs, dim=1)))
+                    features[name].append(summarise(name, torch.cat(outputs, dim=1)))
     finally:
         for handle in handles:
             handle.remove()
-    stacked = {name: torch.cat(parts) for name, parts in found.items() if parts}
+    stacked = {name: torch.cat(parts) for name, parts in features.items() if parts}
     return {
         name: (value - value.mean(0)) / value.std(0).clamp(min=1e-6)
         for name, value in stacked.items()
@@ -373,12 +373,12 @@ def _errors(
             nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0)
         )
     entropy = nn.functional.binary_cross_entropy_with_logits
-    own = ShadowTraining(epochs=settings.adversary_epochs, batch_size=settings.batch_size)
+    training = ShadowTraining(epochs=settings.adversary_epochs, batch_size=settings.batch_size)
     _fit(
         adversary,
         lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"),
         seen,
-        own,
+        training,
         stream,
     )
     with torch.no_grad():

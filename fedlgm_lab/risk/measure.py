@@ -118,14 +118,14 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         FedlgmError: there is no such set, the recipe trains on it, or its examples are not single
             tensors.
     """
-    section, own = recipe.risk or RiskSection(), recipe.data.name
-    if section.data is None and is_object(own):
+    section, private_name = recipe.risk or RiskSection(), recipe.data.name
+    if section.data is None and is_object(private_name):
         raise ConfigError(
             "risk.data: name the public set, because the recipe's data were passed in Python"
         )
     if section.data is not None:
         _refuse_private(section, recipe.data)
-    named = section.data or data.twin(own)
+    named = section.data or data.twin(private_name)
     folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.reading)
     if section.data == data.IMAGE_FOLDER:
         images = {
@@ -143,33 +143,33 @@ def public_examples(recipe: Recipe) -> PublicExamples:
             "pixels": recipe.data.pixels
         }  # the model's interval; a user's own set is taken as it is
     with prefix_key("risk.data" if named else "data"):
-        found = recipe.task.build().prepare(data.load(named or own, folder, **images))
+        dataset = recipe.task.build().prepare(data.load(named or private_name, folder, **images))
     if named is None:
         source, x, y = (
-            f"the test examples of {own}, which runs evaluate without protection",
-            found.test_x,
-            found.test_y,
+            f"the test examples of {private_name}, which runs evaluate without protection",
+            dataset.test_x,
+            dataset.test_y,
         )
     else:
-        source, x, y = f"the training examples of {named}", found.train_x, found.train_y
+        source, x, y = f"the training examples of {named}", dataset.train_x, dataset.train_y
     if isinstance(x, tuple):
         raise ConfigError("layer risk takes models of one input")
     if section.examples is not None:
         x, y = x[: section.examples], y[: section.examples]
-    classes = recipe.task.build().outputs(found)
+    classes = recipe.task.build().outputs(dataset)
     return PublicExamples(source, torch.from_numpy(x), torch.from_numpy(y), classes)
 
 
 def _refuse_private(section: RiskSection, private: Data) -> None:
     """Refuse a "public" set whose examples the recipe trains on."""
-    named, own = str(section.data), private.name
-    base = own.partition("/")[0]
-    same = data.overlap(named, own)
-    if same and own == data.IMAGE_FOLDER:
+    named, private_name = str(section.data), private.name
+    base = private_name.partition("/")[0]
+    same = data.overlap(named, private_name)
+    if same and private_name == data.IMAGE_FOLDER:
         same = Path(section.dir or "").resolve() == Path(private.dir or "").resolve()
     if same:
         raise ConfigError(
-            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), "
+            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {private_name!r}), "
             f"which are private: use another set, train on {base}/private and measure on "
             f"{base}/public, or leave the key out to use the test examples"
         )
@@ -184,13 +184,13 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
         (1, 8, 8)
     """
     section = recipe.data
-    known = data.outline(section.name, **section.reading) or data.load(
+    dataset = data.outline(section.name, **section.reading) or data.load(
         section.name, section.dir, **section.reading
     )
-    return known.shape
+    return dataset.shape
 
 
-def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour
     converted.
 
@@ -200,7 +200,7 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         ConfigError: the inputs have another shape and are not images.
 
     Example:
-        >>> fitted(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
+        >>> resize(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
         torch.Size([5, 1, 8, 8])
     """
     if tuple(x.shape[1:]) == tuple(shape):
@@ -243,7 +243,7 @@ def measure(
     Raises:
         ConfigError: there are too few examples, or the model does not take them.
     """
-    x = public.x if shape is None else fitted(public.x, shape)
+    x = public.x if shape is None else resize(public.x, shape)
     shape = tuple(x.shape[1:])
     with in_section("model", model.name):
         shadow = models.build(
@@ -301,4 +301,4 @@ def risk_of(
     )
 
 
-__all__ = ["Findings", "PublicExamples", "fitted", "measure", "public_examples", "risk_of"]
+__all__ = ["Findings", "PublicExamples", "measure", "public_examples", "resize", "risk_of"]

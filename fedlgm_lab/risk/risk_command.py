@@ -60,12 +60,12 @@ def risk(
     if folder.exists() and not (folder / _RISKS).exists() and any(folder.iterdir()):
         raise ConfigError(f"--out: {folder} is not a folder of layer risks: choose another one")
     with progress("layer risk", not as_json) as on_progress:
-        found = risk_of(parsed, seed, on_progress)
+        findings = risk_of(parsed, seed, on_progress)
     folder.mkdir(parents=True, exist_ok=True)
     kind: Errors = errors  # type: ignore[assignment]
-    summary = _summary(parsed, found, kind, r, folder)
-    save(figure(found, summary["weights"]), folder / "risk.png")
-    written = _recipe(parsed, found, kind, r)
+    summary = _summary(parsed, findings, kind, r, folder)
+    save(figure(findings, summary["weights"]), folder / "risk.png")
+    written = _recipe(parsed, findings, kind, r)
     if written is not None:
         (folder / "recipe.toml").write_text(written.to_toml(), encoding="utf-8")
         summary["recipe"] = str(folder / "recipe.toml")
@@ -73,7 +73,7 @@ def risk(
     if as_json:
         print_json(summary)
         return
-    console.print(table(found, summary["weights"]))
+    console.print(table(findings, summary["weights"]))
     console.print(*_words(summary), sep="\n", markup=False)
 
 
@@ -109,34 +109,34 @@ def table(found: Findings, weights: list[float]) -> libraries.Table:
 
 
 def _summary(
-    recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path
+    recipe: Recipe, findings: Findings, errors: Errors, emphasis: float, folder: Path
 ) -> dict[str, Any]:
     """JSON form of the findings, with the weights of `lm-dp-sgd` and the written files."""
     return {
         "recipe_name": recipe.name,
         "model": recipe.model.name,
-        **found.to_dict(),
+        **findings.to_dict(),
         "errors": errors,
         "emphasis": emphasis,
-        "error_rates": found.rates(errors),
-        "strengths": [row.strength for row in found.risks],
-        "weights": found.weights(errors, emphasis).tolist(),
+        "error_rates": findings.rates(errors),
+        "strengths": [row.strength for row in findings.risks],
+        "weights": findings.weights(errors, emphasis).tolist(),
         "folder": str(folder),
         "picture": str(folder / "risk.png"),
     }
 
 
-def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> Recipe | None:
+def _recipe(recipe: Recipe, findings: Findings, errors: Errors, emphasis: float) -> Recipe | None:
     """The recipe with the findings; None if its mechanism does not use them."""
     from simulations.config import recipe as recipes
 
     if recipe.mechanism.name != "lm-dp-sgd":
         return None
     raw = recipe.model_dump(exclude_none=True)
-    measured = {"error_rates": found.rates(errors), "emphasis": emphasis}
+    measured = {"error_rates": findings.rates(errors), "emphasis": emphasis}
     raw["mechanism"] |= {"group_by": "module", **measured}  # adversaries look at modules' outputs
     if recipe.mechanism.variant == "sound":
-        raw["mechanism"]["strengths"] = [row.strength for row in found.risks]
+        raw["mechanism"]["strengths"] = [row.strength for row in findings.risks]
     return recipes.validate(raw)
 
 

@@ -10,8 +10,8 @@ from fedlgm_lab.risk.measure import Findings
 
 def figure(found: Findings, weights: list[float]) -> Figure:
     """Bars of both error rates with the coin toss, and the layer weights."""
-    made = Figure(figsize=(10, 4), layout="constrained")
-    left, right = made.subplots(1, 2)
+    picture = Figure(figsize=(10, 4), layout="constrained")
+    left, right = picture.subplots(1, 2)
     places, names = np.arange(len(found.risks)), [row.layer for row in found.risks]
     left.bar(places - 0.2, [row.held_out_error for row in found.risks], 0.4, label="held out")
     left.bar(
@@ -38,4 +38,4 @@ def figure(found: Findings, weights: list[float]) -> Figure:
     right.set(ylabel="layer weight", title="share of an example's length", ylim=(0, 1))
     for axes in (left, right):
         axes.set_xticks(places, names, rotation=30 if len(names) < 12 else 90, ha="right")
-    return made
+    return picture

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm_lab.studies import frames
-from fedlgm_lab.studies.results import Sides, paired
+from fedlgm_lab.studies.results import Sides, pair_seeds
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
 from simulations.runs.headline import is_share
 
@@ -75,7 +75,7 @@ class Checked(Difference):
     p_holm: float
     outcome: Outcome
 
-    def found(self) -> str:
+    def in_words(self) -> str:
         """The difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
             return "fewer than two seeds"
@@ -103,53 +103,57 @@ def check(
         keys: see `Study.compared_keys`.
         headline: metric for claims that name none.
     """
-    found = [_difference(claim, frame, keys, claim.metric or headline) for claim in claims]
+    differences = [_difference(claim, frame, keys, claim.metric or headline) for claim in claims]
     directed = [
         i
         for i, claim in enumerate(claims)
-        if claim.expect != "equal" and not math.isnan(found[i].mean)
+        if claim.expect != "equal" and not math.isnan(differences[i].mean)
     ]
-    adjusted = dict(zip(directed, holm([found[i].p for i in directed]), strict=True))
+    adjusted = dict(zip(directed, holm([differences[i].p for i in directed]), strict=True))
     checked = []
-    for index, (claim, one) in enumerate(zip(claims, found, strict=True)):
+    for index, (claim, difference) in enumerate(zip(claims, differences, strict=True)):
         p_holm = adjusted.get(index, 1.0)
         checked.append(
             Checked(
-                **vars(one),
+                **vars(difference),
                 says=claim.says,
                 paper=claim.paper,
                 metric=claim.metric or headline,
                 expect=claim.expect,
                 p_holm=p_holm,
-                outcome=_outcome(claim, one, p_holm),
+                outcome=_outcome(claim, difference, p_holm),
             )
         )
     return checked
 
 
-def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
-    if math.isnan(found.mean):
+def _outcome(claim: Claim, difference: Difference, p: float) -> Outcome:
+    if math.isnan(difference.mean):
         return "not decided"
     if claim.expect == "equal":
-        if -claim.margin < found.low and found.high < claim.margin:
+        if -claim.margin < difference.low and difference.high < claim.margin:
             return "reproduced"
         return (
-            "refuted" if found.low > claim.margin or found.high < -claim.margin else "not decided"
+            "refuted"
+            if difference.low > claim.margin or difference.high < -claim.margin
+            else "not decided"
         )
     if p >= LEVEL:
         return "not decided"
-    return "reproduced" if (found.mean > 0) == (claim.expect == "higher") else "refuted"
+    return "reproduced" if (difference.mean > 0) == (claim.expect == "higher") else "refuted"
 
 
 def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
     """Difference of the claim's sides over the cells that both have."""
-    own = frames.at(frame, claim.at)
+    subset = frames.at(frame, claim.at)
     sides: Sides = ("method", claim.a, claim.b)
     if claim.along is not None:
-        values = [value for value in own[claim.along].tolist() if not frames.is_missing(value)]
-        own = frames.at(own, {"method": claim.a})
+        values = [value for value in subset[claim.along].tolist() if not frames.is_missing(value)]
+        subset = frames.at(subset, {"method": claim.a})
         sides = (claim.along, *((values[-1], values[0]) if values else (None, None)))
-    cells = frames.cells_of(own, [key for key in keys if key != claim.along], {})
+    cells = frames.cells_of(subset, [key for key in keys if key != claim.along], {})
     return over_cells(
-        row for cell in cells for row in paired(own, cell, sides, metric)[0].itertuples(name=None)
+        row
+        for cell in cells
+        for row in pair_seeds(subset, cell, sides, metric)[0].itertuples(name=None)
     )

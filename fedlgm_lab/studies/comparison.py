@@ -16,7 +16,7 @@ from rich.table import Table
 from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.noise import model_noise
 from fedlgm_lab.studies.records import rows_of
-from fedlgm_lab.studies.results import Study, paired
+from fedlgm_lab.studies.results import Study, pair_seeds
 from fedlgm_lab.studies.statistics import difference
 from fedlgm_lab.studies.study_rows import Row
 from simulations.runs.folder import RunFolder
@@ -68,19 +68,19 @@ def summarise(found: Study) -> Row:
     return {
         "methods": methods,
         "headline": found.headline,
-        "runs": _renamed(rows_of(done)),
-        "cells": _renamed(cells),
-        "differences": _renamed(
+        "runs": _rename_columns(rows_of(done)),
+        "cells": _rename_columns(cells),
+        "differences": _rename_columns(
             [row for other in methods[1:] for row in _leads(found, done, methods[0], other)]
         ),
-        "failed": _renamed(rows_of(frame[frame["status"] != "finished"])),
+        "failed": _rename_columns(rows_of(frame[frame["status"] != "finished"])),
         "together": found.joint,
     }
 
 
-def _figures(found: Study) -> DataFrame:
+def _figures(study: Study) -> DataFrame:
     """The study's frame with the figures of a comparison."""
-    frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
+    frame = study.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
         folder = RunFolder.open(path)
@@ -93,23 +93,23 @@ def _figures(found: Study) -> DataFrame:
             result["guarantee"],
             result["delta"],
         ]
-        frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures
+        frame.loc[index, [study.headline, "model_noise", "guarantee", "delta"]] = figures
     return frame
 
 
-def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
+def _leads(study: Study, done: DataFrame, first: str, other: str) -> list[Row]:
     """Differences between two methods in the cells of which both have two seeds."""
     leads = []
-    for cell in frames.cells_of(done, found.compared_keys, {}):
-        for metric in (found.headline, *_NOISES, "claimed_epsilon"):
-            both, _ = paired(done, cell, ("method", first, other), metric)
+    for cell in frames.cells_of(done, study.compared_keys, {}):
+        for metric in (study.headline, *_NOISES, "claimed_epsilon"):
+            both, _ = pair_seeds(done, cell, ("method", first, other), metric)
             if len(both) > 1:
                 lead = asdict(difference(both["a"], both["b"]))
                 leads.append({"method": other, **cell, "metric": metric, **lead})
     return leads
 
 
-def _renamed(rows: Sequence[Row]) -> list[Row]:
+def _rename_columns(rows: Sequence[Row]) -> list[Row]:
     return [
         {_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"}
         for row in rows
@@ -132,18 +132,20 @@ def tables(summary: Row) -> Group:
         "claimed",
         "seconds",
     )
-    made = table(
+    main_table = table(
         "Accuracy, noise and privacy spent",
         columns,
         left=("method", "partition", "guarantee"),
         keys=3,
     )
     for cell in cells:
-        made.add_row(
-            *_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell)
+        main_table.add_row(
+            *_names(cell),
+            *(_mean_and_std(cell, name) for name in (score, *_NOISES)),
+            *_cost_columns(cell),
         )
     for row in summary["failed"]:
-        made.add_row(*_names(row), row["status"])
+        main_table.add_row(*_names(row), row["status"])
     notes = [
         f"note: {row['method']}, run {row['repetition']}: {row['reason']}"
         for row in summary["failed"]
@@ -156,7 +158,7 @@ def tables(summary: Row) -> Group:
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
     leads = [_lead_table(summary)] if summary["differences"] else []
     return Group(
-        made,
+        main_table,
         *leads,
         *map(escape, sentences),
         "",
@@ -167,7 +169,7 @@ def tables(summary: Row) -> Group:
 
 def _lead_table(summary: Row) -> Table:
     title = f"Differences: {summary['methods'][0]} minus the others, with the 95 % interval and p"
-    made = table(
+    differences = table(
         title,
         ("method", "budget", "partition", "figure", "difference"),
         left=("method", "partition", "figure"),
@@ -178,10 +180,10 @@ def _lead_table(summary: Row) -> Table:
             row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high")
         )
         figure = f"{row['metric'].replace('_', ' ')}{' in %' if is_share(row['metric']) else ''}"
-        made.add_row(
+        differences.add_row(
             *_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})"
         )
-    return made
+    return differences
 
 
 def _names(row: Row) -> list[str]:
@@ -193,13 +195,13 @@ def budget(row: Row) -> str:
     return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
 
 
-def _measured(cell: Row, name: str) -> str:
+def _mean_and_std(cell: Row, name: str) -> str:
     """Mean and standard deviation, which one run does not have."""
     spread = f" ± {format_metric(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
     return f"{format_metric(name, cell[name])}{spread}"
 
 
-def _spent(cell: Row) -> list[str]:
+def _cost_columns(cell: Row) -> list[str]:
     figures = [
         f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")
     ]

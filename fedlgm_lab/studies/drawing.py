@@ -80,9 +80,9 @@ def draw(
         def _repr_png_(self) -> bytes:
             import io
 
-            kept = io.BytesIO()
-            self.savefig(kept, format="png", dpi=110)
-            return kept.getvalue()
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110)
+            return buffer.getvalue()
 
     figure = Shown(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -94,14 +94,14 @@ def draw(
         rows = _per_seed(frames.at(data, cell).dropna(subset=y), [*lines, over], pooled, y)
         if rows.empty:
             continue
-        found = {tick: frames.at(rows, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
-        found = {tick: figures for tick, figures in found.items() if len(figures)}
-        if not found:  # what no value of the key changes, such as a budget without privacy
+        by_tick = {tick: frames.at(rows, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
+        by_tick = {tick: figures for tick, figures in by_tick.items() if len(figures)}
+        if not by_tick:  # what no value of the key changes, such as a budget without privacy
             axes.axhline(rows[y].mean(), color=f"C{index}", linestyle=":", label=label)
             continue
-        at = np.array([tick if numeric else ticks.index(tick) for tick in found], dtype=float)
-        mean = np.array([figures.mean() for figures in found.values()])
-        low, high = np.array([_reach(figures, spread) for figures in found.values()]).T
+        at = np.array([tick if numeric else ticks.index(tick) for tick in by_tick], dtype=float)
+        mean = np.array([figures.mean() for figures in by_tick.values()])
+        low, high = np.array([_reach(figures, spread) for figures in by_tick.values()]).T
         if over == "round":
             axes.plot(at, mean, color=f"C{index}", label=label)
             axes.fill_between(at, low, high, color=f"C{index}", alpha=0.15, linewidth=0)

@@ -121,7 +121,7 @@ def elsewhere() -> dict[str, Elsewhere]:
         made by: python -m benchmarks.inid (in the folder of fedlgm's repository)
     """
     raw = tomllib.loads((BUNDLED / f"{_ELSEWHERE}.toml").read_text(encoding="utf-8"))
-    return {name: Elsewhere.model_validate(one) for name, one in raw.items()}
+    return {name: Elsewhere.model_validate(entry) for name, entry in raw.items()}
 
 
 def names() -> tuple[str, ...]:
@@ -150,10 +150,10 @@ def load(study: str) -> StudyFile:
     if study in names():
         path = BUNDLED / f"{study}.toml"
     elif path.suffix != ".toml" or not path.is_file():
-        known = alternatives(
+        hint = alternatives(
             study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list"
         )
-        raise ConfigError(f"no study {study!r}; {known}")
+        raise ConfigError(f"no study {study!r}; {hint}")
     try:
         return StudyFile.model_validate(_read(path, 0))
     except ValidationError as error:
@@ -176,7 +176,7 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     )
 
 
-def asked(
+def requested_study(
     name: str | None,
     grid: Iterable[str],
     search: Iterable[str],
@@ -203,34 +203,34 @@ def asked(
     if name is not None and (
         not axes or name in names() or name in elsewhere() or _is_study(Path(name))
     ):
-        found = load(name)
+        study = load(name)
     elif axes:
-        found = StudyFile(recipe=name or recipes.DEFAULT)
+        study = StudyFile(recipe=name or recipes.DEFAULT)
     else:
         raise ConfigError(
             "a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study "
             "--list"
         )
-    for key in axes.keys() & found.grid.keys():
-        kept = ", ".join(
+    for key in axes.keys() & study.grid.keys():
+        rest = ", ".join(
             f"{other} ({len(values)} values)"
-            for other, values in found.grid.items()
+            for other, values in study.grid.items()
             if other not in axes
         )
         warnings.warn(
             Notice(
-                f"--grid {key} replaces the study's own {len(found.grid[key])} values of it"
-                + (f"; its other keys stay: {kept}" if kept else "")
+                f"--grid {key} replaces the study's own {len(study.grid[key])} values of it"
+                + (f"; its other keys stay: {rest}" if rest else "")
             ),
             stacklevel=2,
         )
-    changes = found.set | (found.quick if quick else {}) | dict(settings(overrides))
-    return found.model_copy(
+    changes = study.set | (study.quick if quick else {}) | dict(settings(overrides))
+    return study.model_copy(
         update={
-            "grid": found.grid | axes,
-            "search": (found.search or {}) | searched,
+            "grid": study.grid | axes,
+            "search": (study.search or {}) | searched,
             "set": changes,
-            "seeds": 1 if quick else found.seeds,
+            "seeds": 1 if quick else study.seeds,
         }
     )
 

@@ -54,13 +54,13 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> pd.DataFrame
     for job in jobs:
         path = out / job.folder
         for row in RunFolder.open(path).rows() if path.exists() else ():
-            own = {name: row[name] for name in _ROUND if name in row}  # type: ignore[literal-required]
+            figures = {name: row[name] for name in _ROUND if name in row}  # type: ignore[literal-required]
             rows.append(
                 {
                     **_keys(job),
                     "seed": job.repetition,
                     "round": row["round"],
-                    **own,
+                    **figures,
                     **row.get("metrics", {}),
                 }
             )
@@ -75,9 +75,9 @@ def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> p
     """
     rows = []
     for cell in cells_of(frame, list(keys), {}):
-        own = at(frame, cell)
-        done = own[own["status"] == "finished"]
-        row = {**cell, "n": len(done), "failed": len(own) - len(done)}
+        cell_rows = at(frame, cell)
+        done = cell_rows[cell_rows["status"] == "finished"]
+        row = {**cell, "n": len(done), "failed": len(cell_rows) - len(done)}
         for name in metrics:
             values = done[name].astype(float).dropna()
             low, high = interval(values)
@@ -108,15 +108,15 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
     ]
     lines = []
     for _, row in table.iterrows():
-        values = [_escaped(_short(row[key])) for key in shown]
-        values += [_measured(row, name) for name in metrics]
+        values = [_escape(_short(row[key])) for key in shown]
+        values += [_mean_and_interval(row, name) for name in metrics]
         lines.append(
-            [*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))]
+            [*values, str(row["n"]), _number(row["epsilon"]), _escape(str(row["guarantee"]))]
         )
     layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
     body = "\n".join(" & ".join(line) + r" \\" for line in lines)
     title = " & ".join(
-        _escaped(name) if "\\" not in name and "$" not in name else name for name in header
+        _escape(name) if "\\" not in name and "$" not in name else name for name in header
     )
     return (
         f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n"
@@ -150,7 +150,7 @@ def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """The rows that have these values."""
     chosen = np.ones(len(frame), dtype=bool)
     for key, value in values.items():
-        chosen &= np.array([name_of(own) == name_of(value) for own in frame[key]], dtype=bool)
+        chosen &= np.array([name_of(entry) == name_of(value) for entry in frame[key]], dtype=bool)
     return frame[chosen]
 
 
@@ -200,9 +200,9 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
     result = folder.result()
     if result is None:
         return {}
-    found = dict(result["metrics"])
+    metrics = dict(result["metrics"])
     missing = {
-        name: function for name, function in (own.metrics or {}).items() if name not in found
+        name: function for name, function in (own.metrics or {}).items() if name not in metrics
     }
     if missing or own.evaluate is not None:
         from simulations.api import result_of
@@ -214,10 +214,10 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
                 inputs.tensors(measured.dataset.test_x),
                 torch.from_numpy(measured.dataset.test_y),
             )
-            found |= evaluate(measured.task, module, x, y, metrics=missing)
+            metrics |= evaluate(measured.task, module, x, y, metrics=missing)
         if own.evaluate is not None:
-            found |= own_figures(own.evaluate, result["rounds"], module)
-    return found
+            metrics |= own_figures(own.evaluate, result["rounds"], module)
+    return metrics
 
 
 def _keys(job: Job) -> dict[str, Any]:
@@ -243,8 +243,8 @@ def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
     row |= metrics_at(path, job.own)
     row |= {name: result.get(name) for name in _SPENT}
     rows = folder.every_row(result, private=True)
-    row["noise_scale"] = sum(float(one["noise_scale"]) for one in rows)
-    seconds = sum(float(one.get("seconds", 0.0)) for one in rows)
+    row["noise_scale"] = sum(float(round_row["noise_scale"]) for round_row in rows)
+    seconds = sum(float(round_row.get("seconds", 0.0)) for round_row in rows)
     about = {
         "guarantee": result["guarantee_status"],
         "noise_reproducible": result["noise_reproducible"],
@@ -285,7 +285,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-def _measured(row: Any, name: str) -> str:
+def _mean_and_interval(row: Any, name: str) -> str:
     """Mean and half the interval: shares in percent."""
     if not np.isfinite(row[name]):
         return "--"
@@ -303,5 +303,5 @@ def _number(value: float) -> str:
     return "$\\infty$" if np.isinf(value) else "--" if np.isnan(value) else f"{value:.3g}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.translate(_IN_LATEX)

@@ -100,20 +100,21 @@ def jobs(
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     given = list(overrides)
     if methods is None:
-        whole = recipes.load(recipe, [text for text in given if "/" not in _key(text)])
-        methods, given = usual(whole), [text for text in given if _key(text) not in _NAMING]
-        base, (_, mechanism, own) = whole, _sorted_overrides(methods, given)
+        original = recipes.load(recipe, [text for text in given if "/" not in _key(text)])
+        methods, given = usual(original), [text for text in given if _key(text) not in _NAMING]
+        base, (_, mechanism, by_method) = original, _sorted_overrides(methods, given)
     else:
-        common, mechanism, own = _sorted_overrides(methods, given)
+        common, mechanism, by_method = _sorted_overrides(methods, given)
         base = recipes.load(recipe, common)
-    made = [
-        replace(method, changes=dict(settings(own[method.label]))) for method in methods_of(methods)
+    parsed_methods = [
+        replace(method, changes=dict(settings(by_method[method.label])))
+        for method in methods_of(methods)
     ]
     grid: dict[str, list[Any]] = {
         "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
         "data.partition": list(partitions) or [base.data.partition],
     }
-    return planned(base, made, grid, range(seeds), dict(settings(mechanism)))
+    return plan_jobs(base, parsed_methods, grid, range(seeds), dict(settings(mechanism)))
 
 
 def grid_jobs(
@@ -167,12 +168,12 @@ def grid_jobs(
         section = base.mechanism
         methods = [Method(own_name(base), section.name, section.variant)]
     options = dict(settings(overrides))
-    return planned(
+    return plan_jobs(
         base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks
     )
 
 
-def planned(
+def plan_jobs(
     base: Recipe,
     methods: Sequence[Method],
     axes: Mapping[str, Sequence[Any]],
@@ -202,41 +203,45 @@ def planned(
     Raises:
         ConfigError: an option fits no method, or every run is refused.
     """
-    known = {method.label: {*_OWN_KEYS, *method.options} for method in methods}
+    option_names = {method.label: {*_OWN_KEYS, *method.options} for method in methods}
     for key in (*options, *(key for key in axes if key.startswith("mechanism."))):
         option = key.removeprefix("mechanism.")
-        if not any(option in names for names in known.values()):
-            raise ConfigError(f"--set {key}: none of {', '.join(known)} has the option {option}")
+        if not any(option in names for names in option_names.values()):
+            raise ConfigError(
+                f"--set {key}: none of {', '.join(option_names)} has the option {option}"
+            )
     # A value that is given twice would only double the seeds of its cell.
     distinct = {
         key: [v for i, v in enumerate(values) if v not in values[:i]]
         for key, values in axes.items()
     }
-    made: list[Job] = []
+    runs: list[Job] = []
     why: ConfigError | None = None
     for method in methods:
-        meant = [distinct[key] if _means(key, method, known) else (None,) for key in axes]
+        meant = [distinct[key] if _means(key, method, option_names) else (None,) for key in axes]
         for values in itertools.product(*meant):
             point = dict(zip(axes, values, strict=True))
             for repetition in seeds:
                 shown = ({"mechanism": method.label} if labelled else {}) | point
                 job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
                 try:
-                    made.append(
-                        _made(job, method, known[method.label], point, options, own, networks)
+                    runs.append(
+                        _with_recipe(
+                            job, method, option_names[method.label], point, options, own, networks
+                        )
                     )
                 except ConfigError as error:
                     why = why or error
-                    made.append(replace(job, refused=str(error)))
-    if why is not None and all(job.refused for job in made):
+                    runs.append(replace(job, refused=str(error)))
+    if why is not None and all(job.refused for job in runs):
         raise why
-    names = [job.folder for job in made]
+    names = [job.folder for job in runs]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(
             f"two runs of the study would have the folder {twice}: choose other labels"
         )
-    return made
+    return runs
 
 
 def derived_seed(
@@ -260,10 +265,10 @@ def derived_seed(
     return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
 
 
-def _made(
+def _with_recipe(
     job: Job,
     method: Method,
-    known: set[str],
+    option_names: set[str],
     point: Mapping[str, Any],
     options: Mapping[str, Any],
     own: Own,
@@ -274,7 +279,7 @@ def _made(
     raw = _raw(
         base,
         method,
-        {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known},
+        {key: v for key, v in options.items() if key.removeprefix("mechanism.") in option_names},
     )
     if MODEL in point:
         own = networks[point[MODEL]].into(raw, own)
@@ -320,20 +325,23 @@ def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
             number = f"{value:g}" if isinstance(value, float) else str(value)
             word = {"privacy.epsilon": f"eps{number}", "data.partition": number}
             words.append(word.get(key, f"{key.rpartition('.')[2]}={number}"))
-    whole = "-".join(words)
+    full_name = "-".join(words)
     # A label, or the dotted name of a user's own object, may hold characters that folders may not.
-    plain = whole.replace(":", "-").replace("/", "-")
+    plain = full_name.replace(":", "-").replace("/", "-")
     name = _PLAIN_NAME.sub("-", plain)
     if name != plain or len(name) > _LONGEST:
-        name = f"{name[:_LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        name = f"{name[:_LONGEST]}-{hashlib.sha256(full_name.encode()).hexdigest()[:8]}"
     return f"{name}-run{repetition}"
 
 
-def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
+def _means(key: str, method: Method, option_names: Mapping[str, set[str]]) -> bool:
     """Whether a key of the grid affects a method."""
     if key in ("privacy.epsilon", "privacy.noise_multiplier"):
         return method.private
-    return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
+    return (
+        not key.startswith("mechanism.")
+        or key.removeprefix("mechanism.") in option_names[method.label]
+    )
 
 
 def _key(text: str) -> str:
@@ -346,12 +354,12 @@ def _sorted_overrides(
     """Overrides for all runs, for the mechanism sections of all methods, and for single methods."""
     common: list[str] = []
     mechanism: list[str] = []
-    own: dict[str, list[str]] = {method: [] for method in methods}
+    by_method: dict[str, list[str]] = {method: [] for method in methods}
     for text in overrides:
         key = _key(text)
         method, slash, _ = key.partition("/")
         single = text.removeprefix(f"{method}/") if slash else text
-        if slash and method not in own:
+        if slash and method not in by_method:
             raise ConfigError(
                 f"--set {text}: {method!r} is not among the methods {', '.join(methods)}"
             )
@@ -362,7 +370,7 @@ def _sorted_overrides(
                 f"{option[0]}"
             )
         if slash:
-            own[method].append(single)
+            by_method[method].append(single)
         else:
             (mechanism if key.startswith("mechanism.") else common).append(text)
-    return common, mechanism, own
+    return common, mechanism, by_method

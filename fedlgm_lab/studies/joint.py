@@ -31,11 +31,11 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     for job in done:
         protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
         with Ledger(out / job.folder / "ledger.sqlite") as ledger:
-            own = ledger.worst_profile()
+            profile = ledger.worst_profile()
             stopped |= ended_early(job.recipe, ledger.rounds())
-        if all(is_private(event) for event, _ in own):
+        if all(is_private(event) for event, _ in profile):
             protected_runs += 1
-            events += own
+            events += profile
     delta = max((job.recipe.privacy.delta for job in done), default=0.0)
     why = None
     if len(protections) > 1:

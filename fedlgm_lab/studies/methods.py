@@ -61,27 +61,27 @@ class Method:
             >>> Method.of(("plain", "gaussian")).label
             'plain'
         """
-        label, what, given = opened(entry, "mechanism")
+        label, what, given = parse_entry(entry, "mechanism")
         further = {key: value for key, value in given.items() if "." in key}  # keys of the recipe
-        own = {key: value for key, value in given.items() if "." not in key}
+        mechanism_options = {key: value for key, value in given.items() if "." not in key}
         if isinstance(what, type) and issubclass(what, Mechanism):
-            what, own = _made(what, own), {}
+            what, mechanism_options = _build(what, mechanism_options), {}
         if isinstance(what, Mechanism):
-            if own:
+            if mechanism_options:
                 raise ConfigError(
-                    f"{label!r}: an object has its options already, got {sorted(own)}"
+                    f"{label!r}: an object has its options already, got {sorted(mechanism_options)}"
                 )
             name = what.name.strip("<>")
-            return cls(label or _shown(name, what.variant), name, what.variant, further, what)
+            return cls(label or _label(name, what.variant), name, what.variant, further, what)
         if not isinstance(what, str):
             raise ConfigError(f"{FORMS['mechanism']}; got {entry!r}")
-        known = options(what)
-        for key in own:
-            if key not in known:
+        option_names = options(what)
+        for key in mechanism_options:
+            if key not in option_names:
                 raise ConfigError(
-                    f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}"
+                    f"{label!r}: {what} has no option {key!r}; its options: {', '.join(option_names)}"
                 )
-        changes = {f"mechanism.{key}": value for key, value in own.items()} | further
+        changes = {f"mechanism.{key}": value for key, value in mechanism_options.items()} | further
         return cls(label or what, *mechanisms.split(what), changes)
 
     @property
@@ -101,7 +101,7 @@ class Method:
         return mechanisms.is_private(self.name)
 
 
-def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
+def parse_entry(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
     """Label, object or name, and options of an entry: a study file's table, a tuple, or an object
     without a label.
 
@@ -113,7 +113,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
         ConfigError: the table has other keys, or the tuple is malformed.
 
     Example:
-        >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
+        >>> parse_entry({"label": "wide", "name": "mlp"}, "model"), parse_entry("mlp", "model")
         (('wide', 'mlp', {}), (None, 'mlp', {}))
     """
     if isinstance(entry, Mapping):
@@ -138,19 +138,19 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     Raises:
         ConfigError: two entries have the same label; or as in `Method.of`.
     """
-    made = [Method.of(entry) for entry in entries]
-    for index, method in enumerate(made):
-        if method.label in [other.label for other in made[:index]]:
+    methods = [Method.of(entry) for entry in entries]
+    for index, method in enumerate(methods):
+        if method.label in [other.label for other in methods[:index]]:
             raise ConfigError(
                 f"two mechanisms have the label {method.label!r}: label one of them, as (label, "
                 f"{method.label!r}, "
                 f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options "
                 f"= ...}} in a file"
             )
-    return made
+    return methods
 
 
-def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
+def _build(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
     """An object of a user's class, named after the class if it needs a name."""
     unnamed = (
         next(field for field in dataclasses.fields(kind) if field.name == "name").default
@@ -179,14 +179,14 @@ def usual(recipe: Recipe) -> tuple[str, ...]:
     >>> usual(recipes.load("digits")), usual(recipes.load("dp-sgd-digits"))
     (('snr-consistent', 'uniform', 'gaussian'), ('dp-sgd', 'auto-s'))
     """
-    own = own_name(recipe)
-    return (own, *(name for name in PLAIN[recipe.protects.mechanisms] if name != own))
+    label = own_name(recipe)
+    return (label, *(name for name in PLAIN[recipe.protects.mechanisms] if name != label))
 
 
 def own_name(recipe: Recipe) -> str:
     """The recipe's own mechanism, as a method."""
-    return _shown(recipe.mechanism.name, recipe.mechanism.variant)
+    return _label(recipe.mechanism.name, recipe.mechanism.variant)
 
 
-def _shown(name: str, variant: str) -> str:
+def _label(name: str, variant: str) -> str:
     return name if variant == "sound" else f"{name}:{variant}"

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension.loader import object_name
 from fedlgm.training import models
-from fedlgm_lab.studies.methods import FORMS, opened
+from fedlgm_lab.studies.methods import FORMS, parse_entry
 from simulations.config.own import Own
 
 _SECTION = ("weights", "adapters")  # keys of [model] for every model
@@ -40,13 +40,13 @@ class Network:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))
             Network(label='wide', what='mlp', options={'hidden': [64]})
         """
-        label, what, options = opened(entry, "model")
+        label, what, options = parse_entry(entry, "model")
         if isinstance(what, str):
-            known = (*models.options(what), *_SECTION)
+            option_names = (*models.options(what), *_SECTION)
             for key in options:
-                if key not in known:
+                if key not in option_names:
                     raise ConfigError(
-                        f"{label!r}: {what} has no option {key!r}; {alternatives(key, known)}"
+                        f"{label!r}: {what} has no option {key!r}; {alternatives(key, option_names)}"
                     )
             return cls(label or what, what, options)
         if not callable(what):
@@ -75,15 +75,15 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
     Raises:
         ConfigError: two entries have the same label; or as in `Network.of`.
     """
-    found: dict[str, Network] = {}
+    networks: dict[str, Network] = {}
     for network in map(Network.of, entries):
-        if network.label in found:
+        if network.label in networks:
             raise ConfigError(
                 f"two models have the label {network.label!r}: label one of them, as in ('second', "
                 "model)"
             )
-        found[network.label] = network
-    return found
+        networks[network.label] = network
+    return networks
 
 
 def task_of(entries: Iterable[Any]) -> str | None:
@@ -92,10 +92,10 @@ def task_of(entries: Iterable[Any]) -> str | None:
     Raises:
         ConfigError: the models have different tasks, whose figures cannot be compared.
     """
-    found = {models.task_of(network.what) for network in networks_of(entries).values()}
-    if len(found) > 1:
+    tasks = {models.task_of(network.what) for network in networks_of(entries).values()}
+    if len(tasks) > 1:
         raise ConfigError(
-            f"grid['model']: models of different tasks ({', '.join(sorted(map(str, found)))}): "
+            f"grid['model']: models of different tasks ({', '.join(sorted(map(str, tasks)))}): "
             "give task=..."
         )
-    return found.pop() if found else None
+    return tasks.pop() if tasks else None

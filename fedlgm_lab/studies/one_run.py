@@ -88,9 +88,9 @@ def _same(stored: Recipe, wanted: Recipe) -> bool:
         ("training", "device"),
         ("privacy", "noise_backend"),
     )
-    found, asked = stored.model_dump(), wanted.model_dump()
-    asked["title"] = found["title"]  # words
+    values, asked = stored.model_dump(), wanted.model_dump()
+    asked["title"] = values["title"]  # words
     for section, key in settled_at_start:
         if asked[section][key] == "auto":
-            asked[section][key] = found[section][key]
-    return found == asked
+            asked[section][key] = values[section][key]
+    return values == asked

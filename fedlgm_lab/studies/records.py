@@ -158,14 +158,16 @@ class KeptRecords:
             ConfigError: the file does not exist, or is of another kind.
         """
         try:
-            kept = strict_json.loads(Path(path).read_text(encoding="utf-8"))
+            content = strict_json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"{path} is not a study.json of fedlgm: {why}") from error
-        lost = {"keys", "headline", "runs"} - (kept.keys() if isinstance(kept, dict) else set())
+        lost = {"keys", "headline", "runs"} - (
+            content.keys() if isinstance(content, dict) else set()
+        )
         if lost:
             raise ConfigError(f"{path} is not a study.json of fedlgm: it has no {min(lost)}")
-        return cls(kept)
+        return cls(content)
 
     @property
     def keys(self) -> Sequence[str]:
@@ -221,7 +223,7 @@ class KeptRecords:
 Records = RunRecords | KeptRecords
 
 
-def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
+def plain_values(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
     """Plain values from which `KeptRecords` computes the same figures.
 
     Args:
@@ -229,7 +231,7 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
         rounds: columns of the rounds to keep in addition to the keys; only rounds with these
             figures are kept.
     """
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "keys": list(found.keys),
         "headline": found.headline,
         "shown": list(found.shown),
@@ -237,17 +239,17 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
         "runs": rows_of(found.runs.drop(columns=NOT_KEPT)),
     }
     if rounds and {*rounds} <= {*(history := found.rounds)}:  # no run may have a round
-        made["rounds"] = rows_of(
+        values["rounds"] = rows_of(
             history.dropna(subset=list(rounds))[[*found.keys, "seed", "round", *rounds]]
         )
     if found.search is not None:
         beside = [rows_of(frame.drop(columns=NOT_KEPT)) for frame in found.beside or ()]
-        made |= {
+        values |= {
             "searched": list(found.searched),
             "search": rows_of(found.search),
             "beside": beside,
         }
-    return made
+    return values
 
 
 @contextmanager

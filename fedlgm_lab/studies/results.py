@@ -172,7 +172,7 @@ class Study:
         """
         if path is not None and path_of("path", path).suffix != ".tex":
             raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
-        text = f"% {self._published()}\n" + frames.latex(
+        text = f"% {self._privacy_note()}\n" + frames.latex(
             self.table(metrics), self.keys, self._metrics(metrics)
         )
         if path is not None:
@@ -242,9 +242,9 @@ class Study:
                 f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}"
             )
         for label in (a, b):
-            if label not in (known := frames.values_of(self._frame, by)):
+            if label not in (labels := frames.values_of(self._frame, by)):
                 raise ConfigError(
-                    f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}"
+                    f"no {by} {label!r} in this study; it has {', '.join(map(str, labels))}"
                 )
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = (
@@ -258,9 +258,11 @@ class Study:
         """The first key with both values; if there is none, the first with several, whose values a
         message lists.
         """
-        known = {key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)}
-        holding = [key for key, values in known.items() if a in values and b in values]
-        varied = [key for key, values in known.items() if len(values) > 1]
+        by_key = {
+            key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)
+        }
+        holding = [key for key, values in by_key.items() if a in values and b in values]
+        varied = [key for key, values in by_key.items() if len(values) > 1]
         return next(iter((*holding, *varied)), "method")
 
     @property
@@ -276,29 +278,31 @@ class Study:
         return self.records.search.copy()
 
     def _metrics(self, wanted: str | Sequence[str] | None) -> list[str]:
-        known = frames.metrics_of(self._frame, self.keys)
+        available = frames.metrics_of(self._frame, self.keys)
         if wanted is None:
-            wanted = [name for name in self.records.shown if name in known]
+            wanted = [name for name in self.records.shown if name in available]
         elif isinstance(wanted, str):
             wanted = [wanted]
-        unknown = [name for name in wanted if name not in known]
+        unknown = [name for name in wanted if name not in available]
         if unknown:
-            raise ConfigError(f"no metric {unknown[0]!r} in this study; it has {', '.join(known)}")
+            raise ConfigError(
+                f"no metric {unknown[0]!r} in this study; it has {', '.join(available)}"
+            )
         return list(wanted)
 
     def __repr__(self) -> str:
         without = int((self._frame["status"] != "finished").sum())
         lost = f", {without} without figures" if without else ""
         head = f"Study({len(self._frame)} runs{lost}; {self.folder})"
-        return f"{head}\n{self._shown().to_string(index=False)}\n{self._published()}"
+        return f"{head}\n{self._short_table().to_string(index=False)}\n{self._privacy_note()}"
 
     def _repr_html_(self) -> str:
-        return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
+        return f"{self._short_table().to_html(index=False)}<p>{self._privacy_note()}</p>"
 
-    def _shown(self) -> pd.DataFrame:
+    def _short_table(self) -> pd.DataFrame:
         return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
-    def _published(self) -> str:
+    def _privacy_note(self) -> str:
         seeded = bool((self._frame["noise_reproducible"] == True).any())  # noqa: E712  (missing where there are no figures)
         caveat = caveat_of(seeded).strip(" ,;()")
         return joint.sentence(self.joint) + (f"; {caveat}" if caveat else "")
@@ -309,28 +313,29 @@ def _differences(
     shifted: Sequence[pd.DataFrame] | None,
     sides: Sides,
     metric: str,
-    own: list[str],
+    keys: list[str],
     at: Mapping[str, Any],
 ) -> StudyDifference:
     for key, value in at.items():
-        if key not in own:
+        if key not in keys:
             raise ConfigError(
-                f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}"
+                f"at: {key!r} is not a key of the grid; it has {', '.join(keys) or 'no other'}"
             )
-        known = frames.values_of(frame, key)
-        if frames.name_of(value) not in map(frames.name_of, known):
+        values = frames.values_of(frame, key)
+        if frames.name_of(value) not in map(frames.name_of, values):
             raise ConfigError(
-                f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}"
+                f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, values))}"
             )
     rows, pairs = [], []
-    for cell in frames.cells_of(frame, own, at):
-        both, epsilons = paired(frame, cell, sides, metric)
+    for cell in frames.cells_of(frame, keys, at):
+        both, epsilons = pair_seeds(frame, cell, sides, metric)
         if len(both) < 2:
             continue
         tested = difference(both["a"], both["b"])
-        beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
+        beside = [pair_seeds(other, cell, sides, metric)[0] for other in shifted or ()]
         held = all(
-            len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside
+            len(pair) > 1 and _same_sign(difference(pair["a"], pair["b"]), tested)
+            for pair in beside
         )
         rows.append(
             {
@@ -370,11 +375,11 @@ def _left_out(
     )
 
 
-def _same_sign(found: Difference, wanted: Difference) -> bool:
-    return found.p < LEVEL and found.mean * wanted.mean > 0
+def _same_sign(actual: Difference, wanted: Difference) -> bool:
+    return actual.p < LEVEL and actual.mean * wanted.mean > 0
 
 
-def paired(
+def pair_seeds(
     frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
 ) -> tuple[pd.DataFrame, list[float]]:
     """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven

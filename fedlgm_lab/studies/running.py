@@ -76,7 +76,7 @@ def run(
     return {job.folder: why for job in todo if (why := ended[job.folder].why) is not None}
 
 
-def _unfinished(job: Job, out: Path) -> bool:
+def _is_unfinished(job: Job, out: Path) -> bool:
     path = out / job.folder
     return not ((path / "result.json").is_file() or (path / "diverged.json").is_file())
 
@@ -90,11 +90,11 @@ def _outcomes(
     Finished runs come first, then interrupted ones, because a run of other settings or objects ends
     the set, and no new run should be charged before.
     """
-    todo = sorted(todo, key=lambda job: (_unfinished(job, out), not (out / job.folder).exists()))
+    todo = sorted(todo, key=lambda job: (_is_unfinished(job, out), not (out / job.folder).exists()))
     away = (
         {}
         if workers == 1
-        else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
+        else {job.folder: job for job in todo if not job.refused and _is_unfinished(job, out)}
     )
     if away and engine != "local":
         raise ConfigError(

@@ -52,9 +52,11 @@ class Search:
                 raise ConfigError(
                     f"{key!r} is in the grid and in the search: it can only be in one of them"
                 )
-            found = list(dict.fromkeys(values_to_try(f"search[{key!r}]", values, least=2)))
+            choices = list(dict.fromkeys(values_to_try(f"search[{key!r}]", values, least=2)))
             axes[key] = (
-                sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
+                sorted(choices)
+                if all(isinstance(value, (int, float)) for value in choices)
+                else choices
             )
         return cls(axes, seeds)
 
@@ -71,9 +73,9 @@ class Search:
         """The point with the best mean figure, or the first of several equal ones; NaN is
         ignored.
         """
-        known = {point: score for point, score in scores.items() if not math.isnan(score)}
+        valid = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
-        return max(known, key=lambda point: sign * known[point]) if known else None
+        return max(valid, key=lambda point: sign * valid[point]) if valid else None
 
     def shifts(self) -> list[Shift]:
         """Steps to the neighbouring values."""

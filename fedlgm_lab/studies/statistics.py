@@ -151,8 +151,8 @@ def interval(values: Any) -> tuple[float, float]:
     figures = np.asarray(values, dtype=np.float64)
     if len(figures) < 2 or not np.isfinite(figures).all():
         return float("nan"), float("nan")
-    found = difference(figures, np.zeros(len(figures)))
-    return found.low, found.high
+    result = difference(figures, np.zeros(len(figures)))
+    return result.low, result.high
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -20,7 +20,7 @@ from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm_lab.studies import frames, networks, running
 from fedlgm_lab.studies.jobs import MODEL, Job, grid_jobs
 from fedlgm_lab.studies.progress import Line
-from fedlgm_lab.studies.records import FILE, RunRecords, Searched, kept, writing
+from fedlgm_lab.studies.records import FILE, RunRecords, Searched, plain_values, writing
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.search import LEAST_SEEDS, Point, Search, Shift
 from simulations.arguments import apart, recipe_of, refuse_unknown
@@ -119,24 +119,26 @@ def study(
     ).absolute()
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
-        return _kept(RunRecords(out, todo, complete(todo, out, workers, progress)))
+        return _save(RunRecords(out, todo, complete(todo, out, workers, progress)))
     wanted = Search.of(search, search_seeds, axes)
     trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
     failed = complete(trials, out, workers, progress)
     finals = grid_jobs(base, axes | dict(wanted.axes), range(seeds), shared, own)
-    chosen, shifted = _chosen(wanted, trials, finals, out, failed)
+    chosen, shifted = _choose_finals(wanted, trials, finals, out, failed)
     needed = {
         job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))
     }
     failed |= complete(list(needed.values()), out, workers, progress)
-    return _kept(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+    return _save(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
 
 
-def _kept(found: RunRecords) -> Study:
+def _save(records: RunRecords) -> Study:
     """The study, after its figures are written into its folder for `Study.read`."""
-    with writing(found.folder):
-        strict_json.write(found.folder / FILE, kept(found, [found.headline]), indent=1)
-    return Study(found.folder, found)
+    with writing(records.folder):
+        strict_json.write(
+            records.folder / FILE, plain_values(records, [records.headline]), indent=1
+        )
+    return Study(records.folder, records)
 
 
 def base_of(
@@ -184,7 +186,7 @@ def complete(
         line.close(summary)
 
 
-def _chosen(
+def _choose_finals(
     search: Search,
     trials: Sequence[Job],
     finals: Sequence[Job],
@@ -195,20 +197,22 @@ def _chosen(
     task = Assembly(trials[0].recipe, trials[0].own).task
     scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:
-        known = job.folder not in failed
-        figure = frames.metrics_at(out / job.folder, job.own)[task.headline] if known else math.nan
+        finished = job.folder not in failed
+        figure = (
+            frames.metrics_at(out / job.folder, job.own)[task.headline] if finished else math.nan
+        )
         scores[_cell(job, search)][search.at(job.point)].append(figure)
     at: dict[tuple, list[Job]] = defaultdict(list)
     for job in finals:
         at[_cell(job, search), search.at(job.point)].append(job)
     chosen: list[Job] = []
     shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
-    for cell, found in scores.items():
+    for cell, by_point in scores.items():
         best = search.best(
-            {point: float(np.mean(figures)) for point, figures in found.items()}, task.better
+            {point: float(np.mean(figures)) for point, figures in by_point.items()}, task.better
         )
         if best is None:
-            chosen += at[cell, next(iter(found))]
+            chosen += at[cell, next(iter(by_point))]
             continue
         chosen += at[cell, best]
         for shift, jobs in shifted.items():

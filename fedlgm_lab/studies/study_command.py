@@ -62,11 +62,11 @@ def study(
     from fedlgm_lab.studies import claims, files, frames, records
     from fedlgm_lab.studies.study import study as run
 
-    parsed = files.asked(name, grid or (), search or (), overrides or (), quick)
+    parsed = files.requested_study(name, grid or (), search or (), overrides or (), quick)
     label = parsed.name or Path(parsed.recipe).stem
     folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
-    with _continued(), contextlib.redirect_stdout(sys.stderr):
-        found = run(
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
+        result = run(
             parsed.recipe,
             grid=parsed.grid,
             seeds=seeds or parsed.seeds,
@@ -77,22 +77,22 @@ def study(
             search_seeds=parsed.search_seeds,
             progress=not as_json,
         )
-    frames.require_finished(found.to_frame())
-    checked = claims.check(parsed.claims, found.to_frame(), found.compared_keys, found.headline)
-    metric = parsed.y or found.headline
-    kept: dict[str, Any] = {
+    frames.require_finished(result.to_frame())
+    checked = claims.check(parsed.claims, result.to_frame(), result.compared_keys, result.headline)
+    metric = parsed.y or result.headline
+    content: dict[str, Any] = {
         "study": label,
         "paper": parsed.paper,
         "recipe": parsed.recipe,
         "set": parsed.set,
         "grid": parsed.grid,
-        "claims": [vars(one) for one in checked],
-        **records.kept(found.records, [metric] if parsed.x == "round" else []),
+        "claims": [vars(claim) for claim in checked],
+        **records.plain_values(result.records, [metric] if parsed.x == "round" else []),
     }
-    files_told = _write(found, kept, parsed.metrics, parsed.x, metric)
-    table = found.table(parsed.metrics)
+    files_told = _write(result, content, parsed.metrics, parsed.x, metric)
+    table = result.table(parsed.metrics)
     if as_json:
-        print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
+        print_json(content | {"cells": records.rows_of(table), "out": str(folder)})
         return
     if console.is_terminal:
         texts = [
@@ -100,26 +100,26 @@ def study(
             for row in table.values
         ]
         console.print(
-            tables.table(None, table.columns, texts, left=found.keys, keys=len(found.keys)),
+            tables.table(None, table.columns, texts, left=result.keys, keys=len(result.keys)),
             highlight=False,
         )
     else:
         console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
-    frame = found.to_frame()
+    frame = result.to_frame()
     for _, row in frame[frame["reason"] != ""].iterrows():
         console.print(
             f"note: {row['method']}, seed {row['seed']}: {row['reason']}",
             highlight=False,
             markup=False,
         )
-    for one in checked:
+    for claim in checked:
         console.print(
-            f"{one.outcome}: {one.says} ({one.found()})",
+            f"{claim.outcome}: {claim.says} ({claim.in_words()})",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
-    console.print(str(found).splitlines()[-1], highlight=False, markup=False)
+    console.print(str(result).splitlines()[-1], highlight=False, markup=False)
     console.print(files_told)
 
 
@@ -169,19 +169,19 @@ def compare(
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
-        wanted = wanted.numbered(
+        wanted = wanted.with_class_numbers(
             Assembly(todo[0].recipe, todo[0].own).dataset
         )  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
-    with _continued(), contextlib.redirect_stdout(sys.stderr):
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
         failed = complete(todo, folder, workers, not as_json, engine)
         if wanted is not None:
             with progress("attacks", not as_json) as on_attack:
                 done = [job for job in todo if job.folder not in failed]
                 rows = measured.measure(done, folder, wanted, progress=on_attack)
-    found = Study(folder, records.RunRecords(folder, todo, failed))
-    summary = comparison.summarise(found) | {"out": str(folder)}
-    files_told = _write(found, records.kept(found.records))
+    result = Study(folder, records.RunRecords(folder, todo, failed))
+    summary = comparison.summarise(result) | {"out": str(folder)}
+    files_told = _write(result, records.plain_values(result.records))
     if wanted is not None:
         summary["attacks"] = table.cells(summary, rows)
     if as_json:
@@ -191,8 +191,8 @@ def compare(
 
 
 def _write(
-    found: Study,
-    kept: dict[str, Any],
+    result: Study,
+    content: dict[str, Any],
     metrics: list[str] | None = None,
     x: str | None = None,
     y: str | None = None,
@@ -202,18 +202,18 @@ def _write(
     from simulations.runs import strict_json
 
     csv, latex, picture, json = (
-        found.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE)
+        result.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE)
     )
-    with writing(found.folder):
-        strict_json.write(json, kept, indent=1)
-        found.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
-        found.to_latex(latex, metrics)
-        found.plot(picture, x=x, y=y)
+    with writing(result.folder):
+        strict_json.write(json, content, indent=1)
+        result.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
+        result.to_latex(latex, metrics)
+        result.plot(picture, x=x, y=y)
     return f"files: {csv}, {latex}, {picture}, {json}"
 
 
 @contextlib.contextmanager
-def _continued() -> Iterator[None]:
+def _explain_interruption() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -224,20 +224,20 @@ def _continued() -> Iterator[None]:
 def _list(as_json: bool) -> None:
     from fedlgm_lab.studies import files
 
-    found = {name: files.load(name) for name in files.names()}
+    studies = {name: files.load(name) for name in files.names()}
     others = files.elsewhere()
     if as_json:
         described = {
-            name: {"paper": one.paper, "title": one.title, "data": one.data}
-            for name, one in found.items()
+            name: {"paper": entry.paper, "title": entry.title, "data": entry.data}
+            for name, entry in studies.items()
         }
-        print_json(described | {name: one.model_dump() for name, one in others.items()})
+        print_json(described | {name: entry.model_dump() for name, entry in others.items()})
         return
     from simulations.tables import print_names
 
     console.print(
         "Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False
     )
-    print_names(console, [(name, study.title) for name, study in found.items()])
+    print_names(console, [(name, study.title) for name, study in studies.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)
     print_names(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

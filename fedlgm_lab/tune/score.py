@@ -125,7 +125,7 @@ class PrivateScore(Score):
         """
         with prefix_key("score_epsilon"):
             check_positive(epsilon=epsilon)
-        facts, recipe, found = assembly.facts, assembly.recipe, assembly.dataset
+        facts, recipe, dataset = assembly.facts, assembly.recipe, assembly.dataset
         delta = recipe.privacy.delta
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
         z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
@@ -139,7 +139,7 @@ class PrivateScore(Score):
         plan = ReleasePlan(LayerTable.from_sizes({"score": 1}), [_HALF], [z * _HALF], once, words)  # type: ignore[arg-type]
         ceiling = None
         if not (is_share(assembly.task.headline) and assembly.task.better == "higher"):
-            tested = inputs.tensors(found.test_x), torch.from_numpy(found.test_y)
+            tested = inputs.tensors(dataset.test_x), torch.from_numpy(dataset.test_y)
             ceiling = tasks.evaluate(assembly.task, assembly.module(), *tested)["loss"]
             if not 0 < ceiling < math.inf:
                 raise ConfigError(
@@ -147,7 +147,7 @@ class PrivateScore(Score):
                     f"is {ceiling}"
                 )
         rows = recipe.protects.examples(recipe, assembly.partition)
-        x, y = inputs.tensors(found.train_x), torch.from_numpy(found.train_y)
+        x, y = inputs.tensors(dataset.train_x), torch.from_numpy(dataset.train_y)
         what = assembly.task.headline if ceiling is None else "1 - loss / initial loss"
         name = f"{what} on the private training examples, mean over {recipe.unit}s"
         return cls(assembly.task, rows, x, y, ceiling, plan, name, z * _HALF / plan.denominator)
@@ -173,8 +173,10 @@ class PrivateScore(Score):
 
     def _term(self, module: nn.Module, rows: torch.Tensor) -> float:
         parts = ((inputs.take(self.x, part), self.y[part]) for part in rows.long().split(_BATCH))
-        found = measured(self.task, ((inputs.call(module, x), y) for x, y in parts))
+        figures = measured(self.task, ((inputs.call(module, x), y) for x, y in parts))
         figure = (
-            found[self.task.headline] if self.ceiling is None else 1 - found["loss"] / self.ceiling
+            figures[self.task.headline]
+            if self.ceiling is None
+            else 1 - figures["loss"] / self.ceiling
         )
         return min(max(figure, 0.0), 1.0) - _HALF if math.isfinite(figure) else -_HALF

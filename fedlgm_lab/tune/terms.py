@@ -122,7 +122,7 @@ class Search:
             "delta": delta,
             "epsilon": epsilon,
             "epsilon_all_runs": composed_epsilon(
-                [(one, math.ceil(expected_runs)) for one in (run, *scored)], delta, "rdp"
+                [(part, math.ceil(expected_runs)) for part in (run, *scored)], delta, "rdp"
             ),
             "epsilon_one_run": composed_epsilon([(run, 1)], delta, base.privacy.accountant),
             "accountant": "rdp",

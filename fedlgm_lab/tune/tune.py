@@ -166,7 +166,7 @@ def tune(
     _create(target, planned)
     try:
         with disk_errors(target, "search"):
-            return _Searching(planned, target, own).made()
+            return _Searching(planned, target, own).search_and_publish()
     except (KeyboardInterrupt, SystemExit):
         report_interruption(
             f"interrupted; {target} stays charged with the whole search, and a search is not "
@@ -210,7 +210,7 @@ class _Searching:
         self._planned, self._folder, self._own = planned, folder, own
         self._keys = KeyRing.from_seed(planned.base.run.seed).derive(b"search")
 
-    def made(self) -> TuneResult:
+    def search_and_publish(self) -> TuneResult:
         """Run the search, and publish its best run."""
         best = self._best()
         values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})
@@ -295,8 +295,10 @@ class _Searching:
             **terms,
             "ledger_head": head,
         }  # of the search: a single run has cost less
-        made = model_metadata(RunFolder.open(result.folder), protection, winner.to_toml(), module)
-        metadata = texts(made) | {"search": strict_json.dumps(terms)}
+        description = model_metadata(
+            RunFolder.open(result.folder), protection, winner.to_toml(), module
+        )
+        metadata = texts(description) | {"search": strict_json.dumps(terms)}
         write_whole(
             self._folder / "model.safetensors",
             lambda partial: save_file(state, partial, metadata=metadata),

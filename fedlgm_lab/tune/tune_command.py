@@ -46,7 +46,7 @@ def tune(
     from fedlgm_lab.tune.tune import tune as tuning
     from simulations.config.grids import parse_grid
 
-    found = tuning(
+    result = tuning(
         recipe,
         search=parse_grid(search or (), "--search"),
         expected_runs=expected_runs,
@@ -55,7 +55,7 @@ def tune(
         score_epsilon=score_epsilon,
         folder=out,
     )
-    show(cast("SearchResult", dict(found)), summary, as_json)
+    show(cast("SearchResult", dict(result)), summary, as_json)
 
 
 def summary(found: SearchResult) -> libraries.Group:
@@ -74,7 +74,11 @@ def summary(found: SearchResult) -> libraries.Group:
         ],
         f"{found['recipe']}: the published run",
     )
-    readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
+    readers, everybody, single = (
+        found["epsilon"],
+        found["epsilon_all_runs"],
+        found["epsilon_one_run"],
+    )
     private = f"{found['folder']}/private"
     lines = [
         (
@@ -85,7 +89,7 @@ def summary(found: SearchResult) -> libraries.Group:
             f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, "
             f"{found['expected_runs']:g}"
         ),
-        f"epsilon {one:.4g} would have been the cost of one run with fixed settings",
+        f"epsilon {single:.4g} would have been the cost of one run with fixed settings",
         (
             f"RDP accountant, {found['law']} number of runs; compared by "
             f"{found['score']}{_score(found)}"
@@ -103,13 +107,13 @@ def summary(found: SearchResult) -> libraries.Group:
     return Group(table, *map(Text, nothing + lines))
 
 
-def _score(found: SearchResult) -> str:
+def _score(result: SearchResult) -> str:
     """The noise in the scores of a search, in words; empty if there is none."""
-    if found["score_epsilon"] is None:
+    if result["score_epsilon"] is None:
         return ""
-    words = f", with noise of standard deviation {found['score_noise']:.2g}, epsilon {found['score_epsilon']:g} each"
-    if "published_score" in found:
-        score = f"{found['published_score']:.3f}"
+    words = f", with noise of standard deviation {result['score_noise']:.2g}, epsilon {result['score_epsilon']:g} each"
+    if "published_score" in result:
+        score = f"{result['published_score']:.3f}"
         words += (
             f"; the published run's score is {score}, which is too high, as the best of several"
         )

@@ -83,7 +83,7 @@ def check(words: list[str]) -> list[Recipe]:
     if name == "study":
         if given["listed"]:
             return []
-        asked = files.asked(
+        asked = files.requested_study(
             given["name"], given["grid"] or (), given["search"] or (), given["overrides"] or ()
         )
         base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)

@@ -205,29 +205,31 @@ def gan(
     features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        found = attacks.attack(
+        finding = attacks.attack(
             opened, label=label, settings=settings, inception=features, progress=on_progress
         )
-    path = save(figures.classes([("reconstructed", found)]), picture or Path("attack-gan.png"))
+    path = save(figures.classes([("reconstructed", finding)]), picture or Path("attack-gan.png"))
     if as_json:
-        print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
+        print_json(
+            {"attack": "gan", "name": opened.name, **finding.to_dict(), "picture": str(path)}
+        )
         return
-    table = _table(f"reconstruction of class {found.target}: {opened.name}", "figure", "value")
+    table = _table(f"reconstruction of class {finding.target}: {opened.name}", "figure", "value")
     table.add_row(
         "Frechet distance (features of a classifier trained on the public test set)",
-        f"{found.distance:.1f}",
+        f"{finding.distance:.1f}",
     )
-    table.add_row("the same between halves of the private images", f"{found.floor:.1f}")
-    table.add_row("the same for the nearest other class", f"{found.nearest_class:.1f}")
-    table.add_row(f"put into class {found.target} by that classifier", f"{found.agreement:.1%}")
-    if found.inception_distance is not None:
-        table.add_row("Frechet Inception distance", f"{found.inception_distance:.1f}")
+    table.add_row("the same between halves of the private images", f"{finding.floor:.1f}")
+    table.add_row("the same for the nearest other class", f"{finding.nearest_class:.1f}")
+    table.add_row(f"put into class {finding.target} by that classifier", f"{finding.agreement:.1%}")
+    if finding.inception_distance is not None:
+        table.add_row("Frechet Inception distance", f"{finding.inception_distance:.1f}")
         table.add_row(
-            "the same between halves of the private images", f"{found.inception_floor:.1f}"
+            "the same between halves of the private images", f"{finding.inception_floor:.1f}"
         )
-    table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
+    table.add_row("accuracy of the attacked model", f"{finding.result['accuracy']:.1%}")
     console.print(table)
-    console.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
+    console.print(_cost_text(finding.result), f"picture: {path}", sep="\n", markup=False)
 
 
 def _population(
@@ -304,7 +306,7 @@ def _report_membership(
     console.print(table)
     console.print(
         f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others",
-        _spent(attacked),
+        _cost_text(attacked),
         *_other_unit(people),
         f"picture: {path}",
         sep="\n",
@@ -323,7 +325,7 @@ def _other_unit(people: Population) -> list[str]:
     return [f"the epsilon protects {protected}s, these figures are about {attacked}s{remedy}"]
 
 
-def _spent(result: Mapping[str, Any]) -> str:
+def _cost_text(result: Mapping[str, Any]) -> str:
     """Epsilon claimed and proven with the guarantee, as everywhere else."""
     from simulations.summaries.terminal import epsilon_label, number
 

@@ -33,9 +33,12 @@ def inversions(findings: Sequence[Finding]) -> Figure:
             match(finding.found.images.numpy(), finding.victim.x.numpy()),
         )
         for image, (guess, score) in enumerate(zip(guesses, finding.scores, strict=True)):
-            place, found = (victim.client, image), finding.found.images[guess]
+            place, reconstruction = (victim.client, image), finding.found.images[guess]
             rows["private"][place] = victim.x[image], f"client {victim.client}"
-            rows.setdefault(finding.protection, {})[place] = found, f"SSIM {score['ssim']:.2f}"
+            rows.setdefault(finding.protection, {})[place] = (
+                reconstruction,
+                f"SSIM {score['ssim']:.2f}",
+            )
     places = list(rows["private"])[:_COLUMNS]
     figure, grid = _grid(len(rows), len(places))
     for row, (label, shown) in enumerate(rows.items()):

@@ -65,12 +65,12 @@ class ClassFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, without the images; with the attacked run's figures."""
-        own = {
+        fields = {
             name: value
             for name, value in vars(self).items()
             if name not in ("samples", "private", "result")
         }
-        return own | excerpt(FIGURES, self.result)
+        return fields | excerpt(FIGURES, self.result)
 
 
 class _Watched(LocalGrid):
@@ -124,9 +124,9 @@ def attack(
             "then run again with fresh noise"
         )
     data, partition = Images.of(assembly.dataset), assembly.partition
-    own = partition[len(partition) - 1]
+    own_rows = partition[len(partition) - 1]
     label = (
-        _isolated(data.train_y, own, data.classes)
+        _isolated_class(data.train_y, own_rows, data.classes)
         if label is None
         else class_number(assembly.dataset, label)
     )
@@ -139,8 +139,8 @@ def attack(
     curious = ClassReconstruction(
         assembly.module(),
         target=label,
-        x=torch.from_numpy(data.train_x[own]),
-        y=torch.from_numpy(data.train_y[own]),
+        x=torch.from_numpy(data.train_x[own_rows]),
+        y=torch.from_numpy(data.train_y[own_rows]),
         classes=data.classes,
         settings=settings,
     )
@@ -155,7 +155,7 @@ def attack(
         module, result = train(
             federation,
             Path(scratch) / "run",
-            grid=lambda one: _Watched.of(one, curious.observe),
+            grid=lambda client: _Watched.of(client, curious.observe),
             progress=on_round,
         )
     curious.observe(assembly.layers.flatten(module))
@@ -185,10 +185,10 @@ def attack(
     )
 
 
-def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
+def _isolated_class(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> int:
     """The largest class that only the other clients hold."""
-    missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
-    if not len(own) or not len(missing):
+    missing = np.setdiff1d(np.unique(labels), np.unique(labels[own_rows]))
+    if not len(own_rows) or not len(missing):
         raise ConfigError(
             "the last client is the curious one: it must hold images, and lack a class that "
             "others hold; use data.partition = 'isolation' (see fedlgm partition)"

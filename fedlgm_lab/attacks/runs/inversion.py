@@ -109,7 +109,7 @@ def protections(
     Raises:
         ConfigError: the mechanism has no noise, or no published variant.
     """
-    made = [Protection(UNPROTECTED, None)]
+    selection = [Protection(UNPROTECTED, None)]
     if recipe.unit != "client":
         raise ConfigError(
             "inversion attacks a client's whole bounded and noised update, but the recipe protects "
@@ -118,14 +118,14 @@ def protections(
     if recipe.mechanism.name == "none":
         if epsilons:
             raise ConfigError("--epsilon: mechanism 'none' has no noise that a budget would set")
-        return made
+        return selection
     for epsilon in epsilons or (recipe.privacy.epsilon,):
         label = f"{recipe.mechanism.name}, {recipe.mechanism.variant}, epsilon {epsilon:g}"
-        made.append(Protection(label, _changed(recipe, "privacy", epsilon=epsilon)))
+        selection.append(Protection(label, _with_values(recipe, "privacy", epsilon=epsilon)))
     if published and recipe.mechanism.variant != "published":
         label = f"{recipe.mechanism.name}, published, epsilon {recipe.privacy.epsilon:g}"
-        made.append(Protection(label, _changed(recipe, "mechanism", variant="published")))
-    return made
+        selection.append(Protection(label, _with_values(recipe, "mechanism", variant="published")))
+    return selection
 
 
 def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
@@ -147,7 +147,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
         target.folder.checkpoints.into(module, assembly.layers)
     model, keys = assembly.layers.flatten(module), target.keys("inversion")
     trainer = assembly.trainer(False, False)
-    found = []
+    people = []
     for client in np.flatnonzero(assembly.sizes >= images)[:count]:
         rows = assembly.partition[int(client)][:images]
         x, y = (part[rows] for part in Images.of(assembly.dataset).train)
@@ -157,17 +157,17 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
             keys.torch_generator(Purpose.TRAIN, 1, int(client)),
             assembly.recipe.training.epochs,
         )
-        found.append(
+        people.append(
             Victim(
                 int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()
             )
         )
-    if not found:
+    if not people:
         raise ConfigError(
             f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask "
             "for fewer --images"
         )
-    return assembly, module.eval(), found
+    return assembly, module.eval(), people
 
 
 def observe(
@@ -185,8 +185,10 @@ def observe(
     if protection.recipe is None:
         return Observation.unprotected(layers, victim.update)
     assembly = Assembly(protection.recipe)
-    own = keys.derive(protection.label.encode(), str(victim.client).encode())
-    return Observation.released(victim.update, client_plan(assembly, victim.update, start), own)
+    noise_keys = keys.derive(protection.label.encode(), str(victim.client).encode())
+    return Observation.released(
+        victim.update, client_plan(assembly, victim.update, start), noise_keys
+    )
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
@@ -250,22 +252,26 @@ def attack(
                 progress(number * _STEPS + done * _STEPS // total, len(seen) * _STEPS, label)
 
         # The last bias tells the labels; an attacker that sees one layer only is given them.
-        known = victim.y.sort().values.tolist() if layer is not None else None
-        found = invert(
+        labels = victim.y.sort().values.tolist() if layer is not None else None
+        reconstruction = invert(
             module,
             observation,
             assembly.recipe.training.local,
             images=len(victim.y),
             shape=shape,
-            labels=known,
+            labels=labels,
             settings=settings,
             progress=on_step,
         )
-        findings.append(Finding(label, victim, found, found.score(victim.x), observation, layer))
+        findings.append(
+            Finding(
+                label, victim, reconstruction, reconstruction.score(victim.x), observation, layer
+            )
+        )
     return findings
 
 
-def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
+def _with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
     raw = recipe.plain_values()
     raw[section] = laid_over(section, raw[section], values)

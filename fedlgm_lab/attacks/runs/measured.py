@@ -99,7 +99,7 @@ class Attacks:
             tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception)
         )
 
-    def numbered(self, data: DataSet) -> Attacks:
+    def with_class_numbers(self, data: DataSet) -> Attacks:
         """The same attacks, with class numbers in place of names.
 
         Raises:
@@ -134,7 +134,7 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
     rows: list[Row] = []
     for index, job in enumerate(jobs):
         folder = RunFolder(out / job.folder)
-        target, kept = Target.open(str(folder.path)), _Kept(folder)
+        target, store = Target.open(str(folder.path)), _Kept(folder)
 
         def tell(what: str, index: int = index, job: Job = job) -> None:
             progress(index, len(jobs), f"{job.folder}: {what}")
@@ -143,17 +143,17 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
         row |= excerpt(("audited_epsilon",), folder.audit_summary())
         if "membership" in attacks.names:
             tell("membership")
-            row |= kept.get("membership", None, partial(_membership, target, folder))
+            row |= store.get("membership", None, partial(_membership, target, folder))
         if "inversion" in attacks.names:
             tell("inversion")
             settings = {"victims": _VICTIMS, **asdict(InversionSettings())}
-            row |= kept.get("inversion", settings, partial(_inversion, target))
+            row |= store.get("inversion", settings, partial(_inversion, target))
         for label in attacks.labels:
             tell(f"class {label}")
             settings = asdict(GanSettings()) | (
                 {} if attacks.inception is None else {"inception": True}
             )
-            reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
+            reconstructed = store.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
             row["gan"][str(label)] = reconstructed
         rows.append(row)
     progress(len(jobs), len(jobs), "done")
@@ -176,11 +176,11 @@ class _Kept:
 
     def get(self, name: str, settings: object, measured: Callable[[], Row]) -> Row:
         """The figures `name` under these settings, measured now if missing."""
-        known = self._values.get(name)
-        if not isinstance(known, dict) or known.get("settings") != settings:
-            self._values[name] = known = {"settings": settings, "figures": measured()}
+        entry = self._values.get(name)
+        if not isinstance(entry, dict) or entry.get("settings") != settings:
+            self._values[name] = entry = {"settings": settings, "figures": measured()}
             strict_json.write(self._folder.private_file(_FILE), self._values, PRIVATE, indent=1)
-        return dict(known["figures"])
+        return dict(entry["figures"])
 
 
 def _membership(target: Target, folder: RunFolder) -> Row:
@@ -221,10 +221,10 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
         Target(recipes.validate(raw)),
         _classifier(raw["data"]["name"], raw["data"].get("dir")),
     )
-    found = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)
+    finding = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)
     return {
         name: float(value)
-        for name, value in excerpt(_OF_CLASS, found.to_dict()).items()
+        for name, value in excerpt(_OF_CLASS, finding.to_dict()).items()
         if value is not None
     }
 
@@ -232,5 +232,5 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
 @cache
 def _classifier(name: str, folder: str | None) -> PublicClassifier:
     """One classifier per data set: distances are comparable only under the same one."""
-    found = Images.of(data.load(name, folder))
-    return PublicClassifier.train(*found.test, found.classes)
+    images = Images.of(data.load(name, folder))
+    return PublicClassifier.train(*images.test, images.classes)

@@ -99,9 +99,11 @@ def population(
                         f"federation {index + 1} of {models}",
                     )
 
-            own = target.twin("shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds)
+            recipe = target.twin(
+                "shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds
+            )
             module, result = train(
-                pool.federation(own, members), Path(scratch) / str(index), progress=on_round
+                pool.federation(recipe, members), Path(scratch) / str(index), progress=on_round
             )
             modules.append(module)
             results.append(result)
@@ -116,8 +118,8 @@ def mia(people: Population) -> dict[str, MembershipResult]:
     """Results of the attacks on the first model's outputs, by attack."""
     members, pool = people.membership[0], people.pool
     scores = {
-        name: pool.by_unit(found)
-        for name, found in output_scores(people.modules[0], *pool.tensors()).items()
+        name: pool.by_unit(example_scores)
+        for name, example_scores in output_scores(people.modules[0], *pool.tensors()).items()
     }
     return {
         name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()
@@ -147,16 +149,16 @@ def lira(people: Population) -> dict[str, MembershipResult]:
             scores, nan=0.0, posinf=1e6, neginf=-1e6
         )  # models drowned in noise overflow
     scores, members = people.pool.by_unit(scores), people.membership[0]
-    found = {}
+    results = {}
     for name, attack in (("", likelihood_ratios), ("rmia ", relative_ratios)):
         for side in ("online", "offline"):
-            own = partial(attack, online=side == "online")
+            variant = partial(attack, online=side == "online")
             if not people.run:
-                found[name + side] = pooled(scores, people.membership, own)
+                results[name + side] = pooled(scores, people.membership, variant)
                 continue
-            ratios = own(scores[0], scores[1:], people.membership[1:])
-            found[name + side] = evaluate_scores(ratios[members], ratios[~members])
-    return found
+            ratios = variant(scores[0], scores[1:], people.membership[1:])
+            results[name + side] = evaluate_scores(ratios[members], ratios[~members])
+    return results
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:

@@ -31,38 +31,38 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
         summary: see `fedlgm_lab.studies.comparison.summarise`.
         attacked: see `fedlgm_lab.attacks.runs.measured.measure`.
     """
-    found = {row["folder"]: row for row in attacked}
-    made = []
+    by_folder = {row["folder"]: row for row in attacked}
+    result = []
     for cell in summary["cells"]:
         runs = [run for run in summary["runs"] if all(run[key] == cell[key] for key in CELL)]
-        own = [found[run["folder"]] for run in runs]
-        audited = [row["audited_epsilon"] for row in own if "audited_epsilon" in row]
-        classes = {label: [row["gan"][label] for row in own] for label in own[0]["gan"]}
-        made.append(
+        attacks = [by_folder[run["folder"]] for run in runs]
+        audited = [row["audited_epsilon"] for row in attacks if "audited_epsilon" in row]
+        classes = {label: [row["gan"][label] for row in attacks] for label in attacks[0]["gan"]}
+        result.append(
             cell
-            | _repeated(own, _MEASURES)
+            | _mean_and_std(attacks, _MEASURES)
             | {"audited_epsilon": max(audited, default=None)}
             | {
                 "gan": {
-                    label: _repeated(rows, rows[0]) | {"seeds": len(rows)}
+                    label: _mean_and_std(rows, rows[0]) | {"seeds": len(rows)}
                     for label, rows in classes.items()
                 }
             }
         )
-    return made
+    return result
 
 
-def _repeated(rows: Sequence[Row], names: Iterable[str]) -> Row:
+def _mean_and_std(rows: Sequence[Row], names: Iterable[str]) -> Row:
     """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0
     for a single row.
     """
-    made: Row = {}
+    summary: Row = {}
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
         if values:
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-            made |= {name: float(np.mean(values)), f"{name}_std": deviation}
-    return made
+            summary |= {name: float(np.mean(values)), f"{name}_std": deviation}
+    return summary
 
 
 def tables(made: Sequence[Row]) -> Group:
@@ -79,7 +79,7 @@ def tables(made: Sequence[Row]) -> Group:
                 left=_WORDS,
             )
         )
-    if any("inception_distance" in found for cell in made for found in cell["gan"].values()):
+    if any("inception_distance" in figures for cell in made for figures in cell["gan"].values()):
         parts.append(
             table(
                 "Their Frechet Inception distance",
@@ -146,9 +146,9 @@ def reconstruction_table(
     for cell in sorted(
         made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)
     ):
-        if found := cell["gan"]:
+        if classes := cell["gan"]:
             texts = [
-                (show or _reconstruction)(found[label]) if label in found else "-"
+                (show or _reconstruction)(classes[label]) if label in classes else "-"
                 for label in labels
             ]
             body.append([budget(cell), cell["method"], *texts])
@@ -174,10 +174,10 @@ def _figure(cell: Row, name: str, scale: float, digits: int, unit: str = "") -> 
     return f"{scale * cell[name]:.{digits}f}{spread}{unit}"
 
 
-def _inception(found: Row) -> str:
+def _inception(figures: Row) -> str:
     """Distance to the private images, and between halves of these."""
-    return f"{_figure(found, 'inception_distance', 1, 1)} (private images: {found['inception_floor']:.1f})"
+    return f"{_figure(figures, 'inception_distance', 1, 1)} (private images: {figures['inception_floor']:.1f})"
 
 
-def _reconstruction(found: Row) -> str:
-    return f"{_figure(found, 'distance', 1, 0)} ({_figure(found, 'agreement', 100, 0, ' %')})"
+def _reconstruction(figures: Row) -> str:
+    return f"{_figure(figures, 'distance', 1, 0)} ({_figure(figures, 'agreement', 100, 0, ' %')})"

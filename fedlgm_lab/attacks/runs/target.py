@@ -149,11 +149,11 @@ class Target:
             **run: values of [run] to change.
         """
         seed, model = self.recipe.run.seed, self.recipe.model
-        own = None if seed is None else self.keys(*facts).root
+        new_seed = None if seed is None else self.keys(*facts).root
         initial = (seed or 0) if model.seed is None else model.seed
         return self.recipe.model_copy(
             update={
-                "run": self.recipe.run.model_copy(update={"seed": own, "audit": False, **run}),
+                "run": self.recipe.run.model_copy(update={"seed": new_seed, "audit": False, **run}),
                 "model": model.model_copy(update={"seed": initial}),
             }
         )
@@ -193,11 +193,11 @@ class _Moved(Assembly):
 
     def module(self) -> nn.Module:
         """The recipe's model after the rescaling, with the same parameters."""
-        made, (low, high) = super().module(), self.pixels
-        made.register_forward_pre_hook(
+        module, (low, high) = super().module(), self.pixels
+        module.register_forward_pre_hook(
             lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
         )
-        return made
+        return module
 
 
 def _sequential(recipe: Recipe) -> Recipe:
@@ -288,10 +288,12 @@ class Pool:
         Raises:
             ConfigError: the partition needs the data set's own users.
         """
-        own = self._divided(recipe, members)
-        return Assembly(recipe).with_data(own, _division(own, recipe, recipe.federation.clients))
+        dataset = self._split(recipe, members)
+        return Assembly(recipe).with_data(
+            dataset, _division(dataset, recipe, recipe.federation.clients)
+        )
 
-    def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
+    def _split(self, recipe: Recipe, members: np.ndarray) -> DataSet:
         """The members' examples as training set, the others' as test set."""
         rows = members[self.unit_of]
         return DataSet(
@@ -319,28 +321,28 @@ class ClientPool(Pool):
         """Twice as many clients as the recipe has, among which its partition divides all examples
         of the set.
         """
-        whole = Pool.of(dataset, limit)
-        owner = _owners(whole.x, whole.y, recipe, whole.classes, 2 * recipe.federation.clients)
-        return cls._of(whole, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
+        pool = Pool.of(dataset, limit)
+        owner = _owners(pool.x, pool.y, recipe, pool.classes, 2 * recipe.federation.clients)
+        return cls._of(pool, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
 
     @classmethod
     def of_run(cls, dataset: Images, recipe: Recipe, partition: Partition) -> ClientPool:
         """The clients of a run, and others of the same size who hold the test examples."""
-        whole, clients = Pool.of(dataset), recipe.federation.clients
+        pool, clients = Pool.of(dataset), recipe.federation.clients
         others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
-        owner = partition.owners(len(whole.y))
-        tested = ~whole.trained
+        owner = partition.owners(len(pool.y))
+        tested = ~pool.trained
         owner[tested] = clients + _owners(
-            whole.x[tested], whole.y[tested], recipe, whole.classes, others
+            pool.x[tested], pool.y[tested], recipe, pool.classes, others
         )
-        return cls._of(whole, owner, np.arange(clients + others) < clients)
+        return cls._of(pool, owner, np.arange(clients + others) < clients)
 
     @classmethod
-    def _of(cls, whole: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
+    def _of(cls, pool: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
         """Clients without examples are left out: a model can remember nothing of them."""
         held = owner >= 0
         present, unit_of = np.unique(owner[held], return_inverse=True)
-        return cls(whole.x[held], whole.y[held], unit_of, trained[present], whole.classes)
+        return cls(pool.x[held], pool.y[held], unit_of, trained[present], pool.classes)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
         """The recipe's federation of the clients in `members` (bool [clients]); the others hold its
@@ -351,10 +353,10 @@ class ClientPool(Pool):
         """
         raw = recipe.plain_values()
         raw["federation"]["clients"] = int(members.sum())
-        own, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
+        dataset, units = self._split(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1
         divided = Partition.from_owner(numbers[units], int(members.sum()))
-        return Assembly(recipes.validate(raw)).with_data(own, divided)
+        return Assembly(recipes.validate(raw)).with_data(dataset, divided)
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:

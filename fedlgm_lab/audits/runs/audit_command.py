@@ -139,7 +139,7 @@ def table(result: audits.AuditResult, picture: Path | None = None) -> libraries.
         parts.append(tables.table("by layer", columns, rows, left=("layer",)))
     if result.adversaries:
         columns = ("against", "noise of", "epsilon audited", "epsilon reported")
-        found = [
+        adversaries = [
             (
                 row.adversary,
                 f"{row.nodes} nodes",
@@ -149,7 +149,7 @@ def table(result: audits.AuditResult, picture: Path | None = None) -> libraries.
             for row in result.adversaries
         ]
         parts.append(
-            tables.table("by adversary, noise measured", columns, found, left=("against",))
+            tables.table("by adversary, noise measured", columns, adversaries, left=("against",))
         )
     if result.checks:
         passed = {True: "[green]passed[/green]", False: "[bold red]FAILED[/bold red]"}

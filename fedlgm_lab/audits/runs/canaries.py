@@ -59,7 +59,7 @@ class LoggedCanaries:
         """See `ReleaseObserver.observe`."""
         if self._watches(round):
             self._canaries.observe(round, plan, noisy)
-            self._folder.canaries.append(_stored(self._canaries.rows.pop()))
+            self._folder.canaries.append(_encode(self._canaries.rows.pop()))
 
 
 class RunAudit:
@@ -128,7 +128,7 @@ def audit_stored(
             "= true"
         )
     try:
-        record = CanaryRecord.of([_loaded(row) for row in rows], np.zeros(0, dtype=bool))
+        record = CanaryRecord.of([_decode(row) for row in rows], np.zeros(0, dtype=bool))
     except ConfigError as error:
         raise RunError(f"{folder.canaries.path}: {error}") from error
     reported = run_reported(assembly, f"run {folder.path}", result)
@@ -157,7 +157,7 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
     )
 
 
-def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
+def _encode(row: Mapping[str, Any]) -> dict[str, Any]:
     """A round's observations as JSON: arrays as float32 in base64, since decimal numbers are
     slow.
     """
@@ -168,8 +168,8 @@ def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
     return packed
 
 
-def _loaded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `_stored`.
+def _decode(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `_encode`.
 
     Raises:
         ConfigError: not such a row.

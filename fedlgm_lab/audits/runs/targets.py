@@ -189,8 +189,10 @@ def audit_run(
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and list(folder.canaries):
-        found = audit_stored(assembly, folder, result, confidence=audit.confidence)
-        found = dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks))
+        audit_result = audit_stored(assembly, folder, result, confidence=audit.confidence)
+        audit_result = dataclasses.replace(
+            audit_result, checks=(*checks(probe(subject)), *audit_result.checks)
+        )
     elif not canaries or not subject.alignable:
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
@@ -200,11 +202,11 @@ def audit_run(
             "--seed N (noise that can be drawn again), then audit that run"
         )
     else:
-        found = _replayed(assembly, folder, result, subject, audit, progress)
-    return dataclasses.replace(found, seconds=time.perf_counter() - started)
+        audit_result = _replay(assembly, folder, result, subject, audit, progress)
+    return dataclasses.replace(audit_result, seconds=time.perf_counter() - started)
 
 
-def _replayed(
+def _replay(
     assembly: Assembly,
     folder: RunFolder,
     result: RunSummary,
@@ -244,7 +246,7 @@ def _replayed(
             canaries.observe(round_, plan, total)
     record = canaries.record()
     reported = run_reported(assembly, f"run {folder.path}", result)
-    found = audit_record(record, layers, reported, confidence=audit.confidence)
+    audit_result = audit_record(record, layers, reported, confidence=audit.confidence)
     named = Check(
         "noise on the ledger",
         unknown == 0,
@@ -252,7 +254,9 @@ def _replayed(
         if unknown
         else "it names every round's noise",
     )
-    return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
+    return dataclasses.replace(
+        audit_result, checks=(*checks(probe(subject)), *audit_result.checks, named)
+    )
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:

@@ -68,7 +68,7 @@ def drawn(of: Subject, seed: int | None = 0) -> set[str]:
     for round_ in range(1, ROUNDS + 1):
         for world in worlds:
             noise = (
-                world.released(keys, round_).double() - world.total.double()
+                world.release(keys, round_).double() - world.total.double()
             ).numpy() / world.plan.scales
             rows.append(np.split(noise, np.cumsum([part.size for part in world.plan.parts])[:-1]))
     return faults(rows, worlds[0].plan.family)

@@ -67,7 +67,7 @@ def audited(of: Subject, record: CanaryRecord, **options):
     plan = of.method.plan(of.start)
     reported = Reported(
         of.name,
-        of.reported(plan),
+        of.reported_epsilon(plan),
         of.delta,
         of.multipliers(plan),
         of.facts.sampling.rate,

@@ -43,7 +43,7 @@ def failed(audits: int, confidence: float, per_layer: bool) -> int:
     noise in each."""
     of = Subject.of("snr-consistent", rounds=2, layers=LAYERS)
     plan = of.method.plan(of.start)
-    reported = Reported(of.name, of.reported(plan), of.delta, of.multipliers(plan))
+    reported = Reported(of.name, of.reported_epsilon(plan), of.delta, of.multipliers(plan))
     count = 0
     for number in range(audits):
         canaries, keys = Canaries(LAYERS, 24, KeyRing(2 * number)), KeyRing(2 * number + 1)

@@ -8,7 +8,7 @@ import torch
 
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import CorrelatedStream
-from fedlgm_lab.audits.whitening import Whitening, whitenable, whitened
+from fedlgm_lab.audits.whitening import Whitening, whiten, whitenable
 
 ROUNDS, SIZE = 12, 5
 KINDS = {
@@ -30,8 +30,8 @@ def noise(name: str) -> tuple[correlation.Correlation, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", KINDS)
 def test_z_comes_back(name):
     c, z, w = noise(name)
-    assert whitened(c, w) == pytest.approx(z, abs=1e-5)
-    assert whitened(c, w[:7]) == pytest.approx(z[:7], abs=1e-5)  # of the first rounds alone, too
+    assert whiten(c, w) == pytest.approx(z, abs=1e-5)
+    assert whiten(c, w[:7]) == pytest.approx(z[:7], abs=1e-5)  # of the first rounds alone, too
     whitening = Whitening(c, SIZE)
     seen = []
     for t, row in enumerate(w):

@@ -76,7 +76,7 @@ def audited(of: Subject, record: CanaryRecord, **options):
     plan = of.method.plan(of.start)
     reported = Reported(
         of.name,
-        of.reported(plan),
+        of.reported_epsilon(plan),
         of.delta,
         of.multipliers(plan),
         relation=of.facts.relation,
@@ -113,7 +113,7 @@ def test_the_planned_run_costs_what_is_reported(noise, sampling, relation):
     of = subject(noise, sampling, relation)
     plan = of.method.plan(of.start)
     shown = run_epsilon(charging.of(plan.facts).run, 1 / of.multipliers(plan), 1.0, of.delta)
-    assert 0.9999 * of.reported(plan) < shown <= of.reported(plan)
+    assert 0.9999 * of.reported_epsilon(plan) < shown <= of.reported_epsilon(plan)
     assert (
         run_epsilon(charging.of(plan.facts).run, 1 / of.multipliers(plan), 2.0, of.delta)
         > 2 * shown

@@ -15,7 +15,7 @@ import torch
 from fedlgm import data
 from fedlgm.errors import ConfigError
 from fedlgm_lab.risk import measure as measuring
-from fedlgm_lab.risk.measure import fitted, measure, public_examples, risk_of
+from fedlgm_lab.risk.measure import measure, public_examples, resize, risk_of
 from simulations import cli
 from simulations.config import recipe as recipes
 from simulations.config.named_sections import Data
@@ -220,17 +220,17 @@ def test_folders_of_images_are_told_apart_by_their_place(tmp_path):
 
 def test_images_of_another_shape_are_resized():
     x = torch.rand(4, 1, 8, 8)
-    assert fitted(x, (1, 8, 8)) is x
-    wide = fitted(x, (3, 16, 16))
+    assert resize(x, (1, 8, 8)) is x
+    wide = resize(x, (3, 16, 16))
     assert wide.shape == (4, 3, 16, 16)
     assert torch.equal(wide[:, 0], wide[:, 2])
-    assert fitted(wide, (1, 16, 16)).shape == (4, 1, 16, 16)
-    colours = fitted(
+    assert resize(wide, (1, 16, 16)).shape == (4, 1, 16, 16)
+    colours = resize(
         torch.tensor([1.0, 0.0, -1.0])[None, :, None, None].expand(2, 3, 8, 8), (3, 16, 16)
     )
     assert colours[0, :, 3, 5].tolist() == pytest.approx([1.0, 0.0, -1.0])
     with pytest.raises(ConfigError, match="shape"):
-        fitted(torch.rand(4, 7), (1, 8, 8))
+        resize(torch.rand(4, 7), (1, 8, 8))
 
 
 def test_another_public_set_has_the_pixels_of_the_recipe():

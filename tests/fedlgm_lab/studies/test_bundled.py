@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_runs_quickly_on_files_of_the_real_format(
     name: str, folder: Path, tmp_path: Path
 ) -> None:
-    asked = files.asked(name, (), (), (), quick=True)
+    asked = files.requested_study(name, (), (), (), quick=True)
     base = recipes.load(asked.recipe)
     changes = {
         key: value

@@ -52,7 +52,7 @@ def test_a_direction_is_reproduced_refuted_or_not_decided() -> None:
     assert outcomes(higher, lower, a=(0.7, 0.8), b=(0.703, 0.803)) == ["not decided"] * 2
     (found,) = check([higher], frame(a=(0.7, 0.8), b=(0.5, 0.7)), KEYS, "accuracy")
     assert found.mean == pytest.approx(0.15 + 0.003)
-    assert found.found().startswith("accuracy +15.3 points, 95 % interval")
+    assert found.in_words().startswith("accuracy +15.3 points, 95 % interval")
 
 
 def test_methods_are_compared_at_the_rates_that_each_of_them_takes() -> None:

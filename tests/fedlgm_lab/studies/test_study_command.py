@@ -56,7 +56,7 @@ def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(
             Notice,
             match=r"--grid privacy.epsilon replaces the study's own . values of it; its other",
         ):
-            asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
+            asked = files.requested_study(study, ["privacy.epsilon=1.0"], (), ())
         assert (asked.recipe, asked.grid) == (
             files.load(study).recipe, files.load(study).grid | {"privacy.epsilon": [1.0]},
         )  # fmt: skip
@@ -123,7 +123,7 @@ def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
     assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
     for name in files.names():
         for quick in (False, True):
-            asked = files.asked(name, (), (), (), quick)
+            asked = files.requested_study(name, (), (), (), quick)
             assert asked.title
             assert asked.paper
             base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)
