@@ -68,7 +68,7 @@ def is_object(name: object) -> bool:
     return isinstance(name, str) and name.startswith("<") and name.endswith(">")
 
 
-def passed(own: Any, name: Any, what: str) -> Any:
+def object_or_name(own: Any, name: Any, what: str) -> Any:
     """The object that was passed, or else the name in the recipe.
 
     Args:
@@ -134,15 +134,15 @@ def load_object(reference: str, what: str) -> Any:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
         package = module_name.partition(".")[0]
-        own = [key for key, value in vars(module).items() if package_of(value) == package]
-        similar = get_close_matches(name, own, n=1)
+        names = [key for key, value in vars(module).items() if package_of(value) == package]
+        similar = get_close_matches(name, names, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(
             f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}"
         ) from error
 
 
-def named(known: Mapping[str, Any], name: str, what: str) -> Any:
+def look_up(known: Mapping[str, Any], name: str, what: str) -> Any:
     """The object that a recipe's value names: one of the known ones, or a user's own.
 
     Args:
@@ -154,7 +154,7 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
         ConfigError: the name is unknown or an object, or as in `load_object`.
 
     >>> import math
-    >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
+    >>> look_up({"root": math.sqrt}, "root", "function")(9.0), look_up({}, "math:sqrt", "function")(9.0)
     (3.0, 3.0)
     """
     if isinstance(name, str) and name in known:
@@ -171,27 +171,27 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
 def named_function(
     known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any
 ) -> Any:
-    """The function that a recipe's value names, as by `named`.
+    """The function that a recipe's value names, as by `look_up`.
 
     Args:
-        known: see `named`.
-        name: see `named`.
-        what: see `named`.
+        known: see `look_up`.
+        name: see `look_up`.
+        what: see `look_up`.
         form: the function's arguments and result, for the message.
         arguments: arguments that it must take.
 
     Raises:
-        ConfigError: the object is not such a function, or as in `named`.
+        ConfigError: the object is not such a function, or as in `look_up`.
 
     >>> named_function({}, "math:pi", "schedule", "(round, rounds) -> factor", 1, 2)
     Traceback (most recent call last):
     fedlgm.errors.ConfigError: schedule 'math:pi' must be a function (round, rounds) -> factor: it is not a function
     """
-    found = named(known, name, what)
-    wrong = misfit(found, *arguments) if callable(found) else "it is not a function"
+    function = look_up(known, name, what)
+    wrong = misfit(function, *arguments) if callable(function) else "it is not a function"
     if wrong:
         raise ConfigError(f"{what} {name!r} must be a function {form}: {wrong}")
-    return found
+    return function
 
 
 def is_bundled(found: object) -> bool:
@@ -298,7 +298,7 @@ def sealed(kind: type[K]) -> type[K]:
     return kind
 
 
-def made(
+def call_with_options(
     found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None
 ) -> Any:
     """Call a class or function with a recipe's options, and return the result.
@@ -313,23 +313,23 @@ def made(
     Raises:
         ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
 
-    >>> made(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
+    >>> call_with_options(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
     (0.1, 3)
-    >>> made(lambda lr: lr, "rule 'own'", {"rate": 0.1})
+    >>> call_with_options(lambda lr: lr, "rule 'own'", {"rate": 0.1})
     Traceback (most recent call last):
     fedlgm.errors.ConfigError: rule 'own': unknown option 'rate'; its options: lr
     """
     parameters, filled = parameters_of(found), filled or {}
-    known = options_of(found, filled)
-    unknown = [key for key in options if key not in known]
+    option_names = options_of(found, filled)
+    unknown = [key for key in options if key not in option_names]
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(
-            f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}"
+            f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(option_names) or 'none'}"
         )
     arguments = {key: value for key, value in filled.items() if key in parameters} | dict(options)
     wrong = misfit(found, **arguments)
     if wrong:
-        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(known) or 'none'}")
+        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(option_names) or 'none'}")
     with users_code(label, found):
         return found(**arguments)
 
@@ -344,15 +344,15 @@ def raised_in(found: Any, error: BaseException) -> str:
     while isinstance(found, partial):
         found = found.func
     try:
-        own = inspect.getsourcefile(
+        source = inspect.getsourcefile(
             inspect.unwrap(found)
             if inspect.isroutine(found) or isinstance(found, type)
             else type(found)
         )
     except TypeError:
-        own = None
+        source = None
     frames = traceback.extract_tb(error.__traceback__)
-    place = next((frame for frame in reversed(frames) if frame.filename == own), None)
+    place = next((frame for frame in reversed(frames) if frame.filename == source), None)
     where = "" if place is None else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
 
@@ -385,9 +385,9 @@ def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
     Raises:
         ConfigError: see `load_object`.
     """
-    found = load_object(reference, what)
+    value = load_object(reference, what)
     try:
-        file = inspect.getsourcefile(found if callable(found) else type(found))
+        file = inspect.getsourcefile(value if callable(value) else type(value))
     except TypeError:
         file = None
     file = file or getattr(sys.modules[reference.partition(":")[0]], "__file__", None)

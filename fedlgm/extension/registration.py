@@ -37,13 +37,13 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
 
 
 def registers(function: F) -> F:
-    """Record the calls of a function that registers users' objects, for `registered` and
+    """Record the calls of a function that registers users' objects, for `registrations` and
     `repeat`.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def call_and_record(*arguments: Any, **options: Any) -> Any:
         result = function(*arguments, **options)
         given = signature.bind(*arguments, **options).arguments
         if any(_is_users(value) for value in given.values()):
@@ -55,10 +55,10 @@ def registers(function: F) -> F:
             )
         return result
 
-    return called  # type: ignore[return-value]
+    return call_and_record  # type: ignore[return-value]
 
 
-def registered() -> tuple[Call, ...]:
+def registrations() -> tuple[Call, ...]:
     """The registrations of users' objects in this process."""
     return tuple(_calls.values())
 
@@ -86,15 +86,15 @@ def _module(value: Any) -> str:
     return getattr(value, "__module__", None) or type(value).__module__
 
 
-def _place(made: Any) -> Any:
+def _place(item: Any) -> Any:
     """Module and name under which a registered class or function was defined; the object if it has
     no such place.
     """
-    if isinstance(made, Mapping):
-        return {key: _place(value) for key, value in made.items()}
-    if is_dataclass(made) and not isinstance(made, type):
-        return [_place(getattr(made, field.name)) for field in fields(made)]
-    name = getattr(made, "__qualname__", "<")
+    if isinstance(item, Mapping):
+        return {key: _place(value) for key, value in item.items()}
+    if is_dataclass(item) and not isinstance(item, type):
+        return [_place(getattr(item, field.name)) for field in fields(item)]
+    name = getattr(item, "__qualname__", "<")
     return (
-        made if "<" in name else (_module(made), name)
+        item if "<" in name else (_module(item), name)
     )  # "<lambda>" and "<locals>" do not tell objects apart

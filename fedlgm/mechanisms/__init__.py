@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_reference, load_object, named
+from fedlgm.extension.loader import is_reference, load_object, look_up
 from fedlgm.extension.registration import enter, registers
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
@@ -232,7 +232,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    found: _Variants = named(_known(), name, "mechanism")
+    found: _Variants = look_up(_known(), name, "mechanism")
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension.loader import named, users_code
+from fedlgm.extension.loader import look_up, users_code
 from fedlgm.extension.registration import enter, registers
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -99,7 +99,7 @@ def shares(
     [0.25, 0.75]
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
-    rule = named(_SHARES, strategy, "allocation")
+    rule = look_up(_SHARES, strategy, "allocation")
     _check_lengths(1, clip=s, dims=d)
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")

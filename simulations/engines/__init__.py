@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import load_object, misfit, named, shown_name
+from fedlgm.extension.loader import load_object, look_up, misfit, shown_name
 from fedlgm.extension.registration import enter, registers
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
@@ -80,7 +80,7 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
                 f"engine {engine.name!r} was given as an object: pass its options to it"
             )
         return engine
-    found = engine if callable(engine) else named(_ENGINES, engine, "engine")
+    found = engine if callable(engine) else look_up(_ENGINES, engine, "engine")
     if isinstance(found, str):
         found = load_object(found, "engine")
     label = f"engine {shown_name(engine)}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
-from fedlgm.extension.loader import named
+from fedlgm.extension.loader import look_up
 from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.causal_lm import CausalLM
 from fedlgm.training.tasks.classification import Classification
@@ -88,8 +88,8 @@ def options(name: str) -> tuple[str, ...]:
         >>> "loss" in options("regression")
         True
     """
-    found = named(_TASKS, name, "task")
-    return extension.options_of(found) if isinstance(found, type) else ()
+    candidate = look_up(_TASKS, name, "task")
+    return extension.options_of(candidate) if isinstance(candidate, type) else ()
 
 
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
@@ -109,26 +109,28 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
-    found = (
-        named(_TASKS, task, "task")
+    candidate = (
+        look_up(_TASKS, task, "task")
         if isinstance(task, str)
         else Classification
         if task is None
         else task
     )
     label = (
-        repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+        repr(task)
+        if isinstance(task, str)
+        else getattr(candidate, "__name__", type(candidate).__name__)
     )
-    if isinstance(found, type) and issubclass(found, Task):
-        return extension.made(found, f"task {label}", values)  # type: ignore[no-any-return]
+    if isinstance(candidate, type) and issubclass(candidate, Task):
+        return extension.call_with_options(candidate, f"task {label}", values)  # type: ignore[no-any-return]
     if values:
         raise ConfigError(
             f"task {label} is an object already: it takes no options, got {', '.join(values)}"
         )
-    if isinstance(found, Task):
-        return found
-    if callable(found) and not isinstance(found, type):
-        return _OfFunction(found)
+    if isinstance(candidate, Task):
+        return candidate
+    if callable(candidate) and not isinstance(candidate, type):
+        return _OfFunction(candidate)
     raise ConfigError(
         f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets"
     )

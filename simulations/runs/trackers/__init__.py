@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension.loader import is_bundled, load_object, misfit, named, raised_in, users_code
+from fedlgm.extension.loader import is_bundled, load_object, look_up, misfit, raised_in, users_code
 from fedlgm.planning.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -101,7 +101,7 @@ def make(name: str) -> Tracker:
         ConfigError: the name is unknown, the package is not installed, the reference does not
             import, or the object is not a tracker.
     """
-    found = named(_BUNDLED, name, "tracker")
+    found = look_up(_BUNDLED, name, "tracker")
     if name in _BUNDLED:
         if not installed(name):
             raise ConfigError(
