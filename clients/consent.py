@@ -156,15 +156,15 @@ class Consent:
             ConfigRecord, state[wire.RELEASES]
         )  # Flower's `config_records` is made anew at every access
         keys, costs = f"{client}.keys", f"{client}.costs"
-        made, spent = (
+        past_keys, spent = (
             cast(list[str], record.get(keys, [])),
             cast(list[float], record.get(costs, [])),
         )
-        if len(made) != len(spent):
+        if len(past_keys) != len(spent):
             raise PrivacyError(
                 f"the record of client {client}'s releases is damaged: it refuses another"
             )
-        place = made.index(key) if key in made else len(made)
+        place = past_keys.index(key) if key in past_keys else len(past_keys)
         after = [*spent[:place], self._cost(plan), *spent[place + 1 :]]
         releases = self.facts.releases
         allowance = releases if self.allowance is None else self.allowance
@@ -173,10 +173,12 @@ class Consent:
                 f"client {client} has made the {releases} releases it agreed to "
                 "(privacy.max_participations), or fewer with less noise, and refuses another"
             )
-        if not made:
+        if not past_keys:
             record[keys], record[costs] = [key], after
-        elif place == len(made):  # in place: Flower checks every entry of a list that it is given
-            made.append(key)
+        elif place == len(
+            past_keys
+        ):  # in place: Flower checks every entry of a list that it is given
+            past_keys.append(key)
             spent.append(after[-1])
         else:
             spent[place] = after[place]
@@ -231,7 +233,7 @@ class Agreed:
         """See `Budget.admit`. Another model or plan in a round is another release, with other
         noise.
         """
-        own = asked.plan.facts.noised_by.uploads_released
+        is_released = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
             raise PrivacyError(
                 "the plan protects a sum of several nodes, but the server would see this client's "
@@ -239,12 +241,12 @@ class Agreed:
             )
         if self.consent is not None:
             self.consent.check(asked.plan)
-        elif own and self.needed:
+        elif is_released and self.needed:
             raise PrivacyError(
                 "this client has not agreed to add its own noise, as local trust requires: give "
                 "PrivateClientApp (or PrivateUpdates) a consent=Consent(...)"
             )
-        if not own:
+        if not is_released:
             return Keys(self.keys, self.keys)
         return Keys(
             self.keys,

@@ -22,7 +22,7 @@ from fedlgm.planning.queries import CutVote
 from fedlgm.training import inputs
 from fedlgm.training.devices import Numerics
 from fedlgm.training.tasks import Task
-from fedlgm.training.tasks.task import measured
+from fedlgm.training.tasks.task import metrics_of
 
 _BATCH = 128
 
@@ -65,14 +65,14 @@ class VotingUpdates(ClientUpdates):
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`."""
         plan, model, source = asked.plan, asked.model, self.work.source
-        made = super().updates(asked, order)
+        groups = super().updates(asked, order)
         if not asked_for(plan):
-            yield from made
+            yield from groups
             return
         votes = self._votes()
-        for clients, updates in made:
+        for clients, updates in groups:
             data = [source(client) for client in clients]
-            yield clients, None if updates is None else votes.added(updates, plan, model, data)
+            yield clients, None if updates is None else votes.add_votes(updates, plan, model, data)
 
 
 class CutVotes:
@@ -95,7 +95,7 @@ class CutVotes:
         >>> plan = mechanism.plan(layers, facts, Transcript.start(start))
         >>> data = ClientData(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64))
         >>> update = torch.tensor([[99.0, 1.0, 0.0]])  # only the small second layer lowers the loss
-        >>> CutVotes(model, layers, Classification()).added(update, plan, start, [data]).answers
+        >>> CutVotes(model, layers, Classification()).add_votes(update, plan, start, [data]).answers
         {'cut-vote': tensor([[0.5000]])}
     """
 
@@ -104,7 +104,7 @@ class CutVotes:
         self._module, self._task, self._parts = module, task, layers.merged().layers[0].parts
         self._weights, self._restored = layers.bind_(module), Restored.of(module, task)
 
-    def added(
+    def add_votes(
         self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]
     ) -> AnsweredUpdates:
         """The updates with their clients' votes.
@@ -117,8 +117,8 @@ class CutVotes:
         """
         rows = unbounded(updates)
         votes = [
-            self._vote(row.cpu(), float(plan.clip[0]), model, own)
-            for row, own in zip(rows, data, strict=True)
+            self._vote(row.cpu(), float(plan.clip[0]), model, examples)
+            for row, examples in zip(rows, data, strict=True)
         ]
         return AnsweredUpdates(
             rows, {CutVote.name: torch.tensor(votes, dtype=rows.dtype, device=rows.device)[:, None]}
@@ -140,4 +140,6 @@ class CutVotes:
         self._weights.copy_(weights)
         self._module.eval()
         batches = zip(inputs.split(data.x, _BATCH), data.y.split(_BATCH), strict=True)
-        return measured(self._task, ((inputs.call(self._module, x), y) for x, y in batches))["loss"]
+        return metrics_of(self._task, ((inputs.call(self._module, x), y) for x, y in batches))[
+            "loss"
+        ]

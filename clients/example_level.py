@@ -88,21 +88,21 @@ class ExampleSteps(Contributions):
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
             for group in self._groups(clients, plan):
-                made = local_steps(
+                steps = local_steps(
                     self._trainer, settings, model, group, plan, keys.noise, round_, backend
                 )
-                for own, (update, name) in zip(group, made, strict=True):
-                    yield Noised(own.client, update, name, plan)
+                for examples, (update, name) in zip(group, steps, strict=True):
+                    yield Noised(examples.client, update, name, plan)
 
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
         """See `Contributions.figures`: the mechanism's private figures (`ExampleTrainer.figures`),
         [rows, K].
         """
-        found = [
+        parts = [
             self._trainer.figures(data.x, data.y, rows)
             for _, data, rows in self._batches(asked, order)
         ]
-        return np.concatenate([np.empty((0, len(asked.plan.layers))), *found])
+        return np.concatenate([np.empty((0, len(asked.plan.layers))), *parts])
 
     def _batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
         """Each client's examples, and the rows of its Poisson batch of this round; the trainer

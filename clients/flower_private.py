@@ -27,18 +27,16 @@ gone."""
 _PULL_S = 120.0
 
 
-def unsupported(instead: str) -> str:
+def version_problem(instead: str) -> str:
     """The reason why the installed Flower cannot be used; empty if it can.
 
     Args:
         instead: the remedy, as the end of a sentence.
     """
-    found = version("flwr")
-    if found.startswith(tuple(f"{known}." for known in FLOWER)):
+    installed = version("flwr")
+    if installed.startswith(tuple(f"{number}." for number in FLOWER)):
         return ""
-    return (
-        f"flwr {found} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
-    )
+    return f"flwr {installed} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
 
 
 class RuntimeConnection:

@@ -30,7 +30,7 @@ from fedlgm.extension.loader import misfit
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.models.arrays import of_arrays
-from fedlgm.training.models.copies import copied
+from fedlgm.training.models.copies import copy_model
 from fedlgm.training.models.requirements import require_trainable
 
 Next = Callable[[Message, Context], Message]
@@ -79,7 +79,7 @@ class PrivateUpdates:
     ) -> None:
         require_trainable(model, repr(type(model).__name__), statistics=True)
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
-        self._module = copied(model)
+        self._module = copy_model(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
         """Serve one message: "query" names the client, "train" trains and bounds, all others are
@@ -93,13 +93,13 @@ class PrivateUpdates:
             _refuse_noise_of_flower(mod)
         if kind == MessageType.QUERY:
             return self.answer(message, context)
-        own = _own_client(context)
+        client = _own_client(context)
         if kind != MessageType.TRAIN:
             raise PrivacyError(
                 f"this client answers only train messages, not {kind!r}, because other figures are "
                 "not protected"
             )
-        asked = asked_of(message, self._table(message), own)
+        asked = asked_of(message, self._table(message), client)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
         total, _ = client_release(update, agreed, asked)
@@ -133,15 +133,17 @@ class PrivateUpdates:
     def _table(self, message: Message) -> LayerTable:
         """The layers of the round's plan; a plan over one layer applies to the whole model."""
         text = str(message.content.config_records[wire.CONFIG][wire.PLAN])
-        whole = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
-        return self._layers.merged() if whole else self._layers
+        is_merged = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
+        return self._layers.merged() if is_merged else self._layers
 
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
         """The message with the model under the app's own names, without the mod's own records."""
         self._layers.load_(self._module, model)
-        own = {wire.ROUND, wire.CLIENTS, wire.PLAN}
+        protocol_keys = {wire.ROUND, wire.CLIENTS, wire.PLAN}
         config = {
-            k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in own
+            k: v
+            for k, v in message.content.config_records[wire.CONFIG].items()
+            if k not in protocol_keys
         }
         content = RecordDict(
             {wire.ARRAYS: ArrayRecord(self._module.state_dict()), wire.CONFIG: ConfigRecord(config)}
@@ -197,9 +199,9 @@ def _apart(context: Context, seen: Context) -> Iterator[None]:
 class _GivenUpdate(WholeUpdates):
     """The update of a user's app, computed on demand."""
 
-    def __init__(self, made: Callable[[], Tensor]) -> None:
+    def __init__(self, make_update: Callable[[], Tensor]) -> None:
         super().__init__()
-        self._made = made
+        self._made = make_update
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         yield asked.clients, self._made()[None]
@@ -266,7 +268,7 @@ class PrivateClientApp(ReplyingApp):
             function: Callable[[Context], Iterator[None]],
         ) -> Callable[[Context], Iterator[None]]:
             @wraps(function)
-            def own(context: Context) -> Iterator[None]:
+            def run_apart(context: Context) -> Iterator[None]:
                 with quiet("app"):
                     seen = copy.copy(context)
                     with _apart(context, seen):
@@ -277,7 +279,7 @@ class PrivateClientApp(ReplyingApp):
                                 return
                         yield
 
-            super(PrivateClientApp, self).lifespan()(own)
+            super(PrivateClientApp, self).lifespan()(run_apart)
             return function
 
         return decorator

@@ -104,8 +104,8 @@ class ClientUpdates(WholeUpdates):
         if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
             return super().release(client, update, asked, noise)
         raw = unbounded(update)[0].cpu()
-        own, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
-        return replace(super().release(client, update, asked._replace(plan=own), noise), note=note)
+        plan, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
+        return replace(super().release(client, update, asked._replace(plan=plan), noise), note=note)
 
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
         """See `Contributions.figures`: layer norms [clients, K] of the updates."""

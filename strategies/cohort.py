@@ -48,7 +48,7 @@ class CohortSampler:
         """
         sampling = self.sampling
         if sampling.scheme == "min-separation":
-            drawn = self._separated(round)
+            drawn = self._draw_separated(round)
         else:
             rng = self.keys.numpy_generator(Purpose.COHORT, round)
             if sampling.scheme == "fixed":
@@ -68,7 +68,7 @@ class CohortSampler:
         rng = self.keys.numpy_generator(Purpose.GROUP)
         return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
 
-    def _separated(self, round: int) -> np.ndarray:
+    def _draw_separated(self, round: int) -> np.ndarray:
         """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds
         are drawn first.
         """
@@ -89,13 +89,13 @@ class CohortSampler:
         """The part of a cohort that answers."""
         if self.dropout_rate == 0:
             return cohort
-        kept = [
+        clients = [
             c
             for c in cohort
             if self.keys.numpy_generator(Purpose.DROPOUT, round, int(c), 0).random()
             >= self.dropout_rate
         ]
-        return np.array(kept, dtype=np.int64)
+        return np.array(clients, dtype=np.int64)
 
 
 def require_once(cohort: np.ndarray, population: int) -> None:

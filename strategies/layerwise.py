@@ -187,7 +187,7 @@ class LayerwiseFedAvg(FedAvg):
         # Where clients noise their own steps each has the recipe's budget for itself, with or
         # without a cap.
         cap = facts.max_participations if facts.steps is None else facts.releases
-        exhausted = self.releaser.exhausted(round_, cap)
+        exhausted = self.releaser.clients_at_cap(round_, cap)
         self._say_exhausted(exhausted)
         drawn = self.sampler.cohort(round_, exhausted)
         present = self.sampler.present(round_, drawn)
@@ -210,7 +210,7 @@ class LayerwiseFedAvg(FedAvg):
         self._pending = _Pending(
             round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted))
         )
-        return [one.message for one in sent if one.message is not None]
+        return [request.message for request in sent if request.message is not None]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -235,7 +235,9 @@ class LayerwiseFedAvg(FedAvg):
         try:
             require_finite(model, pending.round)
         except DivergedError as error:
-            error.largest = tuple(sorted(pending.norms.items(), key=lambda one: -one[1])[:_LARGEST])
+            error.largest = tuple(
+                sorted(pending.norms.items(), key=lambda entry: -entry[1])[:_LARGEST]
+            )
             if error.largest:
                 said = ", ".join(f"client {client} ({norm:.3g})" for client, norm in error.largest)
                 warnings.warn(
@@ -291,14 +293,14 @@ class LayerwiseFedAvg(FedAvg):
                 return self.method.plan(self.transcript)
         extra = {wire.PLAN: self.method.plan(self.transcript).to_json()}  # how examples are sampled
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
-        messages = [one.message for one in sent if one.message is not None]
+        messages = [request.message for request in sent if request.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
         examples = isinstance(mechanism, BoundsExamples)  # then a row is an example's
         rows = [
             norms
-            for one, reply in in_order(sent, replies, self.nodes.single, [])
+            for request, reply in in_order(sent, replies, self.nodes.single, [])
             if reply is not None
-            and (norms := _norms(reply, None if examples else len(one.clients), len(layers)))
+            and (norms := _norms(reply, None if examples else len(request.clients), len(layers)))
             is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
@@ -334,11 +336,11 @@ class LayerwiseFedAvg(FedAvg):
         total = BoundedSum.empty(plan)
         block = BoundedSum.empty(plan) if single else total
         ends = set(np.cumsum([len(b) for b in pending.blocks]).tolist())
-        for number, (one, reply) in enumerate(
+        for number, (request, reply) in enumerate(
             in_order(pending.sent, replies, single, pending.failures), start=1
         ):
             if single:
-                self._add_client(block, one, reply, pending)
+                self._add_client(block, request, reply, pending)
                 if number in ends:
                     total.merge(block.total, block.count, block.discarded)
                     block = BoundedSum.empty(plan)
@@ -350,11 +352,11 @@ class LayerwiseFedAvg(FedAvg):
                 int(metrics[wire.CLIENT_COUNT]),  # type: ignore[arg-type]
                 int(metrics[wire.DISCARDED]),  # type: ignore[arg-type]
             )
-            self._note(reply, len(one.clients), pending)
+            self._note(reply, len(request.clients), pending)
         return total
 
     def _add_client(
-        self, block: BoundedSum, one: Sent, reply: Message | None, pending: _Pending
+        self, block: BoundedSum, request: Sent, reply: Message | None, pending: _Pending
     ) -> None:
         """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and
         brings no noise.
@@ -363,10 +365,12 @@ class LayerwiseFedAvg(FedAvg):
             try:
                 values = contribution(reply, pending.plan)
                 block.merge(torch.from_numpy(values), 1, 0)
-                pending.norms[one.clients[0]] = float(np.linalg.norm(values))
+                pending.norms[request.clients[0]] = float(np.linalg.norm(values))
                 self._note(reply, 1, pending)
             except PrivacyError as error:
-                pending.failures.append(Failure("rejected", one.node, one.clients[0], str(error)))
+                pending.failures.append(
+                    Failure("rejected", request.node, request.clients[0], str(error))
+                )
 
     def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
         """Figures reported by published, NOT PRIVATE variants; all other figures from a node are

@@ -54,7 +54,11 @@ class NumberingGrid(Grid, ABC):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to pushed messages, each returned once."""
-        return [self._replies.pop(one) for one in message_ids if one in self._replies]
+        return [
+            self._replies.pop(message_id)
+            for message_id in message_ids
+            if message_id in self._replies
+        ]
 
 
 def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:

@@ -39,14 +39,14 @@ class Figures(MetricRecord):
             raise Unsent(key) from None
 
 
-def untied(strategy: Strategy) -> Strategy:
+def copy_strategy(strategy: Strategy) -> Strategy:
     """A copy of a strategy with lists and mappings of its own."""
-    made = copy.copy(strategy)
+    duplicate = copy.copy(strategy)
     for name, value in vars(strategy).items():
         if isinstance(value, list | dict | set | deque):
             with suppress(Exception):  # a user's object may raise anything
-                setattr(made, name, copy.deepcopy(value))
-    return made
+                setattr(duplicate, name, copy.deepcopy(value))
+    return duplicate
 
 
 def unsent_figure(

@@ -33,12 +33,12 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models.arrays import of_arrays
-from fedlgm.training.models.copies import copied
+from fedlgm.training.models.copies import copy_model
 from fedlgm.training.models.requirements import require_stateless, require_trainable
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
-from strategies.own_aggregate import Figures, unsent_figure, untied
+from strategies.own_aggregate import Figures, copy_strategy, unsent_figure
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
 
@@ -176,7 +176,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 f"{chosen.name} asks clients for a vote by the loss of their data, which no "
                 "PrivateClientApp can evaluate: use mechanism='water-filling' or 'gaussian'"
             )
-        self._module = copied(module)
+        self._module = copy_model(module)
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(
             repr((chosen, method.facts, method.layers.names)).encode()
@@ -247,15 +247,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
         self._hold()
         self._starting = True
         try:
-            evaluate = None if evaluate_fn is None else partial(_evaluated, evaluate_fn)
+            evaluate = None if evaluate_fn is None else partial(_evaluate, evaluate_fn)
             result = super().start(
                 grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate
             )
         except KeyError as error:
-            own = type(self).aggregate_train
-            if own is PrivateFedAvg.aggregate_train or own.__name__ not in _functions(error):
+            method = type(self).aggregate_train
+            if method is PrivateFedAvg.aggregate_train or method.__name__ not in _functions(error):
                 raise
-            raise self._without(error) from error
+            raise self._missing_metric_error(error) from error
         finally:
             self._starting = False
             self._held.close()
@@ -301,12 +301,12 @@ class PrivateFedAvg(LayerwiseFedAvg):
             ConfigError: it reads a figure that no client sends; nothing is charged.
         """
         if not self._tried and type(self).aggregate_train is not PrivateFedAvg.aggregate_train:
-            trial = untied(self)
+            trial = copy_strategy(self)
             trial._on_trial = True
             aggregate = partial(trial.aggregate_train, server_round)
             missing = unsent_figure(aggregate, server_round, self.method.layers.size)
             if missing is not None:
-                raise self._without(missing)
+                raise self._missing_metric_error(missing)
         self._tried = True
         if not self._starting:
             self._hold()
@@ -339,7 +339,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 self.method.require_rounds(self.releaser.ledger, self.transcript)
             self._held = held.pop_all()
 
-    def _without(self, missing: KeyError) -> ConfigError:
+    def _missing_metric_error(self, missing: KeyError) -> ConfigError:
         return ConfigError(
             f"{type(self).__name__}.aggregate_train looks for {missing}, which no client sends: "
             "clients' metrics are not protected and stay with them; evaluate on the server with "
@@ -381,14 +381,14 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
 def _refuse(flowers: dict[str, Any]) -> None:
     """Refuse arguments of Flower's strategies, and name their replacements."""
-    found = []
+    problems = []
     for name in flowers:
         instead = next(
             (remedy for names, remedy in _INSTEAD.items() if name.startswith(names)), None
         )
-        found.append(f"{name!r}: {instead or 'its arguments are in docs/how-to/flower-app.md'}")
-    if found:
-        raise ConfigError(f"PrivateFedAvg has no argument {'; nor '.join(found)}")
+        problems.append(f"{name!r}: {instead or 'its arguments are in docs/how-to/flower-app.md'}")
+    if problems:
+        raise ConfigError(f"PrivateFedAvg has no argument {'; nor '.join(problems)}")
 
 
 def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
@@ -426,7 +426,7 @@ def _functions(error: BaseException) -> list[str]:
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
     """A user's figures; Flower would fail on others only after the last round."""
     figures: Any = evaluate_fn(round, arrays)
     if not isinstance(figures, MetricRecord | None):
@@ -438,10 +438,10 @@ def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> Metric
     return figures
 
 
-def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
+def _warn_of_arrays(given: ArrayRecord, records: Iterable[ArrayRecord]) -> None:
     """Warn of initial weights that no client will train, such as those of a pretrained model."""
     theirs = given.to_numpy_ndarrays()
-    for record in own:
+    for record in records:
         ours = record.to_numpy_ndarrays()
         if len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs)):
             return

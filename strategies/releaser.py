@@ -105,7 +105,7 @@ class Releaser:
         """
         return charging.of(plan.facts).charged(plan, self.ledger.rounds)
 
-    def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
+    def clients_at_cap(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""
         if max_participations is None:
             return frozenset()

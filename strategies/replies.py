@@ -100,7 +100,7 @@ def in_order(
         [Failure(kind='missing', node=None, client=3, reason='the client has no node')]
     """
     waiting: dict[int, Message | None] = {
-        slot: None for slot, one in enumerate(sent) if one.message is None
+        slot: None for slot, request in enumerate(sent) if request.message is None
     }
     for slot in waiting:
         failures.append(Failure("missing", None, sent[slot].clients[0], "the client has no node"))
@@ -108,9 +108,9 @@ def in_order(
     turn = 0
     for reply in replies:
         slots = slots or {
-            one.message.metadata.message_id: i
-            for i, one in enumerate(sent)
-            if one.message is not None
+            request.message.metadata.message_id: i
+            for i, request in enumerate(sent)
+            if request.message is not None
         }
         slot = slots.get(reply.metadata.reply_to_message_id, -1)
         problem = _mismatch(reply, sent, slot, taken=slot in waiting or slot < turn)
@@ -191,10 +191,10 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
         raise PrivacyError(str(error)) from error
     except Exception as error:  # whatever a hostile message makes the parser raise
         raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
-    return bounded(values, plan)
+    return check_bounds(values, plan)
 
 
-def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
+def check_bounds(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
     """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see
     `contribution`.
 

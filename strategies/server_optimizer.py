@@ -127,31 +127,31 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
     """
     if isinstance(choice, ServerOptimizer | Yogi):
         return copy.deepcopy(choice)
-    found = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
+    optimizer = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
     if isinstance(choice, str) and not is_own(choice):
-        bundled: ResumableStep = found(lr, momentum)
+        bundled: ResumableStep = optimizer(lr, momentum)
         return bundled
     label = shown_name(choice)
-    if isinstance(found, torch.optim.Optimizer) or (
-        isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer) or (
+        isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
     ):
         raise ConfigError(
             f"server optimizer {label} is a torch optimizer, which steps on gradients: use "
             f"{', '.join(map(repr, names()))}, or an object with step(model, mean_update)"
         )
-    if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
-        wrong = misfit(found, lr, momentum)
+    if (not hasattr(optimizer, "step") and callable(optimizer)) or isinstance(optimizer, type):
+        wrong = misfit(optimizer, lr, momentum)
         if wrong:
             raise ConfigError(
                 f"server optimizer {label} must be made by a call with (lr, momentum): {wrong}"
             )
-        with users_code(f"server optimizer {label}", found):
-            found = found(lr, momentum)
-    if not callable(getattr(found, "step", None)):
+        with users_code(f"server optimizer {label}", optimizer):
+            optimizer = optimizer(lr, momentum)
+    if not callable(getattr(optimizer, "step", None)):
         raise ConfigError(f"server optimizer {label} has no step(model, mean_update)")
     remedy = "give a function (lr, momentum) that makes one"
-    with users_code(f"server optimizer {label} cannot be copied, {remedy}", found):
-        return OwnStep(copy.deepcopy(found), label)
+    with users_code(f"server optimizer {label} cannot be copied, {remedy}", optimizer):
+        return OwnStep(copy.deepcopy(optimizer), label)
 
 
 class OwnStep:
@@ -178,21 +178,21 @@ class OwnStep:
         Raises:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
-        with self._named():
-            found = self._step.step(
+        with self._label_errors():
+            result = self._step.step(
                 model.clone(), mean_update
             )  # a past model, which later plans may read
-        if not isinstance(found, Tensor) or found.shape != model.shape:
-            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(result, Tensor) or result.shape != model.shape:
+            given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ConfigError(
                 f"server optimizer {self.label}: step must return the next model, a tensor of "
                 f"shape {tuple(model.shape)}, but it returns {given}"
             )
-        return found.to(torch.float32)
+        return result.to(torch.float32)
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint; none for a step without `state`."""
-        with self._named():
+        with self._label_errors():
             return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
@@ -200,7 +200,7 @@ class OwnStep:
         state.
         """
         if hasattr(self._step, "restore"):
-            with self._named():
+            with self._label_errors():
                 self._step.restore(model, state)
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
@@ -212,7 +212,7 @@ class OwnStep:
                 stacklevel=2,
             )
 
-    def _named(self) -> AbstractContextManager[None]:
+    def _label_errors(self) -> AbstractContextManager[None]:
         return users_code(f"server optimizer {self.label}", self._step)
 
 
@@ -290,7 +290,7 @@ class ServerOptimizer:
             # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own
             # arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
-        optimizer = self._prepared(model)
+        optimizer = self._optimizer_for(model)
         self._weights.copy_(model)
         optimizer.step(-mean_update)
         return self._weights.clone()
@@ -302,9 +302,9 @@ class ServerOptimizer:
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's `state`."""
         if state:
-            self._prepared(model).restore(state)
+            self._optimizer_for(model).restore(state)
 
-    def _prepared(self, model: Tensor) -> FlatOptimizer:
+    def _optimizer_for(self, model: Tensor) -> FlatOptimizer:
         if self._optimizer is None:
             self._weights = model.clone()
             kind: Literal["sgd", "adam"] = "adam" if self._name == "adam" else "sgd"

@@ -30,7 +30,7 @@ from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.data.named_tables import read_files, read_hub
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
-from fedlgm.data.pixels import Pixels, moved
+from fedlgm.data.pixels import Pixels, rescale
 from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
@@ -145,7 +145,7 @@ def load(
     ((3,), 10)
     """
     if pixels is not None:
-        return _between(load(name, data_dir, download=download, **options), tuple(pixels))
+        return _rescale_pixels(load(name, data_dir, download=download, **options), tuple(pixels))
     label = repr(name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__))
     _refuse_others(name, label, options)
     if not isinstance(name, str):
@@ -183,8 +183,8 @@ def load(
             f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = "
             f"{name!r}"
         )
-    own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
-    raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
+    others = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
+    raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *others)}")
 
 
 def only_test_examples(
@@ -223,11 +223,11 @@ def only_test_examples(
             "that returns only them"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
-        found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
+        data = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
     else:
-        whole = load(base, data_dir)
-        found = DataSet(base, whole.test_x, whole.test_y, whole.test_x, whole.test_y, whole.classes)
-    return found if pixels is None else _between(found, tuple(pixels))
+        full = load(base, data_dir)
+        data = DataSet(base, full.test_x, full.test_y, full.test_x, full.test_y, full.classes)
+    return data if pixels is None else _rescale_pixels(data, tuple(pixels))
 
 
 def reading_options(name: str) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
     """Refuse options of another kind of set."""
     for key in options:
         if not isinstance(name, str) or key not in reading_options(name):
-            kinds = " or ".join(repr(kind) for kind, known in OPTIONS.items() if key in known)
+            kinds = " or ".join(repr(kind) for kind, keys in OPTIONS.items() if key in keys)
             if key == "dir":
                 raise ConfigError(
                     "load takes a folder as data_dir=...; dir is the name of the recipe's key, "
@@ -313,10 +313,10 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     """
     base, half = _split(name)
     if base in FILE_SETS:
-        whole = FILE_SETS[base].examples
+        count = FILE_SETS[base].examples
     else:
-        whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base)
-    return whole if whole is None or not half else len(range(whole)[_rows(whole, half)])
+        count = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base)
+    return count if count is None or not half else len(range(count)[_rows(count, half)])
 
 
 def with_users(data: Any, users: Any) -> Any:
@@ -373,8 +373,8 @@ def overlap(one: str, other: str) -> bool:
     """
     if ":" in one:  # a set of the Hub, or a user's own
         return one.casefold() == other.casefold()
-    (base, _, half), (own, _, own_half) = one.partition("/"), other.partition("/")
-    return base == own and {half, own_half} != {"private", "public"}
+    (base, _, half), (other_base, _, own_half) = one.partition("/"), other.partition("/")
+    return base == other_base and {half, own_half} != {"private", "public"}
 
 
 def twin(name: str) -> str | None:
@@ -392,17 +392,17 @@ def _rows(examples: int, half: str) -> slice:
     return slice(examples // 2, None) if half == "public" else slice(examples // 2)
 
 
-def _part(whole: DataSet, name: str, half: str) -> DataSet:
+def _part(data: DataSet, name: str, half: str) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
-    order = np.random.default_rng(0).permutation(len(whole.train_y))
-    return whole.keep(np.sort(order[_rows(len(order), half)]), name)
+    order = np.random.default_rng(0).permutation(len(data.train_y))
+    return data.keep(np.sort(order[_rows(len(order), half)]), name)
 
 
-def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
+def _rescale_pixels(data: DataSet, pixels: tuple[float, ...]) -> DataSet:
     """A bundled set of images in [-1, 1], rescaled to [low, high]."""
-    if "pixels" not in reading_options(found.name):
+    if "pixels" not in reading_options(data.name):
         raise ConfigError(
-            f"pixels is only for bundled sets of images; the values of {found.name!r} are used "
+            f"pixels is only for bundled sets of images; the values of {data.name!r} are used "
             "unchanged"
         )
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
@@ -410,29 +410,29 @@ def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
             f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}"
         )
     low, high = pixels
-    held: tuple[Any, Any] = found.held("train_x"), found.held("test_x")
+    held: tuple[Any, Any] = data.held("train_x"), data.held("test_x")
     train_x, test_x = (
-        x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high) for x in held
+        x.between(low, high) if isinstance(x, Pixels) else rescale(x, low, high) for x in held
     )
-    return dataclasses.replace(found, train_x=train_x, test_x=test_x)  # type: ignore[arg-type]
+    return dataclasses.replace(data, train_x=train_x, test_x=test_x)  # type: ignore[arg-type]
 
 
-def _own(found: Any, label: str) -> DataSet:
+def _own(source: Any, label: str) -> DataSet:
     """A user's own set."""
-    if callable(found):
-        with users_code(f"data set {label}", found, DataError):
-            found = found()
-    if isinstance(found, DataSet):
-        return found.checked()
-    if isinstance(found, Mapping):
-        return DataSet.from_mapping(_two_parts(found))
-    if is_table(found):
+    if callable(source):
+        with users_code(f"data set {label}", source, DataError):
+            source = source()
+    if isinstance(source, DataSet):
+        return source.validate()
+    if isinstance(source, Mapping):
+        return DataSet.from_mapping(_two_parts(source))
+    if is_table(source):
         raise DataError(
             "data: one table has no test part of public examples: pass {'train': table, 'test': "
             "table}, as dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, "
-        f"or a function that returns one, not an object of type {type(found).__name__}: a pair (x, "
+        f"or a function that returns one, not an object of type {type(source).__name__}: a pair (x, "
         "y) or a torch data set is only one of the two parts"
     )

@@ -36,7 +36,7 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
     """
     check_positive(alpha=alpha)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, 0)
-    owner = _unowned(labels)
+    owner = _empty_assignment(labels)
     _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), False, rng)
     return owner
 
@@ -69,7 +69,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
     left = np.array([len(index) for index in members.values()])
     concentration = float(alpha) * left / left.sum()
     counts = np.zeros((clients, len(members)), dtype=np.int64)
-    for client, size in enumerate(_even(len(labels), clients)[::-1]):
+    for client, size in enumerate(_even_sizes(len(labels), clients)[::-1]):
         q = rng.dirichlet(concentration)
         while size:
             p = q * (left > 0)
@@ -82,7 +82,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
             counts[client] += taken
             left -= taken
             size -= taken.sum()
-    owner = _unowned(labels)
+    owner = _empty_assignment(labels)
     _deal(owner, members.values(), counts)
     return owner
 
@@ -110,7 +110,7 @@ def isolation(
     """
     private = _private(labels, clients, private_class)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
-    owner = _unowned(labels)
+    owner = _empty_assignment(labels)
     for holders, samples in ((clients, labels != private), (clients - 1, labels == private)):
         index = rng.permutation(np.flatnonzero(samples))
         owner[index] = np.arange(len(index)) % holders
@@ -180,8 +180,8 @@ def isolation_i(
         )
     counts = np.zeros((clients, len(stock)), dtype=np.int64)
     np.put_along_axis(counts, choice, share, axis=1)
-    counts[-1, choice[-1]] += _even(private_share, public)
-    owner = _unowned(labels)
+    counts[-1, choice[-1]] += _even_sizes(private_share, public)
+    owner = _empty_assignment(labels)
     _deal(owner, members.values(), counts)
     _deal(owner, [hidden], np.append(np.full(clients - 1, private_share), 0)[:, None])
     return owner
@@ -219,7 +219,7 @@ def isolation_ii(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    owner = _unowned(labels)
+    owner = _empty_assignment(labels)
     _hetero_dirichlet(owner, members.values(), clients, float(alpha), True, rng)
     _hetero_dirichlet(owner, [hidden], clients - 1, float(alpha), True, rng)
     return owner
@@ -248,18 +248,18 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
             f"users must name the user of each of the {len(labels)} samples, got shape "
             f"{users.shape}"
         )
-    known, index = np.unique(users, return_inverse=True)
-    if clients > len(known):
-        raise ConfigError(f"{clients} clients exceed the {len(known)} users of the data")
-    client_of = np.arange(len(known))
-    if clients < len(known):
+    unique, index = np.unique(users, return_inverse=True)
+    if clients > len(unique):
+        raise ConfigError(f"{clients} clients exceed the {len(unique)} users of the data")
+    client_of = np.arange(len(unique))
+    if clients < len(unique):
         client_of = (
-            ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
+            ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(unique)) % clients
         )
     return client_of[index]
 
 
-def _unowned(labels: np.ndarray) -> np.ndarray:
+def _empty_assignment(labels: np.ndarray) -> np.ndarray:
     """Clients of the samples; all are -1, because no sample is assigned yet."""
     return np.full(len(labels), -1, dtype=np.int64)
 
@@ -283,7 +283,7 @@ def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int
     return private
 
 
-def _even(total: int, parts: int) -> np.ndarray:
+def _even_sizes(total: int, parts: int) -> np.ndarray:
     """`total` cut into `parts` integers that differ by at most one."""
     return (total + np.arange(parts)) // parts
 

@@ -32,14 +32,14 @@ def names_of(data: DataSet) -> tuple[str, ...]:
     """Names of a set's classes: its own labels, or a published set's; empty if the classes have
     numbers only.
     """
-    return data.labels or published(data.name)
+    return data.labels or default_names(data.name)
 
 
-def published(name: str) -> tuple[str, ...]:
+def default_names(name: str) -> tuple[str, ...]:
     """Names of the classes of a published set or of its half; empty for other sets.
 
     Example:
-        >>> published("cifar10/private")[:2], published("digits")
+        >>> default_names("cifar10/private")[:2], default_names("digits")
         (('airplane', 'automobile'), ())
     """
     return PUBLISHED.get(name.partition("/")[0], ())
@@ -68,10 +68,10 @@ def class_number(data: DataSet, given: int | str) -> int:
     number = int(given) if isinstance(given, int) or given.isdecimal() else -1
     if not isinstance(given, bool) and 0 <= number < (data.classes or 0):
         return number
-    known = f"numbers from 0 to {data.classes - 1}" if data.classes else "no classes"
+    classes = f"numbers from 0 to {data.classes - 1}" if data.classes else "no classes"
     said = (
-        alternatives(str(given), names, f"{data.name} has {known}")
+        alternatives(str(given), names, f"{data.name} has {classes}")
         if names
-        else f"{data.name} has {known}"
+        else f"{data.name} has {classes}"
     )
     raise ConfigError(f"no class {given!r}: {said}")

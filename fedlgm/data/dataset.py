@@ -83,10 +83,10 @@ class DataSet:
 
     def held(self, name: str) -> Arrays | Pixels:
         """`train_x` or `test_x` as held in memory."""
-        found: Arrays | Pixels = self.__dict__[
+        value: Arrays | Pixels = self.__dict__[
             _BYTES + name if _BYTES + name in self.__dict__ else name
         ]
-        return found
+        return value
 
     def examples(self, rows: Any) -> Arrays:
         """Inputs of the training examples `rows`: `train_x[rows]`, without decoding all of them."""
@@ -113,14 +113,14 @@ class DataSet:
             if self.train_user is None
             else np.unique(self.train_user[rows], return_inverse=True)[1]
         )
-        kept = {
+        changes = {
             "train_x": x,
             "train_y": self.train_y[rows],
             "test_x": test_x,
             "train_user": users,
             "clients": None,
         }
-        return replace(self, name=self.name if name is None else name, **kept)
+        return replace(self, name=self.name if name is None else name, **changes)
 
     @classmethod
     def from_arrays(
@@ -199,7 +199,7 @@ class DataSet:
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
             classes = int(test_y.max()) + 1
         user = None if users is None else user_numbers(users, len(train_y))
-        own = None if clients is None else Partition.from_clients(clients, len(train_y))
+        partition = None if clients is None else Partition.from_clients(clients, len(train_y))
         return cls(
             name,
             train_x,
@@ -208,7 +208,7 @@ class DataSet:
             test_y,
             classes,
             user,
-            own,
+            partition,
             labels=named,
             columns=columns,
         )
@@ -224,8 +224,8 @@ class DataSet:
             DataError: a key is missing or unknown, or as in `from_arrays`.
         """
         of_tables = tables.holds_tables(arrays)
-        known = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
-        unknown = [key for key in arrays if key not in known]
+        keys = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
+        unknown = [key for key in arrays if key not in keys]
         missing = [key for key in ("train", "test") if key not in arrays]
         if unknown or missing:
             problem = f"unknown key {unknown[0]!r}" if unknown else f"key {missing[0]!r} is missing"
@@ -236,13 +236,13 @@ class DataSet:
                     "pandas.read_csv(...)"
                 )
             hint = "give the validation part as 'test'; " if "validation" in arrays else ""
-            raise DataError(f"data: {problem}; {hint}its keys: {', '.join(dict.fromkeys(known))}")
+            raise DataError(f"data: {problem}; {hint}its keys: {', '.join(dict.fromkeys(keys))}")
         if of_tables:
             arrays = tables.as_arrays(arrays)
         options = {key: value for key, value in arrays.items() if key not in ("train", "test")}
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
-    def checked(self) -> DataSet:
+    def validate(self) -> DataSet:
         """The set with arrays as from `from_arrays`; arrays that fit already are not copied.
 
         Raises:
@@ -297,14 +297,14 @@ class DataSet:
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
         """Inverse of `parts`: the set of those arrays, without users or clients."""
 
-        def joined(key: str) -> Any:
+        def join(key: str) -> Any:
             if f"{key}:values" in parts:
                 return Pixels(parts[key], parts[f"{key}:values"])
             count = sum(part.startswith(f"{key}.") for part in parts)
             return tuple(parts[f"{key}.{i}"] for i in range(count)) if count else parts[key]
 
         return cls(
-            name, joined("train_x"), parts["train_y"], joined("test_x"), parts["test_y"], classes
+            name, join("train_x"), parts["train_y"], join("test_x"), parts["test_y"], classes
         )
 
 
@@ -328,11 +328,11 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     if isinstance(x, Mapping):
         raise DataError(f"{part} inputs: {several}, not a {type(x).__name__}")
     if isinstance(x, tuple):
-        arrays = tuple(as_numbers(one, f"{part} input {i}") for i, one in enumerate(x))
+        arrays = tuple(as_numbers(array, f"{part} input {i}") for i, array in enumerate(x))
     else:
         arrays = as_numbers(x, f"{part} inputs")
     targets = as_numbers(y, f"{part} targets")
-    lengths = [len(one) for one in inputs.parts(arrays)]
+    lengths = [len(array) for array in inputs.parts(arrays)]
     if any(length != len(targets) for length in lengths):
         counts = ", ".join(map(str, lengths))
         hint = f"; {several}" if isinstance(x, list) and len(x) < len(targets) == len(x[0]) else ""
@@ -402,7 +402,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(array: Any) -> Any:
-    return inputs.each(lambda one: (one.dtype, one.shape[1:]), array)
+    return inputs.each(lambda values: (values.dtype, values.shape[1:]), array)
 
 
 def _describe(x: Arrays, y: np.ndarray) -> str:

@@ -54,9 +54,9 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
             with prefix_key("private_class"):
                 values["private_class"] = class_number(data, values["private_class"])
         return partition(_labels(data, scheme), clients, scheme, seed=seed, **values)
-    found = flower.find(scheme) if isinstance(scheme, str) else scheme
+    partitioner = flower.find(scheme) if isinstance(scheme, str) else scheme
     label = shown_name(scheme)
-    if hasattr(found, "load_partition"):
+    if hasattr(partitioner, "load_partition"):
         columns = {
             "label": data.train_y
             if data.train_y.ndim == 1
@@ -65,23 +65,23 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         if data.train_user is not None:
             columns["user"] = data.train_user
         return Partition.from_owner(
-            flower.by_partitioner(found, columns, clients, ring, values), clients
+            flower.by_partitioner(partitioner, columns, clients, ring, values), clients
         )
-    if not callable(found):
+    if not callable(partitioner):
         raise ConfigError(
             f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner "
             "of flwr-datasets, nor a function (data, clients, seed, **options)"
         )
-    with users_code(f"partition scheme {label}", found):
-        given = found(data, clients, seed, **values)
+    with users_code(f"partition scheme {label}", partitioner):
+        given = partitioner(data, clients, seed, **values)
         lists: Any = given if isinstance(given, Mapping | str) else list(given)
-    own = Partition.from_clients(lists, len(data.train_y))
-    if len(own) != clients:
+    division = Partition.from_clients(lists, len(data.train_y))
+    if len(division) != clients:
         raise ConfigError(
-            f"partition scheme {label} makes {len(own)} clients, but federation.clients is "
+            f"partition scheme {label} makes {len(division)} clients, but federation.clients is "
             f"{clients}"
         )
-    return own
+    return division
 
 
 def needs_labels(scheme: str) -> bool:

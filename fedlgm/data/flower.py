@@ -161,26 +161,28 @@ def by_partitioner(
     given = f"{count} samples (columns {', '.join(columns)}) among {clients} clients"
     with users_code(f"partition scheme {name!r} cannot divide {given}", found):
         partitioner = (
-            found(**_filled(found, clients, ring, values))
+            found(**_fill_options(found, clients, ring, values))
             if isinstance(found, type)
             else deepcopy(found)
         )
         partitioner.dataset = Dataset.from_dict(
             {**{key: c[rows] for key, c in columns.items()}, "row": rows}
         )
-        made = int(partitioner.num_partitions)
-        if made != clients:
+        partitions = int(partitioner.num_partitions)
+        if partitions != clients:
             raise ConfigError(
-                f"partition scheme {name!r} makes {made} clients, but federation.clients is "
+                f"partition scheme {name!r} makes {partitions} clients, but federation.clients is "
                 f"{clients}"
             )
         return _read_back(partitioner, count, lambda part: np.asarray(part["row"], dtype=np.int64))
 
 
-def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
+def _fill_options(
+    kind: type, clients: int, ring: KeyRing, values: dict[str, Any]
+) -> dict[str, Any]:
     """Options of a class, completed by those that a run knows."""
-    known = parameters_of(found)
-    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
+    parameters = parameters_of(kind)
+    defaults = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
     given = {
         key: np.asarray(value)
@@ -188,4 +190,4 @@ def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) ->
         else value
         for key, value in values.items()
     }
-    return {key: value for key, value in own.items() if key in known} | given
+    return {key: value for key, value in defaults.items() if key in parameters} | given

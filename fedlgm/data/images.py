@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.data.pixels import fitted, readable
+from fedlgm.data.pixels import fit_image, readable
 from fedlgm.data.sources import store
 from fedlgm.errors import DataError, Notice
 
@@ -81,12 +81,12 @@ def load_folder(
             f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, "
             f"{image_size}"
         )
-    found = (
+    listing = (
         _by_attribute(Path(folder), attribute)
         if attribute is not None
         else _by_folder(Path(folder))
     )
-    files, labels, tests, names = found
+    files, labels, tests, names = listing
     train = int((~tests).sum())
     for option, stated, there in (
         ("train_images", train_images, train),
@@ -101,13 +101,13 @@ def load_folder(
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
-    return _resized(
+    return _load_resized(
         tuple(stamps), tuple(labels[order].tolist()), train, names, image_size, channels
     )
 
 
 @cache
-def _resized(
+def _load_resized(
     stamps: tuple[tuple[str, int, int], ...],
     labels: tuple[int, ...],
     train: int,
@@ -116,25 +116,31 @@ def _resized(
     channels: int,
 ) -> DataSet:
     digest = hashlib.sha256(repr((_READING, stamps, size, channels)).encode()).hexdigest()[:24]
-    kept = store() / NAME / f"{digest}.npy"
+    cache_file = store() / NAME / f"{digest}.npy"
     files = [Path(name) for name, _, _ in stamps]
-    x = np.load(kept, mmap_mode="r") if kept.is_file() else _read_all(files, kept, size, channels)
+    x = (
+        np.load(cache_file, mmap_mode="r")
+        if cache_file.is_file()
+        else _read_all(files, cache_file, size, channels)
+    )
     y = np.array(labels, dtype=np.int64)
     return DataSet(NAME, x[:train], y[:train], x[train:], y[train:], len(names), labels=names)
 
 
-def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np.ndarray:
+def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int) -> np.ndarray:
     """All images, written to `kept` if possible, and mapped from there."""
-    shape, part = (len(files), channels, size, size), kept.with_suffix(f".{os.getpid()}.part")
+    shape, part = (len(files), channels, size, size), cache_file.with_suffix(f".{os.getpid()}.part")
     try:
-        kept.parent.mkdir(
+        cache_file.parent.mkdir(
             mode=0o700, parents=True, exist_ok=True
         )  # they are as private as the images
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
     except OSError as error:
         warnings.warn(
-            Notice(f"resized images are held in memory: {kept.parent} cannot be written ({error})"),
+            Notice(
+                f"resized images are held in memory: {cache_file.parent} cannot be written ({error})"
+            ),
             stacklevel=2,
         )
         part, x = None, np.empty(shape, dtype=np.float32)  # type: ignore[assignment]
@@ -153,8 +159,8 @@ def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np
     if part is None:
         return x
     x.flush()  # type: ignore[attr-defined]
-    part.replace(kept)
-    return np.load(kept, mmap_mode="r")
+    part.replace(cache_file)
+    return np.load(cache_file, mmap_mode="r")
 
 
 def _read(path: Path, size: int, channels: int) -> np.ndarray:
@@ -162,7 +168,7 @@ def _read(path: Path, size: int, channels: int) -> np.ndarray:
     from PIL import Image
 
     with readable(str(path)), Image.open(path) as image:
-        return fitted(image, size, channels)
+        return fit_image(image, size, channels)
 
 
 def _images(folder: Path) -> list[Path]:
@@ -198,13 +204,15 @@ def _by_folder(folder: Path) -> _Found:
     files, labels, tests = [], [], []
     for root, is_test in roots:
         for label, name in enumerate(names):
-            own = _images(root / name)
-            files += own
-            labels += [label] * len(own)
+            images = _images(root / name)
+            files += images
+            labels += [label] * len(images)
             tests += [
-                i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(own))
+                i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(images))
             ]
-    return _checked(folder, files, np.array(labels), np.array(tests, dtype=bool), tuple(names))
+    return _check_classes(
+        folder, files, np.array(labels), np.array(tests, dtype=bool), tuple(names)
+    )
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
@@ -259,10 +267,14 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
         rows = {
-            name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept
+            name: values
+            for (name, values), is_used in zip(rows.items(), use, strict=True)
+            if is_used
         }
     files = [places[Path(name).name] for name in rows]
-    return _checked(folder, files, labels, tests, names, stated=names[0] == f"not {attribute}")
+    return _check_classes(
+        folder, files, labels, tests, names, stated=names[0] == f"not {attribute}"
+    )
 
 
 def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
@@ -292,7 +304,7 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
     return header, {row[0]: row[1:] for row in rows}
 
 
-def _checked(
+def _check_classes(
     folder: Path,
     files: list[Path],
     labels: np.ndarray,

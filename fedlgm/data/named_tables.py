@@ -66,9 +66,9 @@ def read_files(
     """
     target, users = columns.get("target"), columns.get("users")
     names = [
-        one
-        for one in ((TARGETS if target is None else (target,)) + (users,))
-        if isinstance(one, str)
+        column
+        for column in ((TARGETS if target is None else (target,)) + (users,))
+        if isinstance(column, str)
     ]
     train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
     if target is None:
@@ -90,7 +90,7 @@ def _convert_targets(
     frames = [frame for frame in (train, test) if _are_texts(frame[column])]
     if set(public.str.lower()) <= {"true", "false"}:
         both = set(pandas.concat([frame[column] for frame in frames]))
-        if len(both) <= 2 and {one.lower() for one in both} <= {"true", "false"}:
+        if len(both) <= 2 and {word.lower() for word in both} <= {"true", "false"}:
             for frame in frames:
                 frame[column] = frame[column].str.lower() == "true"
         return
@@ -117,7 +117,7 @@ def _convert_targets(
 
 
 def _are_texts(column: libraries.Series[Any]) -> bool:
-    return all(isinstance(one, str) for one in column)
+    return all(isinstance(value, str) for value in column)
 
 
 def _is_number(column: libraries.Series[Any]) -> libraries.Series[bool]:
@@ -184,8 +184,8 @@ def _offline(path: str, subset: str | None, splits: Sequence[str]) -> list[libra
 
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
-        found: list[libraries.Dataset] = load_dataset(path, subset, split=list(splits))
-        return found
+        parts: list[libraries.Dataset] = load_dataset(path, subset, split=list(splits))
+        return parts
     finally:
         config.HF_HUB_OFFLINE = before
 
@@ -219,7 +219,9 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries
             f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}"
         ) from error
     if len(frame.columns) == 1 and (
-        mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)
+        mark := next(
+            (character for character in ";\t|" if character in str(frame.columns[0])), None
+        )
     ):
         raise DataError(
             f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "

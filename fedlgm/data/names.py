@@ -44,7 +44,7 @@ def class_numbers(
         if (
             y is not None
             and y.dtype.kind in "SO"
-            and any(isinstance(one, bytes) for one in y.reshape(-1))
+            and any(isinstance(value, bytes) for value in y.reshape(-1))
         ):
             raise DataError(
                 f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]"
@@ -58,40 +58,44 @@ def class_numbers(
             "parts must be alike"
         )
     for part, y in texts.items():
-        if (lost := missing(y) | np.array([isinstance(one, str) and not one for one in y])).any():
-            raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")
+        if (
+            lost := missing(y) | np.array([isinstance(value, str) and not value for value in y])
+        ).any():
+            raise DataError(
+                f"{part} targets: {describe_missing(lost, 'target')}: leave these rows out"
+            )
     names = (
         tuple(map(str, labels))
         if labels is not None
-        else tuple(sorted({str(one) for one in texts["test"]}))
+        else tuple(sorted({str(text) for text in texts["test"]}))
     )
     if len(set(names)) < max(len(names), 2):
         raise DataError(
             "labels: must name two or more classes, each once, got "
             f"{', '.join(names[:8]) or 'none'}"
         )
-    number, made = {name: i for i, name in enumerate(names)}, dict(parts)
+    number, numbers = {name: i for i, name in enumerate(names)}, dict(parts)
     for part, y in targets.items():
         if part in texts:
             unknown = [
-                i for i, one in enumerate(y) if not isinstance(one, str) or one not in number
+                i for i, value in enumerate(y) if not isinstance(value, str) or value not in number
             ]
-            made[part] = (
+            numbers[part] = (
                 parts[part][0],
-                np.array([number.get(str(one), 0) for one in y], dtype=np.int64),
+                np.array([number.get(str(value), 0) for value in y], dtype=np.int64),
             )
         else:
             classes = {*range(len(names)), *((IGNORED,) if y.ndim > 1 else ())}
-            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in classes]
+            unknown = [i for i, value in enumerate(y.reshape(-1)) if value not in classes]
         if unknown:
-            known = "data.labels names" if labels is not None else "the public test part has"
+            source = "data.labels names" if labels is not None else "the public test part has"
             raise DataError(
                 f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are "
-                f"none of the classes that {known} "
+                f"none of the classes that {source} "
                 f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list the names of "
                 "all classes in data.labels (from Python: data={..., 'labels': [...]})"
             )
-    return made["training"], made["test"], names
+    return numbers["training"], numbers["test"], names
 
 
 def missing(values: np.ndarray) -> np.ndarray:
@@ -108,7 +112,10 @@ def missing(values: np.ndarray) -> np.ndarray:
     if values.dtype != object:
         return np.zeros(len(values), dtype=bool)
     return np.array(
-        [one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values]
+        [
+            value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+            for value in values
+        ]
     )
 
 
@@ -137,11 +144,11 @@ def refuse_masked(values: Any, what: str) -> None:
         )
 
 
-def counted(lost: np.ndarray, what: str) -> str:
+def describe_missing(lost: np.ndarray, what: str) -> str:
     """Number of rows without such a value, in words.
 
     Example:
-        >>> counted(np.array([False, True]), "target")
+        >>> describe_missing(np.array([False, True]), "target")
         '1 of 2 rows have no target (NaN or empty), first row 1, counted from 0'
     """
     return f"{lost.sum()} of {len(lost)} rows have no {what} (NaN or empty), first row {lost.argmax()}, counted from 0"
@@ -174,5 +181,5 @@ def spelled_once(values: Mapping[str, Any], what: str) -> None:
 
 def _is_text(y: np.ndarray) -> bool:
     return y.ndim == 1 and (
-        y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y))
+        y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(value, str) for value in y))
     )

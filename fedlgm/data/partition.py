@@ -206,15 +206,15 @@ def partition(
             f"labels must be integers >= 0 of shape [n], n > 0; got {labels.dtype} {labels.shape}"
         )
     clients = check_count("clients", clients)
-    known = options(scheme)
-    missing = [name for name, needed in known.items() if needed and name not in values]
-    unknown = [name for name in values if name not in known]
+    parameters = options(scheme)
+    missing = [name for name, needed in parameters.items() if needed and name not in values]
+    unknown = [name for name in values if name not in parameters]
     if missing or unknown:
         problem = (
             f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
         )
         raise ConfigError(
-            f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}"
+            f"partition scheme {scheme!r}: {problem}; its options: {', '.join(parameters) or 'none'}"
         )
     inputs = None
     if scheme in _OF_FLOWER:
@@ -226,22 +226,22 @@ def partition(
                 remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")
             ],
         }
-        kept = _restored(remembered.load("division", inputs), len(labels), clients)
-        if kept is not None:
-            return kept
-    made = Partition.from_owner(
+        cached = _restore(remembered.load("division", inputs), len(labels), clients)
+        if cached is not None:
+            return cached
+    division = Partition.from_owner(
         _SCHEMES.find(scheme)(labels, clients, KeyRing.from_seed(seed), **values), clients
     )
     if inputs is not None:
-        remembered.save("division", inputs, made.owners(len(labels)).tobytes())
-    return made
+        remembered.save("division", inputs, division.owners(len(labels)).tobytes())
+    return division
 
 
-def _restored(kept: bytes | None, samples: int, clients: int) -> Partition | None:
+def _restore(content: bytes | None, samples: int, clients: int) -> Partition | None:
     """The kept division, if it is valid."""
-    if kept is None or len(kept) != 4 * samples:
+    if content is None or len(content) != 4 * samples:
         return None
-    owner = np.frombuffer(kept, dtype=np.int32).astype(np.int64)
+    owner = np.frombuffer(content, dtype=np.int32).astype(np.int64)
     if len(owner) and (owner.min() < -1 or owner.max() >= clients):
         return None
     return Partition.from_owner(owner, clients)

@@ -25,7 +25,7 @@ class Pixels:
         values: float32 [256].
 
     Example:
-        >>> images = Pixels.scaled(np.array([[0, 51], [102, 255]], dtype=np.uint8)).between(0.0, 1.0)
+        >>> images = Pixels.from_bytes(np.array([[0, 51], [102, 255]], dtype=np.uint8)).between(0.0, 1.0)
         >>> images[np.array([1])].astype(float).round(6).tolist(), images.shape
         ([[0.4, 1.0]], (2, 2))
     """
@@ -34,7 +34,7 @@ class Pixels:
     values: np.ndarray
 
     @classmethod
-    def scaled(cls, codes: np.ndarray) -> Pixels:
+    def from_bytes(cls, codes: np.ndarray) -> Pixels:
         """Bytes that stand for numbers from -1 to 1."""
         values = np.arange(256).astype(np.float32)
         values *= _TO_FLOAT
@@ -43,7 +43,7 @@ class Pixels:
 
     def between(self, low: float, high: float) -> Pixels:
         """The same bytes, with numbers rescaled from [-1, 1] to [low, high]."""
-        return Pixels(self.codes, moved(self.values, low, high))
+        return Pixels(self.codes, rescale(self.values, low, high))
 
     def keep(self, rows: Any) -> Pixels:
         """Some of the images, still as bytes."""
@@ -63,11 +63,11 @@ class Pixels:
         return self.codes.shape
 
 
-def moved(x: np.ndarray, low: float, high: float) -> np.ndarray:
+def rescale(x: np.ndarray, low: float, high: float) -> np.ndarray:
     """Numbers rescaled from [-1, 1] to [low, high], float32.
 
     Example:
-        >>> moved(np.array([-1, 1], dtype=np.float32), 0.0, 1.0).tolist()
+        >>> rescale(np.array([-1, 1], dtype=np.float32), 0.0, 1.0).tolist()
         [0.0, 1.0]
     """
     start, half = np.float32(low), np.float32((high - low) / 2)
@@ -75,7 +75,7 @@ def moved(x: np.ndarray, low: float, high: float) -> np.ndarray:
     return result
 
 
-def fitted(image: Any, size: int | None, channels: int) -> np.ndarray:
+def fit_image(image: Any, size: int | None, channels: int) -> np.ndarray:
     """An image of Pillow as float32 [channels, H, W] in [-1, 1].
 
     Args:

@@ -63,10 +63,10 @@ class FileSet:
 
     def samples(self, folder: Path, patterns: Sequence[str]) -> Any:
         """The examples in the files of a folder that match the patterns."""
-        return self.read(*(_stored(folder, pattern) for pattern in patterns))
+        return self.read(*(_matching_files(folder, pattern) for pattern in patterns))
 
 
-def _stored(folder: Path, pattern: str) -> list[Path]:
+def _matching_files(folder: Path, pattern: str) -> list[Path]:
     """Files of `folder` that match `pattern`, sorted: an unpacked file comes before its .gz."""
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
@@ -181,24 +181,24 @@ def locate(
             f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory"
         )
     spec = FILE_SETS[name]
-    own, needed = store(), spec.files if files is None else files
-    folders = [own / name, own / spec.layout, spec.debian or _DEBIAN / name]
+    root, needed = store(), spec.files if files is None else files
+    folders = [root / name, root / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
         # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use
         # the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
-    found = _first_complete(folders, needed)
-    if found is not None:
-        return found
-    problem = _download(name, spec, own, download)
-    found = _first_complete(folders, needed)
-    if found is None:
+    folder = _first_complete(folders, needed)
+    if folder is not None:
+        return folder
+    problem = _download(name, spec, root, download)
+    folder = _first_complete(folders, needed)
+    if folder is None:
         raise DataError(
             f"{name} not found: looked for {', '.join(needed)} in {', '.join(map(str, folders))}. "
-            f"{problem} To fix it, {spec.advice} into {own / name} or a directory given as "
+            f"{problem} To fix it, {spec.advice} into {root / name} or a directory given as "
             "data_dir."
         )
-    return found
+    return folder
 
 
 @cache
@@ -215,7 +215,7 @@ def read(name: str, folder: Path) -> DataSet:
     spec = FILE_SETS[name]
     train = spec.samples(folder, spec.train)
     train, test = (train, spec.samples(folder, spec.test)) if spec.test else train
-    return _made(name, folder, train, test)
+    return _build_data_set(name, folder, train, test)
 
 
 def read_test(name: str, folder: Path) -> DataSet:
@@ -225,11 +225,11 @@ def read_test(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    found = spec.samples(folder, spec.test)._replace(user=None)
-    return _made(name, folder, found, found)
+    samples = spec.samples(folder, spec.test)._replace(user=None)
+    return _build_data_set(name, folder, samples, samples)
 
 
-def _made(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
+def _build_data_set(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
     classes = FILE_SETS[name].classes
     for part, y in (("test", test.y), ("training", train.y)):
         if not len(y) or y.min() < 0 or y.max() >= classes:
@@ -241,15 +241,15 @@ def _made(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
         if train.user is None
         else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
     )
-    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, classes, users)
+    return DataSet(name, _scale(train.x), train.y, _scale(test.x), test.y, classes, users)
 
 
-def _scaled(x: np.ndarray) -> Any:
+def _scale(x: np.ndarray) -> Any:
     """Bytes, or numbers in [0, 1], as float32 in [-1, 1]; characters stay as they are."""
     if x.dtype == np.int64:
         return x
     if x.dtype == np.uint8:
-        return Pixels.scaled(x)
+        return Pixels.from_bytes(x)
     scaled = x.astype(np.float32)
     scaled *= 2.0
     scaled -= 1.0
@@ -258,7 +258,7 @@ def _scaled(x: np.ndarray) -> Any:
 
 def _first_complete(folders: list[Path], files: Sequence[str]) -> Path | None:
     for folder in folders:
-        if all(_stored(folder, pattern) for pattern in files):
+        if all(_matching_files(folder, pattern) for pattern in files):
             return folder.resolve()
     return None
 

@@ -20,7 +20,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from fedlgm.data.names import IGNORED
-from fedlgm.data.pixels import fitted, readable
+from fedlgm.data.pixels import fit_image, readable
 from fedlgm.errors import DataError, Notice, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
@@ -102,7 +102,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             "standardise", {column: (mean, deviation)} of public figures, or "test" for those of the
             test rows, which are public (columns of Booleans stay as they are); the model's exports
             then hold these constants; "image_size" and "channels" of images, see
-            `fedlgm.data.pixels.fitted`. Other keys are passed on.
+            `fedlgm.data.pixels.fit_image`. Other keys are passed on.
 
     Returns:
         The mapping with arrays, and with the descriptions of the features as "columns". If "labels"
@@ -126,46 +126,46 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             "data: length is the maximum number of tokens, a whole number of at least 1, got "
             f"{length!r}"
         )
-    found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
+    arrays = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
     users = options.get("users")
     if isinstance(users, str):
         parts["test"].pop(users, None)
-        users = np.asarray(_taken(parts["train"], users, "train"))
+        users = np.asarray(_take_column(parts["train"], users, "train"))
     if users is not None:
-        found["users"] = users
+        arrays["users"] = users
     if "text" in options or "tokenizer" in options:
         for part, columns in parts.items():
-            columns.update(_tokenized(columns, part, options))
+            columns.update(_tokenize(columns, part, options))
     target = options.get("target")
     if target is None:
         target = next((name for name in TARGETS if name in parts["train"]), None)
     if target is None and "input_ids" not in parts["train"]:
         raise DataError(
-            f"data.target: which column is the target? It must be one of {_listed(parts['train'])}"
+            f"data.target: which column is the target? It must be one of {_join_names(parts['train'])}"
         )
     if (
         target is not None
         and data.get("labels") is None
         and (classes := _class_names(data["train"], target))
     ):
-        found["labels"] = classes
+        arrays["labels"] = classes
     targets = {
-        part: None if target is None else _taken(columns, target, part)
+        part: None if target is None else _take_column(columns, target, part)
         for part, columns in parts.items()
     }
     if "input_ids" in parts["train"]:
         _refuse_constants(options.get("standardise"))
         padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
-        return found | _of_tokens(parts, targets, padding, length)
+        return arrays | _of_tokens(parts, targets, padding, length)
     inputs = options.get("inputs", list(parts["train"]))
     names = [inputs] if isinstance(inputs, str) else list(inputs)
     size, channels = options.get("image_size"), options.get("channels", 3)
     x = {part: _features(columns, names, part, size, channels) for part, columns in parts.items()}
     described = describe(parts["test"], names, x["test"], options.get("standardise"))
     if described is not None:
-        found["columns"] = described
-        x = {part: standardised(values, described) for part, values in x.items()}
-    return found | {part: (x[part], targets[part]) for part in parts}
+        arrays["columns"] = described
+        x = {part: standardise(values, described) for part, values in x.items()}
+    return arrays | {part: (x[part], targets[part]) for part in parts}
 
 
 def describe(
@@ -192,7 +192,7 @@ def describe(
         _refuse_constants(constants)
         return None
     kinds = {"b": "bool", "i": "int", "u": "int"}
-    found: list[Column] = [
+    columns: list[Column] = [
         {"name": str(name), "dtype": kinds.get(np.asarray(table[name]).dtype.kind, "float")}
         for name in names
     ]
@@ -207,16 +207,16 @@ def describe(
             stacklevel=2,
         )
     if isinstance(constants, str) and constants == "test":
-        constants = _figures(found, x)
+        constants = _figures(columns, x)
     if not isinstance(constants, Mapping | None):
         raise DataError(f"data.standardise: must be 'test' or name columns, got {constants!r}")
     require_columns(constants or (), names, "data.standardise: the set of inputs")
-    for column in found:
+    for column in columns:
         if constants is not None and column["name"] in constants:
             column["mean"], column["deviation"] = _constants(
                 column["name"], constants[column["name"]]
             )
-    return tuple(found)
+    return tuple(columns)
 
 
 def _refuse_constants(constants: object) -> None:
@@ -230,7 +230,7 @@ def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float,
     """Mean and standard deviation of the columns of public rows [n, d], without those of
     Booleans.
     """
-    found = {}
+    figures = {}
     for column, values in zip(columns, x.T, strict=True):
         if column["dtype"] == "bool":
             continue
@@ -239,8 +239,8 @@ def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float,
                 f"data.standardise: all test rows have one value of {column['name']!r}: leave it "
                 "out of data.inputs, or give the mean and deviation of each column"
             )
-        found[column["name"]] = float(values.mean()), float(values.std())
-    return found
+        figures[column["name"]] = float(values.mean()), float(values.std())
+    return figures
 
 
 def _constants(name: str, given: Any) -> tuple[float, float]:
@@ -299,11 +299,11 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
         names.append(name)
 
 
-def standardised(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """Rows [n, d] with the constants of their columns applied, float64.
 
     Example:
-        >>> standardised(np.array([[60.0]]), [{"name": "age", "dtype": "float", "mean": 50, "deviation": 20}]).tolist()
+        >>> standardise(np.array([[60.0]]), [{"name": "age", "dtype": "float", "mean": 50, "deviation": 20}]).tolist()
         [[0.5]]
     """
     mean = np.array([column.get("mean", 0.0) for column in columns])
@@ -350,22 +350,22 @@ def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
 
-def _taken(columns: _Columns, name: Any, part: str) -> Any:
+def _take_column(columns: _Columns, name: Any, part: str) -> Any:
     if not isinstance(name, str):
         got = repr(name) if isinstance(name, list) else type(name).__name__
         raise DataError(
             f"data: a column must be named by one string, got {got}; its columns: "
-            f"{_listed(columns)}"
+            f"{_join_names(columns)}"
         )
     require_columns([name], columns, f"data: {part!r}")
     return columns.pop(name)
 
 
-def _listed(columns: Iterable[str]) -> str:
+def _join_names(columns: Iterable[str]) -> str:
     return ", ".join(map(repr, columns)) or "none"
 
 
-def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenize(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if not ("text" in options and "tokenizer" in options):
         raise DataError("data: 'text' (the column of texts) and 'tokenizer' must be given together")
     if not callable(options["tokenizer"]):
@@ -373,7 +373,7 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
             "data: a tokenizer must be an object, such as AutoTokenizer.from_pretrained(...), got "
             f"{options['tokenizer']!r}"
         )
-    column, length = _taken(columns, options["text"], part), options.get("length")
+    column, length = _take_column(columns, options["text"], part), options.get("length")
     lost = [row for row, text in enumerate(column) if not isinstance(text, str)]
     if lost:
         raise DataError(
@@ -408,25 +408,25 @@ def _of_tokens(
             "private row must not decide whether the model gets a mask: give a number of tokens, "
             "as in data={..., 'length': 128}, or a column 'attention_mask'"
         )
-    found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
+    arrays: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
     for part, columns in parts.items():
         rows = columns["input_ids"]
-        tokens = _padded(rows, width, padding)
+        tokens = _pad(rows, width, padding)
         inputs = [tokens]
-        mask = _padded(columns.get("attention_mask", [[1] * len(row) for row in rows]), width, 0)
+        mask = _pad(columns.get("attention_mask", [[1] * len(row) for row in rows]), width, 0)
         if masked:
             inputs.append(mask)
         if "token_type_ids" in parts["train"]:
-            inputs.append(_padded(columns["token_type_ids"], width, 0))
+            inputs.append(_pad(columns["token_type_ids"], width, 0))
         target = targets[part]
         if target is None:
             y = np.where(mask == 0, IGNORED, tokens)
         elif len(target) and np.ndim(target[0]) == 1:
-            y = _padded(target, width, IGNORED)
+            y = _pad(target, width, IGNORED)
         else:
             y = np.asarray(target)
-        found[part] = (tuple(inputs) if len(inputs) > 1 else tokens, y)
-    return found
+        arrays[part] = (tuple(inputs) if len(inputs) > 1 else tokens, y)
+    return arrays
 
 
 def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
@@ -467,7 +467,7 @@ def _check_tokens(columns: _Columns, part: str) -> None:
                 )
 
 
-def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
+def _pad(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
     padded = np.full((len(rows), width), value, dtype=np.int64)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
@@ -483,38 +483,38 @@ def _features(
         raise DataError(
             f"data: {part!r} has no column besides target and user: there are no features"
         )
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     unfit: list[tuple[str, Unfit]] = []
     for name in names:
         try:
-            found[name] = _column(columns[name], name, part, size, channels)
+            by_name[name] = _column(columns[name], name, part, size, channels)
         except Unfit as error:
             unfit.append((name, error))
     if unfit:
         others = ", ".join(f"{name!r} ({error.fault})" for name, error in unfit[1:])
         raise DataError(f"{unfit[0][1]}{'; also unsuitable: ' if others else ''}{others}")
-    if len(found) == 1:
-        (values,) = found.values()
+    if len(by_name) == 1:
+        (values,) = by_name.values()
         return values[:, None] if values.ndim == 1 else values
-    wide = next((name for name, values in found.items() if values.ndim > 1), None)
+    wide = next((name for name, values in by_name.items() if values.ndim > 1), None)
     if wide is not None:
         raise DataError(
             f"data.inputs: column {wide!r} holds an array per row: name only it, as data.inputs = "
             f"[{wide!r}]"
         )
-    return np.stack(list(found.values()), axis=1)
+    return np.stack(list(by_name.values()), axis=1)
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
     """A column of images as float32 [n, C, H, W], any other as `numbers` returns it."""
     if len(values) and hasattr(values[0], "convert"):
         with readable(f"data: an image of column {name!r} of {part!r}"):
-            found = [fitted(image, size, channels) for image in values]
-        if len({image.shape for image in found}) > 1:
+            images = [fit_image(image, size, channels) for image in values]
+        if len({image.shape for image in images}) > 1:
             raise DataError(
                 f"data.image_size: images of column {name!r} differ in size: name one, in pixels"
             )
-        return np.stack(found)
+        return np.stack(images)
     remedy = (
         "drop it, or convert it (pandas.get_dummies); text needs a tokenizer: "
         f"data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}"
@@ -567,7 +567,9 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
         array = np.asarray([np.asarray(row) for row in values] if lists else values)
     except ValueError as error:
         raise Unfit(f"{column} holds lists of unequal length", "lists") from error
-    if array.dtype == object and all(isinstance(one, Real | Decimal | None) for one in array.flat):
+    if array.dtype == object and all(
+        isinstance(value, Real | Decimal | None) for value in array.flat
+    ):
         array = array.astype(np.float64)
     if array.dtype.kind in "mM":
         raise Unfit(
@@ -582,13 +584,13 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
             else f"values of type {array.dtype}"
         )
         raise Unfit(f"{column} holds {kind}, not numbers: {remedy}", kind)
-    found = array.astype(np.float64)
-    lost = np.flatnonzero(~np.isfinite(found).all(axis=tuple(range(1, found.ndim))))
+    floats = array.astype(np.float64)
+    lost = np.flatnonzero(~np.isfinite(floats).all(axis=tuple(range(1, floats.ndim))))
     if len(lost):
         raise Unfit(
-            f"{column} has no finite number in {len(lost)} of {len(found)} rows, first in row "
+            f"{column} has no finite number in {len(lost)} of {len(floats)} rows, first in row "
             f"{lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column "
             "out",
             f"gaps in {len(lost)} rows",
         )
-    return found
+    return floats

@@ -44,9 +44,9 @@ def as_pair(part: Any) -> Any:
             f"{label}: its items must be tuples (input, target), got {type(items[0]).__name__}: "
             "give arrays (x, y)"
         )
-    columns = [[_array(one) for one in column] for column in zip(*items, strict=True)]
+    columns = [[_array(value) for value in column] for column in zip(*items, strict=True)]
     for number, column in enumerate(columns):
-        if len(shapes := {one.shape for one in column}) > 1:
+        if len(shapes := {array.shape for array in column}) > 1:
             raise DataError(
                 f"{label}: entry {number} of its items has several shapes, such as "
                 f"{sorted(shapes)[:2]}"

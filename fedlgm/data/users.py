@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.data.names import counted, missing, refuse_masked
+from fedlgm.data.names import describe_missing, missing, refuse_masked
 from fedlgm.errors import DataError, Notice
 
 
@@ -57,13 +57,13 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         )
     if (lost := missing(ids)).any():
         raise DataError(
-            f"users: {counted(lost, 'user')}: leave these examples out, or name their users"
+            f"users: {describe_missing(lost, 'user')}: leave these examples out, or name their users"
         )
     try:
-        known, index = np.unique(ids, return_inverse=True)
+        unique, index = np.unique(ids, return_inverse=True)
     except TypeError as error:
         raise DataError(f"users must all be numbers or all be names: {error}") from error
-    _check_names([name for name in known.tolist() if isinstance(name, str)])
+    _check_names([name for name in unique.tolist() if isinstance(name, str)])
     return index.astype(np.int64)
 
 

@@ -68,7 +68,7 @@ def is_object(name: object) -> bool:
     return isinstance(name, str) and name.startswith("<") and name.endswith(">")
 
 
-def passed(own: Any, name: Any, what: str) -> Any:
+def object_or_name(own: Any, name: Any, what: str) -> Any:
     """The object that was passed, or else the name in the recipe.
 
     Args:
@@ -134,8 +134,8 @@ def load_object(reference: str, what: str) -> Any:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
         package = module_name.partition(".")[0]
-        own = [key for key, value in vars(module).items() if package_of(value) == package]
-        similar = get_close_matches(name, own, n=1)
+        names = [key for key, value in vars(module).items() if package_of(value) == package]
+        similar = get_close_matches(name, names, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(
             f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}"
@@ -246,7 +246,7 @@ def sealed(kind: type[K]) -> type[K]:
     return kind
 
 
-def made(
+def call_with_options(
     found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None
 ) -> Any:
     """Call a class or function with a recipe's options, and return the result.
@@ -261,23 +261,23 @@ def made(
     Raises:
         ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
 
-    >>> made(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
+    >>> call_with_options(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
     (0.1, 3)
-    >>> made(lambda lr: lr, "rule 'own'", {"rate": 0.1})
+    >>> call_with_options(lambda lr: lr, "rule 'own'", {"rate": 0.1})
     Traceback (most recent call last):
     fedlgm.errors.ConfigError: rule 'own': unknown option 'rate'; its options: lr
     """
     parameters, filled = parameters_of(found), filled or {}
-    known = options_of(found, filled)
-    unknown = [key for key in options if key not in known]
+    option_names = options_of(found, filled)
+    unknown = [key for key in options if key not in option_names]
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(
-            f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}"
+            f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(option_names) or 'none'}"
         )
     arguments = {key: value for key, value in filled.items() if key in parameters} | dict(options)
     wrong = misfit(found, **arguments)
     if wrong:
-        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(known) or 'none'}")
+        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(option_names) or 'none'}")
     with users_code(label, found):
         return found(**arguments)
 
@@ -292,15 +292,15 @@ def raised_in(found: Any, error: BaseException) -> str:
     while isinstance(found, partial):
         found = found.func
     try:
-        own = inspect.getsourcefile(
+        source = inspect.getsourcefile(
             inspect.unwrap(found)
             if inspect.isroutine(found) or isinstance(found, type)
             else type(found)
         )
     except TypeError:
-        own = None
+        source = None
     frames = traceback.extract_tb(error.__traceback__)
-    place = next((frame for frame in reversed(frames) if frame.filename == own), None)
+    place = next((frame for frame in reversed(frames) if frame.filename == source), None)
     where = "" if place is None else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
 
@@ -333,9 +333,9 @@ def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
     Raises:
         ConfigError: see `load_object`.
     """
-    found = load_object(reference, what)
+    value = load_object(reference, what)
     try:
-        file = inspect.getsourcefile(found if callable(found) else type(found))
+        file = inspect.getsourcefile(value if callable(value) else type(value))
     except TypeError:
         file = None
     file = file or getattr(sys.modules[reference.partition(":")[0]], "__file__", None)

@@ -56,7 +56,7 @@ def rows_apart(
     values = torch.cat([function(fresh(), row.clone()) for row in each])
     again = torch.cat([function(fresh(), row.clone()) for row in reversed(each)]).flip(0)
     pairs = [(values, again), (before, after(3.0)), (before, after(0.25))]
-    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+    if not all(torch.equal(single.nan_to_num(), other.nan_to_num()) for single, other in pairs):
         raise PrivacyError(
             f"{what} remembers what it has seen, or draws random numbers: its value for a row may "
             "depend only on that row"

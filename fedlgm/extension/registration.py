@@ -20,13 +20,13 @@ _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
 
 
 def registers(function: F) -> F:
-    """Record the calls of a function that registers users' objects, for `registered` and
+    """Record the calls of a function that registers users' objects, for `registrations` and
     `repeat`.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def call_and_record(*arguments: Any, **options: Any) -> Any:
         result = function(*arguments, **options)
         given = signature.bind(*arguments, **options).arguments
         if any(_is_users(value) for value in given.values()):
@@ -38,10 +38,10 @@ def registers(function: F) -> F:
             )
         return result
 
-    return called  # type: ignore[return-value]
+    return call_and_record  # type: ignore[return-value]
 
 
-def registered() -> tuple[Call, ...]:
+def registrations() -> tuple[Call, ...]:
     """The registrations of users' objects in this process."""
     return tuple(_calls.values())
 

@@ -168,11 +168,11 @@ def keeps_nothing(part: Any) -> bool:
     """
     if isinstance(part, nn.Module):
         kinds = {type(module) for module in part.modules()}
-        known = all(kind.__module__.startswith(_LAYERS) for kind in kinds)
+        are_layers = all(kind.__module__.startswith(_LAYERS) for kind in kinds)
         hooks = any(_functions(vars(module)) for module in part.modules())
-        return known and not hooks and not _has_any_global_hook()
-    own = type(part)
-    if package_of_code(own) != "fedlgm":
+        return are_layers and not hooks and not _has_any_global_hook()
+    part_type = type(part)
+    if package_of_code(part_type) != "fedlgm":
         return False
     return all(isinstance(value, _VALUES) for value in getattr(part, "__dict__", {}).values())
 
@@ -239,8 +239,8 @@ def _inside(item: Reached) -> list[Reached]:
     for name, each in _attributes(value):
         linked = isinstance(value, nn.Module) and name in LINKS
         held += [
-            (f"{path}.{own}".lstrip("."), inner)
-            for own, inner in (each.items() if linked else [(name, each)])
+            (f"{path}.{leaf}".lstrip("."), inner)
+            for leaf, inner in (each.items() if linked else [(name, each)])
         ]
     kind = Reached(type(value).__name__, type(value), top)
     return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
@@ -257,7 +257,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
+    held = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
     if (
         package_of_code(function) in KNOWN
     ):  # such as a decorator's wrapper: what it calls may be a user's
@@ -273,7 +273,7 @@ def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     return [(f"{name!r} of {function.__qualname__}", value) for name, value in held]
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -384,8 +384,8 @@ def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
     for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
         if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
             raise TypeError(f"{kind.__name__} has slots")
-    before, own = copy.deepcopy((module, task), tensors_of(module))
-    return list(zip((*before.modules(), own), (*module.modules(), task), strict=True))
+    before, tensors = copy.deepcopy((module, task), tensors_of(module))
+    return list(zip((*before.modules(), tensors), (*module.modules(), task), strict=True))
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
@@ -403,11 +403,11 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None if package_of_code(value) in KNOWN else f"{path} is the module {value.__name__}"
     if isinstance(value, BuiltinFunctionType):
         owner = value.__self__
-        known = package_of_code(value) in KNOWN or (
+        is_known = package_of_code(value) in KNOWN or (
             isinstance(owner, ModuleType | type) and package_of_code(owner) in KNOWN
         )
         bound = owner is not None and not isinstance(owner, ModuleType | type)
-        return None if known and not bound else f"{path} is compiled code"
+        return None if is_known and not bound else f"{path} is compiled code"
     if isinstance(
         value, property | staticmethod | classmethod | functools.cached_property | functools.partial
     ):

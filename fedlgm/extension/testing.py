@@ -28,7 +28,7 @@ from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.separation import shared_state
-from fedlgm.extension.trial import prepared, require_same_losses
+from fedlgm.extension.trial import prepare_data, require_same_losses
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.mechanisms.method import Method
@@ -80,15 +80,15 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     >>> check_data({"train": (x, y), "test": (x, y), "clients": [[0, 1, 2], [3, 4, 5]]}).classes
     2
     """
-    found = load(data)
-    if not _same(found, load(data)):
+    data_set = load(data)
+    if not _same(data_set, load(data)):
         raise DataError(
-            f"data {found.name!r}: loading it twice gives different arrays; fix its random seed"
+            f"data {data_set.name!r}: loading it twice gives different arrays; fix its random seed"
         )
-    found, _ = prepared(tasks.get(task), found.checked())
-    if found.clients is not None and not allow_empty:
-        _check_clients(found.name, found.clients)
-    return found
+    data_set, _ = prepare_data(tasks.get(task), data_set.validate())
+    if data_set.clients is not None and not allow_empty:
+        _check_clients(data_set.name, data_set.clients)
+    return data_set
 
 
 def check_mechanism(
@@ -180,7 +180,9 @@ def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> Rele
             "object, such as a resumed run makes: it must depend only on its arguments, and keep "
             "no state"
         )
-    if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
+    if any(
+        not torch.equal(before, now) for before, now in zip(past, _tensors(transcript), strict=True)
+    ):
         raise PrivacyError(
             f"{mechanism.name}: plan() changes the past releases that it is given: leave them as "
             "they are"
@@ -278,10 +280,10 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     >>> check_task(torch.nn.L1Loss(reduction="none"), torch.randn(8), torch.randn(8)).headline
     'loss'
     """
-    found = tasks.get(task)
-    label, count = f"task {found.name!r}", len(targets)
+    instance = tasks.get(task)
+    label, count = f"task {instance.name!r}", len(targets)
     before = outputs.clone(), targets.clone()
-    losses = found.losses(outputs, targets)
+    losses = instance.losses(outputs, targets)
     if not (torch.equal(before[0], outputs) and torch.equal(before[1], targets)):
         raise ConfigError(
             f"{label}: losses change the outputs or targets that they are given: leave them as "
@@ -292,21 +294,21 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
             f"{label}: losses must have shape ({count},), one per example, but they have "
             f"{tuple(losses.shape)}" + ("" if losses.ndim else SUMMED)
         )
-    require_separate_losses(found, outputs, targets)
-    stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
+    require_separate_losses(instance, outputs, targets)
+    stacked = torch.func.vmap(torch.func.grad(instance.loss))(outputs[None], targets[None])[0]
     gradient = torch.zeros_like(outputs)
-    for operation in found.gradient_operations(outputs, targets, gradient):
+    for operation in instance.gradient_operations(outputs, targets, gradient):
         operation()
     if not inputs.close(gradient, stacked):
         raise ConfigError(
             f"{label}: gradient_operations do not write the gradient of the mean loss"
         )
-    whole = figures_of(found, [(outputs, targets)])
-    for name in ("loss", found.headline):
-        if name not in found.set_metrics() and not np.isfinite(whole.get(name, np.nan)):
-            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
-    require_sums(found, outputs, targets)
-    return found
+    figures = figures_of(instance, [(outputs, targets)])
+    for name in ("loss", instance.headline):
+        if name not in instance.set_metrics() and not np.isfinite(figures.get(name, np.nan)):
+            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {figures}")
+    require_sums(instance, outputs, targets)
+    return instance
 
 
 def check_model(
@@ -336,23 +338,25 @@ def check_model(
     >>> x, y = np.random.default_rng(1).normal(size=(40, 6)), np.arange(40) % 2
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
-    own = tasks.get(task)
-    found, on_parts = prepared(own, load(data))
-    unused = fresh(own)
+    instance = tasks.get(task)
+    data_set, on_parts = prepare_data(instance, load(data))
+    unused = fresh(instance)
 
     def build() -> nn.Module:
-        return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
+        return models.build(
+            model, in_shape=data_set.shape, classes=instance.outputs(data_set), **options
+        )
 
     module = build()
     models.require_trainable(module)
-    fresh(own).check(module, found)
+    fresh(instance).check(module, data_set)
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
     if not torch.equal(start, layers.flatten(build())):
         raise ConfigError(
             "model: building it twice gives different weights; draw them with torch only"
         )
-    clients = _clients(found)
+    clients = _clients(data_set)
     require_same_losses(fresh(unused), on_parts, build(), clients[0].x, clients[0].y)
     with prefix_key("model"):
         models.require_repeatable(module, clients[0].x)
@@ -360,11 +364,11 @@ def check_model(
         if not drawn:
             models.require_separate(module, clients[0].x)
 
-    why = shared_state(build(), fresh(own))
+    why = shared_state(build(), fresh(instance))
     if why is not None:
         warnings.warn(Notice(f"a run's guarantee would be conditional: {why}"), stacklevel=3)
     settings = LocalTraining(lr=0.01, batch_size=_BATCH)
-    sequential = SequentialTrainer(build(), layers, settings, task=own)
+    sequential = SequentialTrainer(build(), layers, settings, task=instance)
     first, second, again = (
         update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0))
     )
@@ -383,7 +387,7 @@ def check_model(
     if (
         vectorized and not drawn
     ):  # PyTorch cannot draw for many clients at once: they are trained one by one
-        many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
+        many = VectorizedTrainer(build(), layers, settings, width=2, task=instance)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
         alone = torch.cat([first, second])
         if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
@@ -404,13 +408,13 @@ def _check_clients(name: str, clients: Partition) -> None:
 
 def _clients(data: DataSet) -> list[ClientTask]:
     """Two clients of unequal size, of test examples."""
-    made, start = [], 0
+    clients, start = [], 0
     for count in (_EXAMPLES, _EXAMPLES - 3):
         rows = np.arange(start, start + count) % len(data.test_y)
         x = inputs.tensors(inputs.take(data.test_x, rows))
-        made.append(ClientTask(x, torch.from_numpy(data.test_y[rows]), torch.Generator(), 2))
+        clients.append(ClientTask(x, torch.from_numpy(data.test_y[rows]), torch.Generator(), 2))
         start += count
-    return made
+    return clients
 
 
 def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
@@ -427,9 +431,11 @@ def _same(left: DataSet, right: DataSet) -> bool:
     if left is right:
         return True
     pairs = [(left.train_y, right.train_y), (left.test_y, right.test_y)]
-    for one, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
-        ones, others = map(inputs.parts, (one, other))
+    for x, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
+        ones, others = map(inputs.parts, (x, other))
         if len(ones) != len(others):
             return False
         pairs += zip(ones, others, strict=True)
-    return all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
+    return all(
+        np.array_equal(array, other, equal_nan=array.dtype.kind == "f") for array, other in pairs
+    )

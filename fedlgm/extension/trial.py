@@ -22,7 +22,7 @@ from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.loader import is_bundled, package_of, users_code
 from fedlgm.extension.restored import fresh
 from fedlgm.training import inputs, models
-from fedlgm.training.devices import or_another_thread, seeded
+from fedlgm.training.devices import fork_rng, or_another_thread
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.task import ExampleLosses, Task, require_separate_losses, require_sums
 
@@ -53,17 +53,21 @@ def try_clients(
         ConfigError: the message names the problem.
     """
 
-    def made() -> list[Tensor]:
-        one, other = (x, y), (inputs.take(x, slice(1)), y[:1])
-        return [*updates([one, one]), updates([other, one])[1], updates([one, other])[0]]
+    def make_updates() -> list[Tensor]:
+        client, other = (x, y), (inputs.take(x, slice(1)), y[:1])
+        return [
+            *updates([client, client]),
+            updates([other, client])[1],
+            updates([client, other])[0],
+        ]
 
     with prefix_key("model"):
         models.require_repeatable(module, x)
-    require_alike(made, len(y), owner)
+    require_alike(make_updates, len(y), owner)
     check_losses(module, task, x, y)
 
 
-def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
+def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
     """The data as a task prepares them, and copies of a user's task that have prepared parts of
     them.
 
@@ -81,8 +85,8 @@ def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
             return prepare_rows(task, found), []
     before = fresh(task)
     with users_code(f"task {task.name!r}", task):
-        made = task.prepare(found)
-    return made, try_preparing(before, found, made)
+        result = task.prepare(found)
+    return result, try_preparing(before, found, result)
 
 
 def prepare_rows(task: Task, data: DataSet) -> DataSet:
@@ -96,12 +100,12 @@ def prepare_rows(task: Task, data: DataSet) -> DataSet:
     Raises:
         ConfigError: all training examples together give other targets.
     """
-    whole, y = fresh(task).prepare(data), data.train_y
+    reference, y = fresh(task).prepare(data), data.train_y
     rows = [fresh(task).targets(y[i : i + 1], "training") for i in range(len(y))]
-    train_y = np.concatenate(rows) if rows else whole.train_y
-    if not _near(train_y, whole.train_y):
+    train_y = np.concatenate(rows) if rows else reference.train_y
+    if not _near(train_y, reference.train_y):
         raise _mixing(task)
-    return replace(data, train_y=train_y, test_y=whole.test_y)
+    return replace(data, train_y=train_y, test_y=reference.test_y)
 
 
 def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
@@ -120,20 +124,20 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
         ConfigError: the examples of a part would be others without the rest of the training
             examples.
     """
-    made, order = (
+    copies, order = (
         [],
         np.random.default_rng(0).permutation(len(data.train_y)),
     )  # they may be sorted by class
     for half in np.array_split(order, 2) if len(order) > 1 else ():
-        rows, own = np.sort(half), fresh(task)
+        rows, task_copy = np.sort(half), fresh(task)
         try:
-            alike = _prepares_alike(own, data, prepared, rows)
+            alike = _prepares_alike(task_copy, data, prepared, rows)
         except Exception:  # a part may lack a class
             continue
         if not alike:
             raise _mixing(task)
-        made.append(own)
-    return made
+        copies.append(task_copy)
+    return copies
 
 
 def _mixing(task: Task) -> ConfigError:
@@ -177,19 +181,19 @@ def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarr
     """Whether a task makes the same examples of these rows alone as of all training examples, up to
     rounding.
     """
-    alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
-    pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
+    alone, expected = task.prepare(data.keep(rows)), prepared.keep(rows)
+    pairs = [(alone.train_y, expected.train_y), (alone.test_y, expected.test_y)]
     for name in ("train_x", "test_x"):
-        held = alone.held(name), kept.held(name)
+        held = alone.held(name), expected.held(name)
         if not any(isinstance(part, Pixels) for part in held):  # bytes are never changed in place
             pairs += zip(*map(inputs.parts, held), strict=True)
-    return all(_near(one, other) for one, other in pairs)
+    return all(_near(array, other) for array, other in pairs)
 
 
-def _near(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind != "f":
-        return np.array_equal(one, other)
-    return bool(np.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
+def _near(array: np.ndarray, other: np.ndarray) -> bool:
+    if array.shape != other.shape or array.dtype != other.dtype or array.dtype.kind != "f":
+        return np.array_equal(array, other)
+    return bool(np.allclose(array, other, rtol=1e-5, atol=1e-8, equal_nan=True))
 
 
 @torch.no_grad()
@@ -213,7 +217,7 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     Raises:
         ConfigError: they differ, or training fails.
     """
-    with users_code(f"training on {count} test examples fails", owner), seeded(None):
+    with users_code(f"training on {count} test examples fails", owner), fork_rng(None):
         first, *others = made()
     if not all(
         torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from fedlgm.training import inputs
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.inputs import Inputs
 
 
@@ -77,7 +77,7 @@ def pools_maxima(module: nn.Module, like: Inputs) -> bool:
     """
     if not any(isinstance(child, nn.Conv2d) for child in module.modules()):
         return False
-    with torch.no_grad(), seeded(None), _Watch() as watch:
+    with torch.no_grad(), fork_rng(None), _Watch() as watch:
         inputs.call(module, inputs.each(lambda part: torch.zeros_like(part[:2]), like))
     return watch.pooled
 

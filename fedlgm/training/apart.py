@@ -16,8 +16,8 @@ from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Watched, one_client
 from fedlgm.training.base import ClientTask, Trainer
-from fedlgm.training.devices import seeded
-from fedlgm.training.models.copies import copied
+from fedlgm.training.devices import fork_rng
+from fedlgm.training.models.copies import copy_model
 from fedlgm.training.tasks import Task
 
 
@@ -68,7 +68,7 @@ class ClientsApart:
         self._parts: tuple[Any, ...] = make, module, *given, task
         self._shared: Trainer | None = None
         self._watched: Watched | None = None
-        copied(module)
+        copy_model(module)
         try:
             self._parts = copy.deepcopy(self._parts)  # what the caller holds may be used elsewhere
         except Exception:  # a user's object may raise anything
@@ -81,11 +81,13 @@ class ClientsApart:
         """See `Trainer.updates`."""
         for task in tasks:
             trainer = self._shared or self._own_trainer()
-            own = replace(task, trained=None if task.trained is None else task.trained.clone())
-            with seeded(
+            task_copy = replace(
+                task, trained=None if task.trained is None else task.trained.clone()
+            )
+            with fork_rng(
                 task.order.initial_seed(), self._device
             ):  # or its draws would follow from earlier clients'
-                updates = list(trainer.updates(model.clone(), [own]))
+                updates = list(trainer.updates(model.clone(), [task_copy]))
             if self._watched is not None:
                 self._watched.check()
             if len(updates) != 1 or len(updates[0]) != 1:

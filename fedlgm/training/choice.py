@@ -35,11 +35,11 @@ def fastest(
     Returns:
         The winner's name, and the seconds per block of each trainer.
     """
-    made = {name: make() for name, make in trainers.items()}
-    preferred = next(iter(made))
-    first, best = {}, dict.fromkeys(made, math.inf)
+    candidates = {name: make() for name, make in trainers.items()}
+    preferred = next(iter(candidates))
+    first, best = {}, dict.fromkeys(candidates, math.inf)
     for turn in range(repeats + 1):
-        for name, trainer in list(made.items()):
+        for name, trainer in list(candidates.items()):
             work = tasks()
             started = clock()
             try:
@@ -48,13 +48,13 @@ def fastest(
             except ConfigError:
                 if name == preferred:
                     raise
-                del made[name], best[name]
+                del candidates[name], best[name]
                 continue
             seconds = clock() - started
             if turn == 0:
                 first[name] = seconds
             else:
                 best[name] = min(best[name], seconds)
-    cost = {name: best[name] + max(first[name] - best[name], 0.0) / blocks for name in made}
+    cost = {name: best[name] + max(first[name] - best[name], 0.0) / blocks for name in candidates}
     winner = min(cost, key=lambda name: cost[name])
     return (winner if cost[winner] < 0.9 * cost[preferred] else preferred), cost

@@ -43,7 +43,7 @@ class Numerics:
     block_size: int = 8
 
 
-def found() -> dict[str, str]:
+def available_devices() -> dict[str, str]:
     """Devices of this machine: name for `training.device` -> description."""
     devices = {}
     if torch.cuda.is_available():
@@ -63,7 +63,7 @@ def resolve(name: str) -> torch.device:
     Raises:
         ConfigError: no device of this machine has the name; the message lists the devices found.
     """
-    here = found()
+    here = available_devices()
     if name == "auto":
         return torch.device(next(iter(here)))
     kind, _, index = name.partition(":")
@@ -223,7 +223,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
-def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
+def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed draws from global generators inside the block (see `drawing`), and restore the
     generators' state afterwards.
 
@@ -234,9 +234,9 @@ def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[Non
         device: device whose generator is seeded beside that of the CPU.
 
     Example:
-        >>> with seeded(1):
+        >>> with fork_rng(1):
         ...     one = torch.rand(2)
-        >>> with seeded(1):
+        >>> with fork_rng(1):
         ...     again = torch.rand(2)
         >>> torch.equal(one, again)
         True

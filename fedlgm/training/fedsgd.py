@@ -25,8 +25,8 @@ class _OneBatch:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
         trainer: Any = super()
-        made: Iterator[Tensor] = trainer.updates(model, map(self._batch, tasks))
-        return made
+        updates: Iterator[Tensor] = trainer.updates(model, map(self._batch, tasks))
+        return updates
 
     def _batch(self, task: ClientTask) -> ClientTask:
         rows = torch.randperm(len(task.y), generator=task.order)[: self._settings.batch_size]

@@ -152,29 +152,31 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
         return PLAIN
     kind = _find(trainer)
     if isinstance(trainer, str) and trainer in _KINDS:
-        known = options_of(trainer)
-        unknown = [name for name in options if name not in known]
+        option_names = options_of(trainer)
+        unknown = [name for name in options if name not in option_names]
         if unknown:
             raise ConfigError(
                 f"trainer {trainer!r} has no option {unknown[0]!r}; known: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(option_names) or 'none'}"
             )
-    sequential, vectorized = _checked(trainer, kind.sequential, options), None
+    sequential, vectorized = _bind_options(trainer, kind.sequential, options), None
     if package_of_code(kind.sequential) != "fedlgm":
         sequential = partial(ClientsApart, sequential)
     if kind.vectorized is not None:
-        vectorized = _checked(trainer, kind.vectorized, options)
-    own = vectorized is not None and package_of_code(kind.vectorized) != "fedlgm"
-    together = f"trainer {shown_name(trainer)} trains several clients in one call" if own else None
+        vectorized = _bind_options(trainer, kind.vectorized, options)
+    is_custom = vectorized is not None and package_of_code(kind.vectorized) != "fedlgm"
+    together = (
+        f"trainer {shown_name(trainer)} trains several clients in one call" if is_custom else None
+    )
     return TrainerKind(sequential, vectorized, together=together)
 
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:
-    found = _KINDS.find(trainer) if isinstance(trainer, str) else trainer
-    if isinstance(found, TrainerKind):
-        return found
-    _check_maker(trainer, found)
-    return TrainerKind(found)
+    kind = _KINDS.find(trainer) if isinstance(trainer, str) else trainer
+    if isinstance(kind, TrainerKind):
+        return kind
+    _check_maker(trainer, kind)
+    return TrainerKind(kind)
 
 
 def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
@@ -185,7 +187,7 @@ def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
         )
 
 
-def _checked(
+def _bind_options(
     trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]
 ) -> MakesTrainer:
     """The maker with its options, which it must take; refuses a result that is not a trainer."""
@@ -195,12 +197,12 @@ def _checked(
 
     def make(*arguments: Any, **keywords: Any) -> Trainer:
         with users_code(f"trainer {shown_name(trainer)}", maker):
-            made = maker(*arguments, **keywords, **options)
-        if not callable(getattr(made, "updates", None)):
+            result = maker(*arguments, **keywords, **options)
+        if not callable(getattr(result, "updates", None)):
             raise ConfigError(
-                f"trainer {shown_name(trainer)} returns an object of type {type(made).__name__} "
+                f"trainer {shown_name(trainer)} returns an object of type {type(result).__name__} "
                 "without a method updates(model, tasks)"
             )
-        return made
+        return result
 
     return make

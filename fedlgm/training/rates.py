@@ -41,15 +41,15 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         >>> factors("linear", 4).tolist()
         [1.0, 0.75, 0.5, 0.25]
     """
-    made = _SCHEDULES.find_function(schedule, f"({unit}, {unit}s) -> factor", 1, count)
-    found = []
+    factor = _SCHEDULES.find_function(schedule, f"({unit}, {unit}s) -> factor", 1, count)
+    values = []
     for number in range(1, count + 1):
-        with users_code(f"schedule {schedule!r}", made):
-            value = made(number, count)
+        with users_code(f"schedule {schedule!r}", factor):
+            value = factor(number, count)
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ConfigError(
                 f"schedule {schedule!r} returns {value!r} for {unit} {number}: a factor is at "
                 "least 0"
             )
-        found.append(float(value))
-    return np.array(found)
+        values.append(float(value))
+    return np.array(values)

@@ -70,7 +70,7 @@ class Schedule:
         index = self._index[step]
         return inputs.take(self._x, index), self._y[index], self._mask[step]
 
-    def finished(self, step: int) -> Tensor:
+    def finishing_rows(self, step: int) -> Tensor:
         """Rows for which this is the last step."""
         return self._order[self._ends[step] : self._ends[step + 1]]
 

@@ -50,9 +50,9 @@ class ScheduledTrainer(SequentialTrainer):
         self._schedule = schedule
 
     def _optimizer(self, steps: int) -> FlatOptimizer:
-        made = _Scheduled.of(self._settings, self._weights)
-        made.rates = made.lr * factors(self._schedule, steps, "step")
-        return made
+        optimizer = _Scheduled.of(self._settings, self._weights)
+        optimizer.rates = optimizer.lr * factors(self._schedule, steps, "step")
+        return optimizer
 
 
 class _Scheduled(FlatOptimizer):

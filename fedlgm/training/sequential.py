@@ -14,7 +14,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training import inputs
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.devices import exact_arithmetic, keep_freed_memory, seeded
+from fedlgm.training.devices import exact_arithmetic, fork_rng, keep_freed_memory
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.models.built import Built
 from fedlgm.training.models.requirements import Unchanged, require_stateless
@@ -89,7 +89,9 @@ class SequentialTrainer:
         # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one
         # engine to another.
         with (
-            nullcontext() if stack and self._restored is None else seeded(task.seed(), self._device)
+            nullcontext()
+            if stack and self._restored is None
+            else fork_rng(task.seed(), self._device)
         ):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
@@ -176,8 +178,8 @@ class Autograd:
         ...].
         """
         loss = self._task.loss(self._outputs(inputs.take(x, rows)), y[rows])
-        found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        for into, gradient in zip(self._gradients, found, strict=True):
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        for into, gradient in zip(self._gradients, gradients, strict=True):
             into.copy_(gradient)
 
     def _outputs(self, x: Inputs) -> Tensor:

@@ -146,7 +146,7 @@ class VectorizedTrainer:
             optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made
             # here.
-            done = schedule.finished(step)
+            done = schedule.finishing_rows(step)
             if len(done):
                 result[done] = weights[done]
         self._state.check()

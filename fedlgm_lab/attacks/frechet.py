@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 
 FEATURES = 32
 _LEAST = 2  # images of which a covariance can be taken
@@ -104,7 +104,7 @@ class PublicClassifier:
                 "a public classifier needs at least 10 images of at least 8x8 pixels and as many "
                 f"labels, got {tuple(x.shape)} and {len(y)} labels"
             )
-        with seeded(0):
+        with fork_rng(0):
             body = nn.Sequential(
                 nn.Conv2d(x.shape[1], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
                 nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ClassReconstruction:
         self._module, self._layers = module, LayerTable.from_module(module)
         module.requires_grad_(False)
         self._generator = torch.Generator().manual_seed(self.settings.seed)
-        with seeded(self.settings.seed):
+        with fork_rng(self.settings.seed):
             self._painter = _generator(self.settings.noise + classes, tuple(x.shape[1:]))
             self._critic = _critic(tuple(x.shape[1:]))
         betas = (0.5, 0.999)

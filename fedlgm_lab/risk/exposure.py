@@ -34,7 +34,7 @@ from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.queries import layer_directions
 from fedlgm.training import tasks
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
@@ -368,7 +368,7 @@ def _errors(
 ) -> tuple[float, float]:
     """Error rates of an adversary on the examples it is trained on, and on as many others."""
     seen, unseen = _halves(len(members), stream)
-    with seeded(int(torch.randint(2**62, (), generator=stream))):
+    with fork_rng(int(torch.randint(2**62, (), generator=stream))):
         adversary = nn.Sequential(
             nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0)
         )

@@ -249,7 +249,7 @@ def measure(
         shadow = models.build(
             model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options
         )
-    fresh, few = models.copied(shadow), slice(_BIASED)
+    fresh, few = models.copy_model(shadow), slice(_BIASED)
     risks = layer_risk(
         shadow,
         x,

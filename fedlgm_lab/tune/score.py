@@ -26,7 +26,7 @@ from fedlgm.privacy.guarantee import Guarantee, Relation
 from fedlgm.training import inputs, tasks
 from fedlgm.training.devices import torch_threads
 from fedlgm.training.tasks import Task
-from fedlgm.training.tasks.task import measured
+from fedlgm.training.tasks.task import metrics_of
 from simulations.config.assembly import Assembly
 from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary
@@ -173,7 +173,7 @@ class PrivateScore(Score):
 
     def _term(self, module: nn.Module, rows: torch.Tensor) -> float:
         parts = ((inputs.take(self.x, part), self.y[part]) for part in rows.long().split(_BATCH))
-        figures = measured(self.task, ((inputs.call(module, x), y) for x, y in parts))
+        figures = metrics_of(self.task, ((inputs.call(module, x), y) for x, y in parts))
         figure = (
             figures[self.task.headline]
             if self.ceiling is None

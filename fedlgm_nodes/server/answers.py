@@ -16,7 +16,7 @@ from fedlgm_nodes.protocol.messages import Position, Question, record_of
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.ledger_positions import LedgerPositions
 from fedlgm_nodes.server.round import Problem
-from strategies.replies import bounded
+from strategies.replies import check_bounds
 
 _UNSIGNED = Problem(
     "its answer was not signed by its enrolled service, or it answers another question"
@@ -126,7 +126,7 @@ class AnswerCheck:
             return Problem(why, lasting=True)
         self._positions.put(question.client, position)
         try:
-            bounded(values, plan)
+            check_bounds(values, plan)
         except PrivacyError as error:
             return Problem(f"its answer was rejected: {error}")
         return None

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clients.flower_private import RuntimeConnection, failed_reply, unsupported
+from clients.flower_private import RuntimeConnection, failed_reply, version_problem
 from fedlgm.errors import FedlgmError
 from fedlgm_nodes.protocol.messages import pause_after
 from fedlgm_nodes.service.ending import on_order_to_stop
@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if why := unsupported("install that one"):
+    if why := version_problem("install that one"):
         return _refuse(why)
     try:
         secret = options.secret_file.read_bytes()

@@ -207,7 +207,7 @@ class Releaser:
                 request.unit.try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
                     updates = torch.zeros(1, len(model))
-                    self._votes(request).added(updates, request.plan, model, [ClientData(x, y)])
+                    self._votes(request).add_votes(updates, request.plan, model, [ClientData(x, y)])
         except (
             Exception
         ) as error:  # of the server's names and options, or of the operator's own model

@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 import time
 
-from clients.flower_private import SOON_S, run_supernode, unsupported
+from clients.flower_private import SOON_S, run_supernode, version_problem
 from fedlgm_nodes.protocol.messages import pause_after
 
 LONGEST_S = 3.0
@@ -62,7 +62,7 @@ class Pauses:
 
 def main() -> int:
     """Entry point; returns the exit status."""
-    if why := unsupported("use flower-supernode, which only asks less often"):
+    if why := version_problem("use flower-supernode, which only asks less often"):
         print(f"error: {why}", file=sys.stderr)
         return 2
     pauses, status = Pauses(), 1  # Flower returns only after an error, which it has logged

@@ -19,9 +19,9 @@ from fedlgm import data
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension.loader import is_reference, passed
+from fedlgm.extension.loader import is_reference, object_or_name
 from fedlgm.extension.restored import fresh
-from fedlgm.extension.trial import Examples, prepared
+from fedlgm.extension.trial import Examples, prepare_data
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.draws import NoiseBackend
@@ -78,9 +78,9 @@ class Assembly:
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
             original = data.load(
-                passed(self.own.data, section.name, "data"), section.dir, **section.reading
+                object_or_name(self.own.data, section.name, "data"), section.dir, **section.reading
             )
-            data_set, parts = prepared(task, original)
+            data_set, parts = prepare_data(task, original)
             self.on_parts.extend(parts)
             return data_set
 
@@ -112,7 +112,7 @@ class Assembly:
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with in_section("data", section.partition, "data.partition"):
-            scheme = passed(self.own.partition, section.partition, "partition")
+            scheme = object_or_name(self.own.partition, section.partition, "partition")
             return data.divide(dataset, clients, scheme, seed=seed, **section.options)
 
     @property
@@ -142,7 +142,7 @@ class Assembly:
         section = self.recipe.model
         with in_section("model", section.name):
             module = models.build(
-                passed(self.own.model, section.name, "model"),
+                object_or_name(self.own.model, section.name, "model"),
                 in_shape=self.in_shape,
                 classes=self.task.outputs(self.outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
@@ -347,7 +347,9 @@ class Assembly:
         """The server's step, afresh."""
         federation = self.recipe.federation
         with prefix_key("federation.server_optimizer"):
-            passed(self.own.server_optimizer, federation.server_optimizer, "server_optimizer")
+            object_or_name(
+                self.own.server_optimizer, federation.server_optimizer, "server_optimizer"
+            )
             step = self.recipe.protects.server_step(self.recipe, self.own.server_optimizer)
         if federation.server_schedule is None:
             return step

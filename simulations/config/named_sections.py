@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from fedlgm import data, mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import passed
+from fedlgm.extension.loader import object_or_name
 from fedlgm.files import path_of
 from fedlgm.mechanisms import Mechanism
 from fedlgm.training import kinds, tasks
@@ -135,7 +135,7 @@ class TaskSection(_OpenSection):
 
     def build(self) -> Task:
         """The task."""
-        return tasks.get(passed(None, self.name, "task"), **self.options)
+        return tasks.get(object_or_name(None, self.name, "task"), **self.options)
 
 
 class TrainerSection(_OpenSection):
@@ -155,7 +155,7 @@ class TrainerSection(_OpenSection):
 
     def build(self) -> TrainerKind:
         """The kind of trainer."""
-        return kinds.get(passed(None, self.name, "trainer"), **self.options)
+        return kinds.get(object_or_name(None, self.name, "trainer"), **self.options)
 
 
 class MechanismSection(_OpenSection):
@@ -173,5 +173,5 @@ class MechanismSection(_OpenSection):
     def build(self) -> Mechanism:
         """The mechanism."""
         return mechanisms.get(
-            passed(None, self.name, "mechanism"), variant=self.variant, **self.options
+            object_or_name(None, self.name, "mechanism"), variant=self.variant, **self.options
         )

@@ -15,12 +15,12 @@ from fedlgm import mechanisms
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import object_name
-from fedlgm.extension.registration import registered, repeat
+from fedlgm.extension.registration import registrations, repeat
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.tasks.own_figures import Evaluate
-from fedlgm.training.tasks.set_metrics import Metric, checked
+from fedlgm.training.tasks.set_metrics import Metric, check_metrics
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
 from simulations.config.named_sections import READING
 
@@ -77,7 +77,7 @@ class Own:
         """The objects, and the registrations with which another process finds those that a recipe
         names.
         """
-        return {**vars(self), "registered": registered()}
+        return {**vars(self), "registered": registrations()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         repeat(state.pop("registered"))
@@ -239,5 +239,5 @@ def own_of(values: Mapping[str, Any]) -> Own:
     return (
         user_objects
         if user_objects.metrics is None
-        else dataclasses.replace(user_objects, metrics=checked(user_objects.metrics))
+        else dataclasses.replace(user_objects, metrics=check_metrics(user_objects.metrics))
     )

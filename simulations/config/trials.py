@@ -9,7 +9,7 @@ from torch import nn
 
 from fedlgm.data import DataSet
 from fedlgm.errors import prefix_key
-from fedlgm.extension.loader import is_reference, load_object, passed, users_code
+from fedlgm.extension.loader import is_reference, load_object, object_or_name, users_code
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import require_same_losses
 from fedlgm.training import models
@@ -62,7 +62,7 @@ def try_training(assembly: Tried, task: Task) -> None:
     require_same_losses(fresh(task), assembly.on_parts, assembly.module(), x, y)
     owner = type(module if assembly.own_model else task)
     assembly.recipe.protects.try_training(assembly, task, x, y, owner)
-    given = passed(assembly.own.model, assembly.recipe.model.name, "model")
+    given = object_or_name(assembly.own.model, assembly.recipe.model.name, "model")
     original = load_object(given, "model") if is_reference(given) else given
     with prefix_key("model"), users_code("a copy of the model cannot be tried", module):
         if isinstance(original, nn.Module):

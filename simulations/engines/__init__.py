@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import load_object, misfit, shown_name
+from fedlgm.extension.loader import misfit, shown_name
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
 from simulations.engines.base import Engine, EngineOptions, GridEngine
@@ -85,8 +85,6 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
             )
         return engine
     maker = engine if callable(engine) else _ENGINES.find(engine)
-    if isinstance(maker, str):
-        maker = load_object(maker, "engine")
     label = f"engine {shown_name(engine)}"
     wrong = misfit(maker, asked) if callable(maker) else ""
     if wrong:

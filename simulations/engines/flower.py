@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedlgm.extension.registration import registered
+from fedlgm.extension.registration import registrations
 from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
@@ -177,7 +177,7 @@ def _handed_over(private: Path, objects: Any) -> Iterator[Path | None]:
     """Private file of Python objects for processes that Flower starts on this machine; None without
     objects.
     """
-    if not objects and not registered():
+    if not objects and not registrations():
         yield None
         return
     import cloudpickle

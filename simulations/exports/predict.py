@@ -98,7 +98,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
         )
     x, ignored = _rows(Path(file), columns)
     try:
-        outputs = np.asarray(run(tables.standardised(x, columns)))
+        outputs = np.asarray(run(tables.standardise(x, columns)))
     except Exception as error:  # those of onnxruntime have no common type
         raise DataError(f"{path} does not take the rows of {file}: {_first_line(error)}") from error
     frame = _frame(outputs.reshape(len(x), -1), str(told.get("task", "")), labels)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from fedlgm.data.class_names import published
+from fedlgm.data.class_names import default_names
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, disk_errors, open_private, path_of
 from fedlgm.noise.keys import KeyRing
@@ -139,7 +139,9 @@ class RunFolder:
     def labels(self) -> list[str] | None:
         """Names of the classes, in the order of the model's outputs; None if the data have none."""
         return (
-            self.provenance.read().get("labels") or list(published(self.recipe().data.name)) or None
+            self.provenance.read().get("labels")
+            or list(default_names(self.recipe().data.name))
+            or None
         )
 
     def owner(self) -> str:

@@ -52,7 +52,7 @@ def first_plan(**options: float) -> ReleasePlan:
 
 def votes(*updates: list[float]) -> list[float]:
     plan, module = first_plan(), model()
-    made = CutVotes(module, plan.layers, Classification()).added(
+    made = CutVotes(module, plan.layers, Classification()).add_votes(
         torch.tensor(updates), plan, START, [DATA] * len(updates)
     )
     return made.answers["cut-vote"][:, 0].tolist()

@@ -48,7 +48,7 @@ class GivenUpdates:
 class GivenVotes:
     """Odd clients vote for water-filling, even ones for flat clipping."""
 
-    def added(
+    def add_votes(
         self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Iterable[ClientData]
     ) -> AnsweredUpdates:
         votes = torch.tensor([[int(own.x[0]) % 2 - 0.5] for own in data])

@@ -88,11 +88,11 @@ def _answers(norms: Sequence[Tensor], plan: ReleasePlan) -> tuple[BoundedAnswer,
 
     An example whose norms are not finite counts as zero.
     """
-    found = []
+    answers = []
     for noisy in plan.queries:
         rows = [_answer(noisy, batch, plan) for batch in norms]
-        found.append(BoundedAnswer(noisy.query.name, torch.stack(rows), noisy.bound))
-    return tuple(found)
+        answers.append(BoundedAnswer(noisy.query.name, torch.stack(rows), noisy.bound))
+    return tuple(answers)
 
 
 def _answer(noisy: NoisyQuery, norms: Tensor, plan: ReleasePlan) -> Tensor:

@@ -161,7 +161,7 @@ def train(
                 # release alone.
                 key += (batch := f" of batch {fingerprint(drawn, step)}")
                 if key != next(
-                    (made for made in ledger.keys_of(step) if made.endswith(batch)), key
+                    (entry for entry in ledger.keys_of(step) if entry.endswith(batch)), key
                 ):
                     event = plan.repeated_event
             ledger.charge(event, round=step, key=key, protects=plan.protects)

@@ -19,7 +19,7 @@ from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import tasks
-from fedlgm.training.devices import exact_arithmetic, seeded
+from fedlgm.training.devices import exact_arithmetic, fork_rng
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.passes import Pass, Place, Site, Total
@@ -229,9 +229,9 @@ class ExampleGradients:
             and 0 < batch <= self._most(inputs, scaling)
         ):
             self._probe(inputs, y)
-            found = self._stack.sum(inputs[0], y, scaling, dtype)
-            if found is not None:
-                return ClippedSum(*found, 0)
+            sums = self._stack.sum(inputs[0], y, scaling, dtype)
+            if sums is not None:
+                return ClippedSum(*sums, 0)
         _refuse_batch_norm(self._module)
         device = next(iter(self._parameters.values())).device
         total = Total(self._layers.size, dtype, device)
@@ -264,16 +264,18 @@ class ExampleGradients:
 
     def _find(self, module: nn.Module, name: str) -> None:
         """Collect the outermost modules whose gradients are known, or are found generically."""
-        own = [value for value in module.parameters(recurse=False) if id(value) in self._places]
+        parameters = [
+            value for value in module.parameters(recurse=False) if id(value) in self._places
+        ]
         rule = rule_for(module)
-        if own and rule is None:
+        if parameters and rule is None:
             self._sites.append(GenericSite(module, name, self._places))
-        elif own and rule is not None:
+        elif parameters and rule is not None:
             self._sites.append(Site(rule(module, self._memory, name), self._places))
         else:
             for key, child in module.named_children():
-                known = any(site.module is child for site in self._sites)
-                if not known:
+                is_site = any(site.module is child for site in self._sites)
+                if not is_site:
                     self._find(child, f"{name}.{key}" if name else key)
 
     def _announce(self) -> None:
@@ -308,17 +310,17 @@ class ExampleGradients:
         leaves = [
             leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()
         ]
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             losses.sum(), [work.anchor, *leaves, *parameters], allow_unused=True
         )
-        for gradient, slot in zip(found[1 + len(leaves) :], self._layers.slots(), strict=True):
+        for gradient, slot in zip(gradients[1 + len(leaves) :], self._layers.slots(), strict=True):
             if gradient is not None:
                 raise ConfigError(
                     f"the parameter {slot.name!r} is used outside the module that owns it, where "
                     "its per-example gradient cannot be computed: call the module instead, or "
                     "keep such terms out of the loss"
                 )
-        generic = iter(found[1 : 1 + len(leaves)])
+        generic = iter(gradients[1 : 1 + len(leaves)])
         for site in self._sites:
             if isinstance(site, GenericSite):
                 work.generic(site, [next(generic) for _ in site.leaves()])
@@ -329,18 +331,18 @@ class ExampleGradients:
         dimensions = tuple(value.dim() for value in inputs)
         if self._separation is None or self._dimensions not in (None, dimensions):
             self._dimensions = dimensions
-            self._separation = separate(self._module, self._sites, inputs, self._patched)
+            self._separation = separate(self._module, self._sites, inputs, self._replace_forward)
             if isinstance(self._separation, TriedRows):
                 reason = f"{self._separation.condition} ({self._separation.reason})"
                 warnings.warn(Notice(f"the guarantee is {reason}"), stacklevel=4)
         return self._separation
 
     @contextmanager
-    def _patched(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
+    def _replace_forward(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
         """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its
         own attributes.
         """
-        replaced = {site.module: _bound(call, site) for site in self._sites}
+        replaced = {site.module: _bind(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
         before = {module: vars(module).get("forward") for module in replaced}
         with restored_around(self._restored):
@@ -349,11 +351,11 @@ class ExampleGradients:
                     module.forward = forward
                 yield
             finally:
-                for module, own in before.items():
-                    if own is None:
+                for module, original in before.items():
+                    if original is None:
                         vars(module).pop("forward", None)
                     else:
-                        module.forward = own
+                        module.forward = original
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
         """Micro-batch size from the largest activation and the kept memory of one example."""
@@ -361,10 +363,12 @@ class ExampleGradients:
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
             self._separate(inputs)
-            with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
+            with torch.no_grad(), self._replace_forward(_observer(seen, lambda *_: None)):
                 self._module(*(value[:1] for value in inputs))
-            whole = [site for site in self._sites if isinstance(site, GenericSite) or not fused]
-            stored = sum(place.size for site in whole for place in site.places)
+            stored_sites = [
+                site for site in self._sites if isinstance(site, GenericSite) or not fused
+            ]
+            stored = sum(place.size for site in stored_sites for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
             limit = PASS_BYTES if per_layer else PASS_BYTES // 2
             step = min(
@@ -386,13 +390,13 @@ class ExampleGradients:
         before = [site.module.training for site in self._sites]
         both = [self._observe(tuple(value[[0, second]] for value in inputs)) for second in (1, 0)]
         assert before == [site.module.training for site in self._sites]
-        for (name, one), (_, other) in zip(*both, strict=True):
-            if len(one) != 2 and name not in self._shared:
+        for (name, rows), (_, other) in zip(*both, strict=True):
+            if len(rows) != 2 and name not in self._shared:
                 raise ConfigError(
-                    f"{name} got {len(one)} rows for a batch of 2: the first dimension must be the "
+                    f"{name} got {len(rows)} rows for a batch of 2: the first dimension must be the "
                     "example throughout"
                 )
-            if not torch.allclose(one[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
+            if not torch.allclose(rows[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ConfigError(
                     f"examples influence each other before or in {name}, so no example has a "
                     "separate gradient"
@@ -446,13 +450,17 @@ class ExampleGradients:
                 (site.name or "the module", value) for value in first if isinstance(value, Tensor)
             )
 
-        with torch.no_grad(), seeded(0, inputs[0].device), self._patched(_observer([], look)):
+        with (
+            torch.no_grad(),
+            fork_rng(0, inputs[0].device),
+            self._replace_forward(_observer([], look)),
+        ):
             outputs = self._module(*inputs)
         leaves = torch.utils._pytree.tree_leaves(outputs)
         return seen + [("the output", value) for value in leaves if isinstance(value, Tensor)]
 
 
-def _bound(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
+def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
     return lambda *arguments, **named: call(site, *arguments, **named)
 
 
@@ -469,7 +477,7 @@ def _observer(
             v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v)
         )
         if isinstance(site, Site):
-            sizes.append(site.rule.kept(values[0], out))
+            sizes.append(site.rule.numbers_to_keep(values[0], out))
         return out
 
     return call

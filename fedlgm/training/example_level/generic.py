@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored, restored_around
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.on_batch import call_on_batch
 
 
@@ -84,13 +84,13 @@ class GenericSite:
         places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         keys, structure = list(self.of_row), list[Any]()
 
-        def run(*whole: Tensor) -> tuple[Tensor, ...]:
+        def run(*stacked: Tensor) -> tuple[Tensor, ...]:
             rows = []
-            for of_example in zip(*(value.unbind() for value in whole), strict=True):
-                own = list(values)
+            for of_example in zip(*(value.unbind() for value in stacked), strict=True):
+                flat = list(values)
                 for i, value in zip(places, of_example[len(keys) :], strict=True):
-                    own[i] = value.clone()
-                own_arguments, own_named = pytree.tree_unflatten(own, spec)
+                    flat[i] = value.clone()
+                own_arguments, own_named = pytree.tree_unflatten(flat, spec)
                 parameters = dict(zip(keys, of_example, strict=False))
                 outputs, shape = pytree.tree_flatten(
                     self._original(parameters, own_arguments, own_named)
@@ -100,8 +100,8 @@ class GenericSite:
             return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
         tensors = [values[i] for i in places]
-        found = call_on_batch(run, row, *(self.of_row[key] for key in keys), *tensors)
-        return pytree.tree_unflatten(list(found), structure[0])
+        outputs = call_on_batch(run, row, *(self.of_row[key] for key in keys), *tensors)
+        return pytree.tree_unflatten(list(outputs), structure[0])
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Forward pass that autograd records, for arguments whose first dimension is the
@@ -128,41 +128,41 @@ class GenericSite:
             return [value for value in outputs if isinstance(value, Tensor)]
 
         axes = self._find_axes(run, values, batched)
-        found = None
+        results = None
         if not self._looped:
             try:
-                found = self._vectorised(run, values, batched, axes)
+                results = self._vmap(run, values, batched, axes)
             except (RuntimeError, ValueError):
                 self._looped = True
-        if found is None:
-            found = self._one_by_one(run, values, batched, axes)
-        tensors = iter(found)
+        if results is None:
+            results = self._one_by_one(run, values, batched, axes)
+        tensors = iter(results)
         structure, outputs = shape
         return pytree.tree_unflatten(
             [next(tensors) if isinstance(value, Tensor) else value for value in outputs], structure
         )
 
-    def _vectorised(
+    def _vmap(
         self,
         run: Callable[..., list[Any]],
         values: Sequence[Any],
         batched: Sequence[bool],
         axes: Sequence[int],
     ) -> list[Tensor]:
-        def one(parameters: dict[str, Tensor], *own: Any) -> tuple[Tensor, ...]:
-            whole = [
+        def run_one(parameters: dict[str, Tensor], *arguments: Any) -> tuple[Tensor, ...]:
+            batch_of_one = [
                 value[None] if is_batched else value
-                for value, is_batched in zip(own, batched, strict=True)
+                for value, is_batched in zip(arguments, batched, strict=True)
             ]
             return tuple(
                 value.squeeze(axis)
-                for value, axis in zip(run(parameters, whole), axes, strict=True)
+                for value, axis in zip(run(parameters, batch_of_one), axes, strict=True)
             )
 
         dims = tuple(0 if is_batched else None for is_batched in batched)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
             mapped = torch.func.vmap(
-                one, in_dims=(0, *dims), out_dims=tuple(axes), randomness="different"
+                run_one, in_dims=(0, *dims), out_dims=tuple(axes), randomness="different"
             )
             return list(mapped(self._leaves, *values))
 
@@ -176,11 +176,11 @@ class GenericSite:
         copies = {key: value.unbind() for key, value in self._leaves.items()}
         rows = []
         for i in range(len(next(iter(copies.values())))):
-            own = [
+            batch_of_one = [
                 v[i : i + 1] if is_batched else v
                 for v, is_batched in zip(values, batched, strict=True)
             ]
-            rows.append(run({key: value[i] for key, value in copies.items()}, own))
+            rows.append(run({key: value[i] for key, value in copies.items()}, batch_of_one))
         return [
             torch.cat(parts, dim=axis)
             for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)
@@ -194,7 +194,7 @@ class GenericSite:
         """
         if self._axes is None:
             shapes = []
-            with torch.no_grad(), seeded(None):
+            with torch.no_grad(), fork_rng(None):
                 for count in (1, 2):
                     few = [
                         v[:1].expand(count, *v.shape[1:]) if is_batched else v

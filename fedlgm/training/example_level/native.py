@@ -89,7 +89,7 @@ class NativeExampleGradients:
         if not rows:
             return ClippedSum(torch.zeros(program.parameters, dtype=torch.float64), self._none, 0)
         x, y = x.contiguous(), targets(program, y)
-        sums, found, discarded = examples.sums(), [], 0
+        sums, parts, discarded = examples.sums(), [], 0
         for block in [(x, y)] if rows <= most else zip(x.split(most), y.split(most), strict=True):
             amounts = examples.measure(*block, program.loss, self._weights, order)
             # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the
@@ -101,16 +101,16 @@ class NativeExampleGradients:
                 factors, left_out = _factors(scaling, norms)
                 discarded += left_out
             examples.add(factors, sums)
-            found.append(norms)
-        norms = found[0] if rows <= most else torch.cat(found)
-        return ClippedSum(examples.unpacked(sums, program.parameters), norms, discarded)
+            parts.append(norms)
+        norms = parts[0] if rows <= most else torch.cat(parts)
+        return ClippedSum(examples.unpack(sums, program.parameters), norms, discarded)
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
         """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
         if self._known is None or self._known[0] != shape:
             program = Program.of(self._module, self._layers, shape, self._task)
-            _, kept = call.sizes(self._library, program.ops)
-            most = max(1, min(BLOCK, BLOCK_BYTES // (4 * max(kept, 1))))
+            _, per_example = call.sizes(self._library, program.ops)
+            most = max(1, min(BLOCK, BLOCK_BYTES // (4 * max(per_example, 1))))
             columns = {
                 slot.offset: j
                 for j, layer in enumerate(self._layers.layers)

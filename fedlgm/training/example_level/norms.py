@@ -67,7 +67,7 @@ def norm_of(scaling: Any) -> Norm:
     """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order
     counts), or l2.
     """
-    found: Norm | None = getattr(scaling, "norm", None)
-    if found is None:
+    norm: Norm | None = getattr(scaling, "norm", None)
+    if norm is None:
         return _OF_ORDER[2]
-    return found if is_bundled(found) else _OF_ORDER[found.order]
+    return norm if is_bundled(norm) else _OF_ORDER[norm.order]

@@ -44,9 +44,9 @@ class _OnBatch(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Any, row: Tensor, *values: Tensor) -> Any:
-        whole = [
+        arguments = [
             value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
             for value, axis in zip(values, in_dims[2:], strict=True)
         ]
-        outputs = function(*whole)
+        outputs = function(*arguments)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0

@@ -34,9 +34,9 @@ class Site:
 
     def __init__(self, rule: Rule, places: dict[int, Place]) -> None:
         self.rule, self.module, self.name = rule, rule.module, rule.name
-        own = dict(self.module.named_parameters(recurse=False))
-        rule.parameters = [key for key in rule.parameters if id(own[key]) in places]
-        self.places = [places[id(own[key])] for key in rule.parameters]
+        parameters = dict(self.module.named_parameters(recurse=False))
+        rule.parameters = [key for key in rule.parameters if id(parameters[key]) in places]
+        self.places = [places[id(parameters[key])] for key in rule.parameters]
 
 
 class Total:
@@ -145,10 +145,10 @@ class Pass:
                 use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype)
             )
             return
-        kept = site.rule.keep(use)
-        for place, squares in zip(site.places, kept.squares, strict=True):
+        record = site.rule.keep(use)
+        for place, squares in zip(site.places, record.squares, strict=True):
             self._squares[:, place.column] += squares
-        self._waiting.append((site, kept))
+        self._waiting.append((site, record))
 
     @torch.no_grad()
     def generic(self, site: GenericSite, gradients: Sequence[Tensor | None]) -> None:
@@ -166,15 +166,15 @@ class Pass:
             return
         norms = self._norm.of(self._squares)
         finite = torch.isfinite(norms)
-        known = torch.where(finite, norms, 0.0)
-        factors = self._scaling.factors(known)
+        finite_norms = torch.where(finite, norms, 0.0)
+        factors = self._scaling.factors(finite_norms)
         if self._scaling.per_layer:
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
         factors = cast(torch.where(counted, factors, 0.0), self._dtype)
-        for site, kept in self._waiting:
-            kept.add(
+        for site, record in self._waiting:
+            record.add(
                 self._sums(site), [factors[:, place.column].contiguous() for place in site.places]
             )
         for place, gradients in self._whole.values():
@@ -215,13 +215,13 @@ class _PerLayer:
             self._squares[rows, column] = square
             norms = square.sqrt()
             if all_finite(square):
-                found = self._scaling.factors_of(column, norms)
+                column_factors = self._scaling.factors_of(column, norms)
             else:
                 finite = torch.isfinite(norms)
-                found = torch.where(
+                column_factors = torch.where(
                     finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0
                 )
-            factors[column] = cast(found, self._dtype)
+            factors[column] = cast(column_factors, self._dtype)
         return [factors[column] for column in self._columns]
 
 

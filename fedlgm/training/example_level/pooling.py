@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlgm.training.models.built import hooked
+from fedlgm.training.models.built import has_hooks
 
 
 def suits(module: nn.Module) -> bool:
     """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
-    if type(module) is not nn.MaxPool2d or hooked(module):
+    if type(module) is not nn.MaxPool2d or has_hooks(module):
         return False
     sizes = [
         value if isinstance(value, tuple) else (value, value)

@@ -52,7 +52,7 @@ class _OneByOne:
         raise TypeError("a user's scaling gets the norms of all layers at once")
 
     def factors(self, norms: Tensor) -> Tensor:
-        made = (
+        factors = (
             rows_apart(self.scaling, _alone, norms, "scaling")
             if len(norms)
             else torch.zeros_like(norms)
@@ -62,7 +62,7 @@ class _OneByOne:
             * torch.from_numpy(self.bounds(norms.shape[1])).to(norms)
             / norms.clamp(min=LEAST_NORM)
         )
-        return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
+        return torch.nan_to_num(factors, nan=0.0).clamp(min=0.0).minimum(limit)
 
     def bounds(self, layers: int) -> np.ndarray:
         if self._bounds is None:
@@ -131,9 +131,9 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
         return torch.tensor(limit, dtype=norms.dtype, device=norms.device) / norms.clamp(min=limit)
     bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
-    whole = norms <= bound * SAFETY
-    cut = SAFETY * bound / torch.where(whole, 1.0, norms)
-    return torch.where(whole, torch.sign(bound).expand_as(norms), cut)
+    unclipped = norms <= bound * SAFETY
+    cut = SAFETY * bound / torch.where(unclipped, 1.0, norms)
+    return torch.where(unclipped, torch.sign(bound).expand_as(norms), cut)
 
 
 def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
@@ -376,10 +376,10 @@ class Reweighted:
 
     def factors(self, norms: Tensor) -> Tensor:
         """See `Scaling`."""
-        whole = torch.linalg.vector_norm(norms, dim=1, keepdim=True).clamp(max=self.clip)
+        total = torch.linalg.vector_norm(norms, dim=1, keepdim=True).clamp(max=self.clip)
         w = torch.tensor(self.weights, dtype=norms.dtype, device=norms.device)
-        known = norms >= LEAST_NORM
-        return torch.where(known, SAFETY * w * whole / torch.where(known, norms, 1.0), 0.0)
+        nonzero = norms >= LEAST_NORM
+        return torch.where(nonzero, SAFETY * w * total / torch.where(nonzero, norms, 1.0), 0.0)
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
         """See `Scaling`."""

@@ -25,11 +25,11 @@ from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import package_of
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.on_batch import call_on_batch
 from fedlgm.training.example_level.rules import RULES, Rule, require_rows
-from fedlgm.training.models.built import hooked
+from fedlgm.training.models.built import has_hooks
 
 Call = Callable[..., Any]
 """Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`."""
@@ -107,7 +107,7 @@ def separate(
         return TriedRows(module, patch, RuntimeError("hooks on gradients do not run there"))
     mapped = MappedRows(module, sites, patch)
     try:
-        with torch.no_grad(), seeded(None):
+        with torch.no_grad(), fork_rng(None):
             mapped.outputs(tuple(value[:1].expand(2, *value.shape[1:]) for value in x), _forward)
     except Exception as error:  # of the user's code, or of an operation that vmap does not support
         return TriedRows(module, patch, error)
@@ -139,7 +139,7 @@ def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
         if type(part) in RULES
     ]
     try:
-        with torch.no_grad(), seeded(None, x[0].device):
+        with torch.no_grad(), fork_rng(None, x[0].device):
             module(*(value[:1] for value in x))
     finally:
         for handle in handles:
@@ -196,8 +196,8 @@ class MappedRows(KnownLayers):
         """See `Separation.outputs`."""
 
         def of_row(leaves: list[dict[str, Tensor]], values: tuple[Tensor, ...]) -> Any:
-            for site, own in zip(self._generic, leaves, strict=True):
-                site.of_row = own
+            for site, parameters in zip(self._generic, leaves, strict=True):
+                site.of_row = parameters
             with self._patch(partial(_call_layer, call, values[0]), False):
                 outputs = self._module(*(value[None] for value in values))
             return pytree.tree_map(_only_row, outputs)
@@ -215,7 +215,7 @@ class MappedRows(KnownLayers):
 
 
 def _is_row_wise(part: nn.Module) -> bool:
-    if hooked(part):
+    if has_hooks(part):
         return False
     if type(part) is nn.Flatten:
         return part.start_dim >= 1

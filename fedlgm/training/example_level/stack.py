@@ -48,16 +48,19 @@ class StackPass:
 
     def __init__(self, layers: list[tuple[Site, Any, Any]], flattens: bool, task: Task) -> None:
         self._layers, self._flattens, self._task = layers, flattens, task
-        found: list[
+        entries: list[
             tuple[Place, tuple[int, bool, int]]
         ] = []  # (layer from the last one, whether its weight, column)
         for i, (site, *_) in enumerate(reversed(layers)):
             named = zip(site.rule.parameters, site.places, strict=True)
-            found += [(place, (i, name == "weight", place.column)) for name, place in named]
-        self._places = [where for _, where in found]
-        found.sort(key=lambda one: one[0].offset)
-        self._parts, self._sizes = [where for _, where in found], [place.size for place, _ in found]
-        self._columns = 1 + max(place.column for place, _ in found)
+            entries += [(place, (i, name == "weight", place.column)) for name, place in named]
+        self._places = [where for _, where in entries]
+        entries.sort(key=lambda entry: entry[0].offset)
+        self._parts, self._sizes = (
+            [where for _, where in entries],
+            [place.size for place, _ in entries],
+        )
+        self._columns = 1 + max(place.column for place, _ in entries)
 
     @classmethod
     def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
@@ -74,10 +77,10 @@ class StackPass:
         cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         if not (cpu and isinstance(task, Task) and is_bundled(task)):
             return None
-        own, layers, children = {site.module: site for site in sites}, list[Any](), list(module)
+        site_of, layers, children = {site.module: site for site in sites}, list[Any](), list(module)
         flattens = bool(children) and type(children[0]) is nn.Flatten and _whole(children[0])
         for child in children[flattens:]:
-            site = own.get(child)
+            site = site_of.get(child)
             if (
                 isinstance(site, Site)
                 and type(site.rule) is LinearRule
@@ -137,10 +140,10 @@ class StackPass:
         gradients: list[Tensor] = []
         for site, activation, _ in self._layers:
             inputs.insert(0, x)
-            own = (
+            parameters = (
                 site.module._parameters
             )  # PyTorch's way to an attribute takes as long as some of the arithmetic
-            x = functional.linear(x, own["weight"], own["bias"])
+            x = functional.linear(x, parameters["weight"], parameters["bias"])
             x = x if activation is None else activation(x)
         gradient = self._task.summed_gradient(x, y)
         for i, (site, _, derivative) in enumerate(reversed(self._layers)):

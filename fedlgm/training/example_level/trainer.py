@@ -143,7 +143,7 @@ class ExampleTrainer:
             self._require_stated(plan, batches)
         scaling = self._scaled[1]
         return bounded_updates(
-            self._gradients.sums(self._taken(batches, models), scaling), scaling, plan
+            self._gradients.sums(self._load_batches(batches, models), scaling), scaling, plan
         )
 
     def condition(self, x: Inputs) -> str:
@@ -168,7 +168,7 @@ class ExampleTrainer:
                 f"assumes=...), which for this model is trainer.condition(x) = {condition!r}"
             )
 
-    def _taken(
+    def _load_batches(
         self, batches: Sequence[Batch], models: Sequence[Tensor] | None
     ) -> Iterator[tuple[Inputs, Tensor]]:
         """Each batch's examples, while the module has its model."""
@@ -274,11 +274,11 @@ def digest_of(x: Inputs, y: Tensor) -> bytes:
         >>> digest_of(x, y) == digest_of(x.clone(), y), digest_of(x, y) == digest_of(x, 1 - y)
         (True, False)
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in (*inputs.parts(x), y):
-        found.update(f"{part.dtype}{tuple(part.shape)}".encode())
-        found.update(np.ascontiguousarray(part.cpu().numpy()).data)
-    return found.digest()
+        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        digest.update(np.ascontiguousarray(part.cpu().numpy()).data)
+    return digest.digest()
 
 
 class Examples(NamedTuple):
@@ -345,16 +345,16 @@ def local_steps(
     if steps is None:
         raise ConfigError("local steps need a plan whose facts include them (facts.steps)")
     model, numbers = model.to(trainer.device), range(1, steps.count + 1)
-    clients = [own.client for own in examples]
+    clients = [data.client for data in examples]
     weights = model.repeat(len(examples), 1).unbind()
-    optimizers = [FlatOptimizer.of(settings, own) for own in weights]
-    own_rings = [keys.derive(b"batches", own.digest) for own in examples]
+    optimizers = [FlatOptimizer.of(settings, row) for row in weights]
+    own_rings = [keys.derive(b"batches", data.digest) for data in examples]
     drawn = [
         [
-            poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step)
+            poisson_rows(ring, data.y.shape[0], steps.rate, round, data.client, step)
             for step in numbers
         ]
-        for own, ring in zip(examples, own_rings, strict=True)
+        for data, ring in zip(examples, own_rings, strict=True)
     ]
     released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
     answers = torch.zeros(len(examples), plan.size - released, dtype=torch.float64)
@@ -362,7 +362,7 @@ def local_steps(
     for step in numbers:
         ring = keys.derive(b"step", step.to_bytes(4, "little"))
         batches = [
-            (own.x, own.y, rows[step - 1]) for own, rows in zip(examples, drawn, strict=True)
+            (data.x, data.y, rows[step - 1]) for data, rows in zip(examples, drawn, strict=True)
         ]
         bounded = trainer.sums(batches, plan, weights)
         noisy, named = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)

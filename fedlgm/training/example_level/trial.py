@@ -22,7 +22,7 @@ from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
 from fedlgm.extension.trial import check_losses, require_alike
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import inputs, models
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
 from fedlgm.training.inputs import Inputs
@@ -89,7 +89,7 @@ def try_examples(
         ]  # clipping hides lengths
 
     gradients = _gradients(module, layers, task)
-    with seeded(0, y.device), _modes(module):
+    with fork_rng(0, y.device), _modes(module):
         with prefix_key("model"):
             gradients.condition(x)  # it names inputs without a dimension for the example
             models.require_repeatable(module, x)
@@ -99,7 +99,7 @@ def try_examples(
         check_losses(module, task, x, y)
         trial = _Gradients(gradients, module, layers, task)
         trial.compare(x, y)
-        with _perturbed(module):
+        with _perturb_weights(module):
             with prefix_key("model"):
                 _require_separate(module, x, gradients.condition(x))
             trial.compare(x, y)
@@ -131,7 +131,7 @@ def try_step(
         >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
         >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
     """
-    with seeded(0, y.device), _modes(module):
+    with fork_rng(0, y.device), _modes(module):
         _Gradients(_gradients(module, layers, task), module, layers, task).compare(x, y)
 
 
@@ -215,14 +215,14 @@ class _Gradients:
         problem = self._problem(x, y)
         for factor in _NEARBY:
             if problem:
-                with _perturbed(self._module, factor):
+                with _perturb_weights(self._module, factor):
                     problem = self._problem(x, y)
         if problem:
             raise ConfigError(problem)
 
     def _problem(self, x: Inputs, y: Tensor) -> str | None:
-        whole = torch.linalg.vector_norm(self._engine.sum(x, y, FlatClip(1.0)).norms, dim=1)
-        long = whole[whole.isfinite() & (whole > _LEAST)]
+        lengths = torch.linalg.vector_norm(self._engine.sum(x, y, FlatClip(1.0)).norms, dim=1)
+        long = lengths[lengths.isfinite() & (lengths > _LEAST)]
         if len(y) < 2 or not len(long):
             return None
         scale = float(long.median())
@@ -269,7 +269,10 @@ class _Gradients:
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         pairs = zip(gradients, trained, strict=True)
         return torch.cat(
-            [(torch.zeros_like(own) if one is None else one).flatten() for one, own in pairs]
+            [
+                (torch.zeros_like(parameter) if gradient is None else gradient).flatten()
+                for gradient, parameter in pairs
+            ]
         )
 
 
@@ -279,11 +282,11 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     """
     count = len(y)
 
-    def changed(values: Tensor) -> Tensor:
+    def change(values: Tensor) -> Tensor:
         if values.ndim > 1:
             length, places = values.shape[1], torch.arange(values.shape[1], device=values.device)
-            kept = torch.linspace(length / count, length, count, device=values.device).ceil()
-            inside = (places < kept[:, None]).view(count, length, *[1] * (values.ndim - 2))
+            lengths = torch.linspace(length / count, length, count, device=values.device).ceil()
+            inside = (places < lengths[:, None]).view(count, length, *[1] * (values.ndim - 2))
             values = torch.where(inside, values, torch.zeros_like(values))
         if not values.is_floating_point():
             return values
@@ -291,7 +294,7 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
             count, *[1] * (values.ndim - 1)
         )
 
-    return inputs.each(changed, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
+    return inputs.each(change, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
 
 
 @contextmanager
@@ -317,7 +320,7 @@ def _modes(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _perturbed(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
+def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
     """The module at perturbed, nonzero weights; its own weights are restored afterwards.
 
     Args:
@@ -336,5 +339,5 @@ def _perturbed(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for parameter, own in zip(trained, before, strict=True):
-                parameter.copy_(own)
+            for parameter, value in zip(trained, before, strict=True):
+                parameter.copy_(value)

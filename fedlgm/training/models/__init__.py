@@ -20,11 +20,11 @@ from fedlgm.extension.loader import misfit, options_of, parameters_of
 from fedlgm.extension.registry import Registry
 from fedlgm.files import path_of
 from fedlgm.noise.keys import KeyRing, Purpose
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.models.adapters import adapt
 from fedlgm.training.models.built import refuse_parameter_hooks
 from fedlgm.training.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
-from fedlgm.training.models.copies import copied, require_faithful_copies, require_own_storage
+from fedlgm.training.models.copies import copy_model, require_faithful_copies, require_own_storage
 from fedlgm.training.models.dense import logistic, mlp
 from fedlgm.training.models.huggingface import HuggingFace, original, plain, task_of
 from fedlgm.training.models.requirements import (
@@ -42,7 +42,7 @@ from fedlgm.training.models.weights import digest_of_file, load_weights_
 __all__ = [
     "HuggingFace",
     "build",
-    "copied",
+    "copy_model",
     "digest_of_file",
     "draws_at_random",
     "load_weights_",
@@ -105,10 +105,10 @@ def options(name: str) -> tuple[str, ...]:
         >>> "hidden" in options("mlp")
         True
     """
-    found = _find(name)
-    if isinstance(found, nn.Module):
+    model = _find(name)
+    if isinstance(model, nn.Module):
         return ()
-    return options_of(found, _FILLED)
+    return options_of(model, _FILLED)
 
 
 def build(
@@ -153,47 +153,47 @@ def build(
     [(3, 4), (3,), (2, 3), (2,)]
     """
     bundled = isinstance(model, str) and model in _MODELS
-    found = _find(model) if isinstance(model, str) else model
+    source = _find(model) if isinstance(model, str) else model
     label = repr(
         model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
     )
-    if isinstance(found, nn.Module):
+    if isinstance(source, nn.Module):
         if values:
             raise ConfigError(
                 f"model {label} is a module already: it takes no options, got {', '.join(values)}"
             )
-        refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
-        made: Any = copied(found)
+        refuse_parameter_hooks(source, "the model is copied and copies have no hooks of parameters")
+        module: Any = copy_model(source)
     else:
         if bundled:
             _require_inputs(str(model), in_shape, classes)
-        made = _made(found, label, in_shape, classes, seed, values)
-    made = plain(made)
-    if not bundled and isinstance(made, nn.Module):
-        freeze_norms_(made)
-        for child in made.modules():
+        module = _construct(source, label, in_shape, classes, seed, values)
+    module = plain(module)
+    if not bundled and isinstance(module, nn.Module):
+        freeze_norms_(module)
+        for child in module.modules():
             if isinstance(child, nn.Embedding | nn.EmbeddingBag):
                 child.sparse = False  # the same gradients, which all bounds read as one vector
     if adapters is not None:
-        wrong = misfit(adapt, made, **adapters)
+        wrong = misfit(adapt, module, **adapters)
         if wrong:
             raise ConfigError(
                 f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}"
             )
-        made = adapt(made, **{"seed": seed} | dict(adapters))
+        module = adapt(module, **{"seed": seed} | dict(adapters))
     if not bundled:
-        require_trainable(made, label)
-        require_own_storage(made)
-    unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
+        require_trainable(module, label)
+        require_own_storage(module)
+    unmade = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     if unmade and torch.get_default_device().type != "meta":
         raise ConfigError(
             f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values"
         )
-    return made.to(torch.get_default_device())
+    return module.to(torch.get_default_device())
 
 
-def _made(
-    found: Any,
+def _construct(
+    source: Any,
     label: str,
     in_shape: tuple[Any, ...],
     classes: int | None,
@@ -201,14 +201,14 @@ def _made(
     values: dict[str, Any],
 ) -> Any:
     """Result of a function or class, called with the seed's random numbers."""
-    if not callable(found):
+    if not callable(source):
         raise ConfigError(
             f"model {label} is neither an nn.Module nor a class or function that returns one"
         )
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:
-        stated = parameters_of(found).get("classes")
+        stated = parameters_of(source).get("classes")
         if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
                 f"model {label} takes `classes`, the number of outputs, which neither the data nor "
@@ -217,9 +217,9 @@ def _made(
         if stated is not None:
             filled["classes"] = stated.default
     device = torch.get_default_device()
-    with seeded(None), torch.device("meta" if device.type == "meta" else "cpu"):
+    with fork_rng(None), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(drawn)
-        return extension.made(found, f"model {label}", values, filled)
+        return extension.call_with_options(source, f"model {label}", values, filled)
 
 
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:

@@ -103,17 +103,20 @@ def adapt(
     if style not in ("both", "ffa"):
         raise ConfigError(f"adapters: unknown style {style!r}; known: both, ffa")
     model.requires_grad_(False)
-    whole = [name for name, _ in model.named_modules() if name and _ends(name, also)]
+    module_names = [name for name, _ in model.named_modules() if name and _ends(name, also)]
     single = {name: parameter for name, parameter in model.named_parameters() if _ends(name, also)}
     linear = {
         name: child
         for name, child in model.named_modules()
         if rank
         and type(child) is nn.Linear
-        and name not in whole
+        and name not in module_names
         and (targets is None or _ends(name, targets))
     }
-    for asked, names in ((targets or () if rank else (), list(linear)), (also, [*whole, *single])):
+    for asked, names in (
+        (targets or () if rank else (), list(linear)),
+        (also, [*module_names, *single]),
+    ):
         unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
         if unmet:
             layers = ", ".join(
@@ -133,7 +136,7 @@ def adapt(
     for name, layer in linear.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, LowRank(layer, rank, alpha, generator))
-    for name in whole:
+    for name in module_names:
         model.get_submodule(name).requires_grad_(True)
     for parameter in single.values():
         parameter.requires_grad_(True)

@@ -31,13 +31,15 @@ def of_arrays(model: Any) -> Any:
     if (
         not isinstance(model, list | tuple)
         or not model
-        or not all(isinstance(one, np.ndarray | torch.Tensor) for one in model)
+        or not all(isinstance(array, np.ndarray | torch.Tensor) for array in model)
     ):
         return model
-    complex_ = next((i for i, one in enumerate(model) if torch.as_tensor(one).is_complex()), None)
+    complex_ = next(
+        (i for i, array in enumerate(model) if torch.as_tensor(array).is_complex()), None
+    )
     if complex_ is not None:
         raise ConfigError(
             f"array {complex_} of the model is complex: give its real and imaginary parts as two "
             "arrays"
         )
-    return nn.ParameterList([torch.as_tensor(one).detach().float().clone() for one in model])
+    return nn.ParameterList([torch.as_tensor(array).detach().float().clone() for array in model])

@@ -89,37 +89,37 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
     """Class, children, `forward`, parameters and hooks of modules, in one flat list, which takes
     the least time.
     """
-    found: list[object] = []
+    state: list[object] = []
     for module in modules:
-        own = vars(module)
-        inside, parameters, before, after, back_before, back = _parts(own)
-        found.append(type(module))
+        attributes = vars(module)
+        inside, parameters, before, after, back_before, back = _parts(attributes)
+        state.append(type(module))
         if inside and children:
-            found += inside
-            found += map(id, inside.values())
-        if "forward" in own:
-            found += ("forward", id(own["forward"]))
+            state += inside
+            state += map(id, inside.values())
+        if "forward" in attributes:
+            state += ("forward", id(attributes["forward"]))
         for name, value in parameters.items():
             if value is not None:
                 requires_grad, of_gradient, accumulated = _flags(value)
-                found += (name, id(value), requires_grad)
+                state += (name, id(value), requires_grad)
                 for hooks in (of_gradient, accumulated):
                     if hooks:
-                        found += ("hooks", *map(id, hooks.values()))
+                        state += ("hooks", *map(id, hooks.values()))
         if before or after or back_before or back:
-            found += [tuple(map(id, kind.values())) for kind in (before, after, back_before, back)]
-    return found
+            state += [tuple(map(id, kind.values())) for kind in (before, after, back_before, back)]
+    return state
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether a module, one of its parameters or all modules together have hooks, or its `forward`
     was replaced.
     """
-    own = vars(module)
+    attributes = vars(module)
     of_parameters = any(value._backward_hooks for value in module.parameters(recurse=False))
     return (
-        any(own[kind] for kind in _HOOKS)
-        or "forward" in own
+        any(attributes[kind] for kind in _HOOKS)
+        or "forward" in attributes
         or of_parameters
         or _has_any_global_hook()
     )

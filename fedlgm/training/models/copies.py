@@ -13,13 +13,13 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored
 from fedlgm.extension.separation import reach
 from fedlgm.training import inputs
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.inputs import Inputs
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def copied(module: M) -> M:
+def copy_model(module: M) -> M:
     """A deep copy of a model that shares nothing with it.
 
     Raises:
@@ -28,10 +28,10 @@ def copied(module: M) -> M:
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
-        >>> copied(layer).weight is layer.weight
+        >>> copy_model(layer).weight is layer.weight
         False
         >>> layer.double = lambda x: 2 * layer(x)
-        >>> copied(layer)
+        >>> copy_model(layer)
         Traceback (most recent call last):
             ...
         fedlgm.errors.ConfigError: the model cannot be copied: 'double' refers to the original's module '' ...
@@ -40,11 +40,11 @@ def copied(module: M) -> M:
         raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
     require_own_storage(module)
     try:
-        made = copy.deepcopy(module)
+        duplicate = copy.deepcopy(module)
     except Exception as error:  # attributes of a user's model may raise anything
-        raise _uncopied(module, error) from error
-    _require_apart(module, made)
-    return made
+        raise _copy_error(module, error) from error
+    _require_apart(module, duplicate)
+    return duplicate
 
 
 def require_own_storage(module: nn.Module) -> None:
@@ -103,7 +103,7 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     """
     if not isinstance(x, Tensor | tuple):
         raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
-    made = copied(module)
+    duplicate = copy_model(module)
     restored, modes = (
         Restored.of(module, None),
         [(each, each.training) for each in module.modules()],
@@ -111,7 +111,7 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     changed = (*(value for value in module.parameters() if value.requires_grad), *module.buffers())
     weights = [(value, value.detach().clone()) for value in changed]
     try:
-        outputs, gradients = _computed(module.eval(), x)
+        outputs, gradients = _outputs_and_gradients(module.eval(), x)
     finally:
         with torch.no_grad():
             for value, before in weights:
@@ -120,26 +120,26 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
             each.training = training
         if restored is not None:
             restored.restore()
-    found, others = _computed(made.eval(), x)
+    again, others = _outputs_and_gradients(duplicate.eval(), x)
     for name, gradient in gradients.items():
         if not inputs.close(gradient, others[name]):
             raise ConfigError(
                 f"the model cannot be copied: the copy does not follow its own {name!r}, so that a "
                 "layer would stay untrained: let forward reach all layers through self"
             )
-    if not inputs.close(outputs, found):
+    if not inputs.close(outputs, again):
         raise ConfigError(
             "the model cannot be copied: the copy's outputs for the same weights are different"
         )
 
 
-def _computed(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+def _outputs_and_gradients(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs and gradients of changed weights."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    with torch.no_grad(), seeded(0):
+    with torch.no_grad(), fork_rng(0):
         for value in trained.values():
             value.add_(0.1 * torch.randn(value.shape).to(value))
-    with torch.enable_grad(), seeded(0):
+    with torch.enable_grad(), fork_rng(0):
         outputs = inputs.call(module, x)
         loss = (outputs.float() + outputs.float().square()).mean()
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
@@ -157,12 +157,12 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _require_apart(module: nn.Module, made: nn.Module) -> None:
+def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
     """Refuse a copy that reaches a part of the original."""
     parts: dict[int, str] = {id(each): f"module {name!r}" for name, each in module.named_modules()}
     parts |= {id(each): f"parameter {name!r}" for name, each in module.named_parameters()}
     parts |= {id(each): f"buffer {name!r}" for name, each in module.named_buffers()}
-    for item in reach(made, ""):
+    for item in reach(duplicate, ""):
         if id(item.value) in parts:
             raise ConfigError(
                 f"the model cannot be copied: {item.top or item.path!r} refers to the original's "
@@ -171,7 +171,7 @@ def _require_apart(module: nn.Module, made: nn.Module) -> None:
             )
 
 
-def _uncopied(module: nn.Module, error: Exception) -> ConfigError:
+def _copy_error(module: nn.Module, error: Exception) -> ConfigError:
     """The message for the first attribute that cannot be copied."""
     for name, each in module.named_modules():
         memo: dict[int, Any] = {id(part): part for part in each.modules() if part is not module}
@@ -180,7 +180,7 @@ def _uncopied(module: nn.Module, error: Exception) -> ConfigError:
                 continue
             try:
                 copy.deepcopy(value, memo | {id(each): each})
-            except Exception as own:  # a user's object may raise anything
+            except Exception as failure:  # a user's object may raise anything
                 what, remedy = type(value).__name__, "compute it in forward or leave it out"
                 if isinstance(value, Tensor):
                     what = "a tensor with a gradient history, as pruning or the older weight_norm leaves it"
@@ -191,7 +191,7 @@ def _uncopied(module: nn.Module, error: Exception) -> ConfigError:
                 path = f"{name}.{attribute}".lstrip(".")
                 return ConfigError(
                     f"the model cannot be copied: attribute {path!r} is {what} "
-                    f"({type(own).__name__}): {remedy}"
+                    f"({type(failure).__name__}): {remedy}"
                 )
     text = str(error).splitlines() or [""]
     return ConfigError(f"the model cannot be copied: {type(error).__name__}: {text[0]}")

@@ -59,7 +59,7 @@ class HuggingFace(nn.Module):
         logits = getattr(model(**named), "logits", None)
         if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"{type(unadapted(model)).__name__} returns no logits: use a class with a head, "
+                f"{type(base_model(model)).__name__} returns no logits: use a class with a head, "
                 "such as AutoModelForSequenceClassification or AutoModelForCausalLM"
             )
         return logits
@@ -103,7 +103,7 @@ def original(module: nn.Module) -> nn.Module:
     return module.model if isinstance(module, HuggingFace) else module
 
 
-def unadapted(model: Any) -> Any:
+def base_model(model: Any) -> Any:
     """The `transformers` model below PEFT's adapters, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -118,7 +118,7 @@ def task_of(model: Any) -> str | None:
     """
     if not is_huggingface(model):
         return None
-    inner = unadapted(model)
+    inner = base_model(model)
     name = type(inner).__name__
     if name.endswith(_CAUSAL):
         return "causal-lm"

@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension.loader import package_of, users_code
 from fedlgm.extension.restored import Restored
 from fedlgm.training import inputs
-from fedlgm.training.devices import or_another_thread, seeded
+from fedlgm.training.devices import fork_rng, or_another_thread
 from fedlgm.training.inputs import Inputs, close
 from fedlgm.training.models.built import refuse_parameter_hooks
 
@@ -77,10 +77,10 @@ def freeze_norms_(module: nn.Module) -> None:
     if not norms:
         return
     training = module.training
-    kept = {child for child in norms if training and not child.training}
+    eval_norms = {child for child in norms if training and not child.training}
     module.train()
-    kept |= {child for child in norms if not child.training}
-    for child in kept:
+    eval_norms |= {child for child in norms if not child.training}
+    for child in eval_norms:
         if child.running_mean is not None:
             child.__class__ = _FROZEN[type(child)]
     module.train(training)
@@ -101,7 +101,7 @@ def require_stateless(module: nn.Module) -> None:
             and child.running_mean is not None
             and not isinstance(child, Frozen)
         ):
-            raise _trained(f"{name}.running_mean".lstrip("."))
+            raise _state_error(f"{name}.running_mean".lstrip("."))
 
 
 def require_trainable(module: object, label: str = "'custom'", *, statistics: bool = False) -> None:
@@ -227,16 +227,16 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             (True, 0),
             (False, 1),
         ):  # in evaluation nothing may be drawn at all
-            with users_code("the model fails in training mode", module), seeded(seed):
+            with users_code("the model fails in training mode", module), fork_rng(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
         single = "the model fails in training mode on one example, as the last batch of a client"
-        with users_code(single, module), seeded(0):
+        with users_code(single, module), fork_rng(0):
             inputs.call(module.train(), inputs.take(x, slice(1)))
         if restored is not None:
             restored.restore()
         for mode in (False, True):  # after another example
             for given in (inputs.take(x, slice(1)), x):
-                with users_code("the model fails in training mode", module), seeded(0):
+                with users_code("the model fails in training mode", module), fork_rng(0):
                     after.append(inputs.call(module.train(mode), given).clone())
     finally:
         module.train(training)
@@ -247,9 +247,9 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         (outputs[0], after[1]),
         (outputs[1], after[3]),
     )
-    for one, again in pairs:
+    for first, again in pairs:
         # Sums may be added up in another order; what is remembered or drawn shows well above that.
-        if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
+        if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
                 "it remembers what "
@@ -270,7 +270,7 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     training, outputs = module.training, []
     try:
         for seed in range(3):
-            with seeded(seed):
+            with fork_rng(seed):
                 outputs.append(inputs.call(module.train(), x).clone())
     finally:
         module.train(training)
@@ -354,7 +354,7 @@ class Unchanged:
         now = self._versions()
         for name, (buffer, version) in self._buffers.items():
             if name not in now or now[name][0] is not buffer or now[name][1] != version:
-                raise _trained(
+                raise _state_error(
                     name, "frozen parameter" if isinstance(buffer, nn.Parameter) else "buffer"
                 )
 
@@ -368,7 +368,7 @@ class Unchanged:
         return {name: (value, value._version) for name, value in fixed.items()}
 
 
-def _trained(name: str, kind: str = "buffer") -> ConfigError:
+def _state_error(name: str, kind: str = "buffer") -> ConfigError:
     return ConfigError(
         f"the model's {kind} {name!r} would follow private data unbounded: {_ADVICE}"
     )

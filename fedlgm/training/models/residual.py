@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.training.models.copies import copied
+from fedlgm.training.models.copies import copy_model
 
 
 def resnet18(
@@ -169,25 +169,33 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     ('GroupNorm', 4)
     """
     norm = _norm(groups)
-    module = copied(module)
+    module = copy_model(module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                setattr(parent, name, _converted(child, norm))
+                setattr(parent, name, _to_group_norm(child, norm))
     return (
-        _converted(module, norm) if isinstance(module, nn.modules.batchnorm._BatchNorm) else module
+        _to_group_norm(module, norm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        else module
     )
 
 
-def _converted(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
-    own: nn.GroupNorm = norm(batch_norm.num_features)
+def _to_group_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
+    group_norm: nn.GroupNorm = norm(batch_norm.num_features)
     if isinstance(batch_norm, nn.BatchNorm1d):
-        groups = math.gcd(own.num_groups, max(1, own.num_channels // 8))
-        own = nn.GroupNorm(groups, own.num_channels)
+        groups = math.gcd(group_norm.num_groups, max(1, group_norm.num_channels // 8))
+        group_norm = nn.GroupNorm(groups, group_norm.num_channels)
     if not batch_norm.affine:
-        return nn.GroupNorm(own.num_groups, own.num_channels, eps=batch_norm.eps, affine=False)
-    own.eps, own.weight, own.bias = batch_norm.eps, batch_norm.weight, batch_norm.bias
-    return own
+        return nn.GroupNorm(
+            group_norm.num_groups, group_norm.num_channels, eps=batch_norm.eps, affine=False
+        )
+    group_norm.eps, group_norm.weight, group_norm.bias = (
+        batch_norm.eps,
+        batch_norm.weight,
+        batch_norm.bias,
+    )
+    return group_norm
 
 
 def _norm(groups: int) -> Any:

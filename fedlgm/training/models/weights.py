@@ -53,16 +53,16 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
             else f"{file} cannot be read as a safetensors file"
         )
         raise ConfigError(f"weights: {why}") from error
-    own = original(module)
+    inner = original(module)
     shared: dict[int, Tensor] = {}
-    places = {_plain_name(name): value for name, value in own.state_dict(keep_vars=True).items()}
+    places = {_plain_name(name): value for name, value in inner.state_dict(keep_vars=True).items()}
     for name, tensor in stored.items():
         place = places.get(name)
         if place is None:
-            known = [key for key in places if not factor_of(key)]
+            names = [key for key in places if not factor_of(key)]
             raise ConfigError(
                 f"weights: {file} holds {name!r}, which the model lacks; "
-                f"{alternatives(name, known)}"
+                f"{alternatives(name, names)}"
             )
         if place.shape != tensor.shape:
             raise ConfigError(

@@ -101,13 +101,13 @@ class Examples:
         self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int
     ) -> None:
         self._library, self._most, self._measured = library, most, 0
-        self._size, kept = sizes(library, ops)
+        self._size, per_example = sizes(library, ops)
         scaled = torch.empty(16 * most, dtype=torch.float64)
         self._held = (
             ops,
             columns,
             area(library, ops, most),
-            torch.empty(most * kept),
+            torch.empty(most * per_example),
             torch.arange(most),
             scaled,
         )
@@ -181,7 +181,7 @@ class Examples:
         """Packed sums of no examples."""
         return torch.zeros(self._size, dtype=torch.float64)
 
-    def unpacked(self, sums: Tensor, parameters: int) -> Tensor:
+    def unpack(self, sums: Tensor, parameters: int) -> Tensor:
         """Sums in the order of the model, float64 [D]."""
         total = torch.empty(parameters, dtype=torch.float64)
         self._library.fedlgm_unpack(self._ops, self._count, sums.data_ptr(), total.data_ptr())
@@ -190,6 +190,6 @@ class Examples:
 
 def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
     """Numbers of the packed parameters, and of what is kept of one example's gradient."""
-    found = (ctypes.c_int64 * 2)()
-    library.fedlgm_sizes(ops.data_ptr(), len(ops), found)
-    return found[0], found[1]
+    pair = (ctypes.c_int64 * 2)()
+    library.fedlgm_sizes(ops.data_ptr(), len(ops), pair)
+    return pair[0], pair[1]

@@ -62,8 +62,8 @@ def instruction_set() -> InstructionSet | None:
 
     It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
     """
-    found: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
-    return found.get(torch.backends.cpu.get_cpu_capability())
+    by_capability: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
+    return by_capability.get(torch.backends.cpu.get_cpu_capability())
 
 
 def reason(*, again: bool = False) -> str | None:
@@ -73,7 +73,7 @@ def reason(*, again: bool = False) -> str | None:
         again: whether to try a compiler again that has failed before.
     """
     if again:
-        for failure in () if (kept := _kept()) is None else kept.glob(f"*{_FAILED}"):
+        for failure in () if (folder := _kernel_folder()) is None else folder.glob(f"*{_FAILED}"):
             failure.unlink(missing_ok=True)
         library.cache_clear()
     try:
@@ -105,21 +105,21 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
     source = hashlib.sha256(
         b"".join(file.read_bytes() for file in _SOURCES) + repr(_COMMON).encode()
     ).hexdigest()
-    kept = _kept()
-    if kept is not None:
-        place = kept / f"{instructions}-{source[:24]}.so"
+    kernel_folder = _kernel_folder()
+    if kernel_folder is not None:
+        place = kernel_folder / f"{instructions}-{source[:24]}.so"
         if not _is_whole(place):
-            with _alone(kept):
+            with _alone(kernel_folder):
                 if not _is_whole(place):
-                    return _remembered(instructions, place)
-        return _confirmed(place)
+                    return _compile_and_load(instructions, place)
+        return _load_and_verify(place)
     with tempfile.TemporaryDirectory(prefix="fedlgm-kernel-") as folder:
         place = Path(folder) / "kernel.so"
         _compile(instructions, place)
-        return _confirmed(place)
+        return _load_and_verify(place)
 
 
-def _kept() -> Path | None:
+def _kernel_folder() -> Path | None:
     """The folder of compiled kernels, which no other user can write (its files are executed); None
     if there is none.
     """
@@ -151,18 +151,18 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remembered(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
+def _compile_and_load(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
     """Compile and load the kernel, unless the same compiler has failed before."""
     failure, compiler = place.with_suffix(_FAILED), _identity(_compiler())
-    known, _, words = (
+    failed_compiler, _, words = (
         failure.read_text(encoding="utf-8").partition("\n") if failure.is_file() else ("", "", "")
     )
-    if compiler and known == compiler:
+    if compiler and failed_compiler == compiler:
         raise ConfigError(f"{words} (`fedlgm doctor` tries again)")
     failure.unlink(missing_ok=True)
     try:
         _compile(instructions, place)
-        return _confirmed(place)
+        return _load_and_verify(place)
     except ConfigError as error:
         if compiler:
             failure.write_text(f"{compiler}\n{error}", encoding="utf-8")
@@ -178,12 +178,12 @@ def _compiler() -> list[str]:
 
 def _identity(command: list[str]) -> str:
     """A compiler's command and file, in one line; another version has another size or time."""
-    found = shutil.which(command[0])
-    if found is None:
+    path = shutil.which(command[0])
+    if path is None:
         return ""
-    status = Path(found).stat()
+    status = Path(path).stat()
     return " ".join(
-        [*command, os.path.realpath(found), str(status.st_size), str(status.st_mtime_ns)]
+        [*command, os.path.realpath(path), str(status.st_size), str(status.st_mtime_ns)]
     )
 
 
@@ -197,14 +197,14 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
             "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, "
             "or use training.kernel = 'torch'"
         )
-    descriptor, made = tempfile.mkstemp(suffix=_PART, dir=place.parent)
+    descriptor, partial = tempfile.mkstemp(suffix=_PART, dir=place.parent)
     os.close(descriptor)
     warnings.warn(
         Notice("compiling the training kernel, once per machine; this takes some seconds"),
         stacklevel=2,
     )
     try:
-        options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", made]
+        options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", partial]
         done = subprocess.run(
             [*command, *options], capture_output=True, text=True, timeout=_LONGEST
         )
@@ -214,7 +214,7 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
                 f"{done.returncode}\n"
                 f"{done.stderr.strip()[:500]}"
             )
-        kernel = Path(made).read_bytes()
+        kernel = Path(partial).read_bytes()
         write_durably(place.with_suffix(_SEAL), _seal(kernel).encode())
         write_durably(place, kernel)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -223,7 +223,7 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
         ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(made)
+            os.unlink(partial)
 
 
 def _is_whole(place: Path) -> bool:
@@ -238,22 +238,22 @@ def _seal(kernel: bytes) -> str:
     return f"{len(kernel)} {hashlib.sha256(kernel).hexdigest()}\n"
 
 
-def _confirmed(place: Path) -> ctypes.CDLL:
+def _load_and_verify(place: Path) -> ctypes.CDLL:
     try:
-        made = ctypes.CDLL(str(place))
-        declare(made)
+        kernel = ctypes.CDLL(str(place))
+        declare(kernel)
     except (OSError, AttributeError) as error:
         place.unlink(missing_ok=True)
         raise ConfigError(
             f"the native training kernel in {place} cannot be loaded: {error}"
         ) from error
-    if answer(made) != _ANSWER:
+    if answer(kernel) != _ANSWER:
         place.unlink(missing_ok=True)  # for another compiler
         raise ConfigError(
             f"the native training kernel in {place} computes wrong bits: use another compiler "
             "(CXX) or training.kernel = 'torch'"
         )
-    return made
+    return kernel
 
 
 def declare(made: ctypes.CDLL) -> None:
@@ -306,5 +306,5 @@ def answer(made: ctypes.CDLL) -> str:
         for norm in (1, 2):
             sums = examples.sums()
             examples.add(examples.measure(x, y, loss, model, norm), sums)
-            digest.update(examples.unpacked(sums, 868).numpy().tobytes())
+            digest.update(examples.unpack(sums, 868).numpy().tobytes())
     return digest.hexdigest()[:32]

@@ -89,8 +89,8 @@ class _UnknownError(Exception):
 
 
 def _loss(task: Task) -> int:
-    for code, known in enumerate(_LOSSES):
-        if task in known:
+    for code, tasks in enumerate(_LOSSES):
+        if task in tasks:
             return code
     raise _UnknownError(f"the loss of task {task!r}")
 

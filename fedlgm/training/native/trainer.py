@@ -171,8 +171,8 @@ def targets(program: Program, y: Tensor) -> Tensor:
             f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]"
         )
     y = y.to(torch.int64).contiguous()
-    found = torch.aminmax(y)
-    low, high = int(found.min), int(found.max)
+    extremes = torch.aminmax(y)
+    low, high = int(extremes.min), int(extremes.max)
     if low < 0 or high >= program.outputs:
         raise DataError(
             f"the model has {program.outputs} outputs, but targets range from {low} to {high}"

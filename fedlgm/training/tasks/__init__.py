@@ -91,8 +91,8 @@ def options(name: str) -> tuple[str, ...]:
         >>> "loss" in options("regression")
         True
     """
-    found = _TASKS.find(name)
-    return extension.options_of(found) if isinstance(found, type) else ()
+    candidate = _TASKS.find(name)
+    return extension.options_of(candidate) if isinstance(candidate, type) else ()
 
 
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
@@ -112,20 +112,24 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
-    found = _TASKS.find(task) if isinstance(task, str) else Classification if task is None else task
-    label = (
-        repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+    candidate = (
+        _TASKS.find(task) if isinstance(task, str) else Classification if task is None else task
     )
-    if isinstance(found, type) and issubclass(found, Task):
-        return extension.made(found, f"task {label}", values)  # type: ignore[no-any-return]
+    label = (
+        repr(task)
+        if isinstance(task, str)
+        else getattr(candidate, "__name__", type(candidate).__name__)
+    )
+    if isinstance(candidate, type) and issubclass(candidate, Task):
+        return extension.call_with_options(candidate, f"task {label}", values)  # type: ignore[no-any-return]
     if values:
         raise ConfigError(
             f"task {label} is an object already: it takes no options, got {', '.join(values)}"
         )
-    if isinstance(found, Task):
-        return found
-    if callable(found) and not isinstance(found, type):
-        return _OfFunction(found)
+    if isinstance(candidate, Task):
+        return candidate
+    if callable(candidate) and not isinstance(candidate, type):
+        return _OfFunction(candidate)
     raise ConfigError(
         f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets"
     )

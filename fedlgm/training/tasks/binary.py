@@ -61,12 +61,12 @@ class Binary(RealTargets):
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """See `Task`."""
         logits = outputs.reshape(targets.shape)
-        found, present = logits > 0, targets > 0.5
+        predicted, present = logits > 0, targets > 0.5
         return {
             "loss": functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum"),
-            "accuracy": (found == present).sum(),
-            "hits": (found & present).sum(),
-            "found": found.sum(),
+            "accuracy": (predicted == present).sum(),
+            "hits": (predicted & present).sum(),
+            "found": predicted.sum(),
             "present": present.sum(),
         }
 

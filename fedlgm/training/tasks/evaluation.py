@@ -12,7 +12,7 @@ from fedlgm.planning.layout import laid_out, on_cpu
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.set_metrics import Metric, over_the_set
-from fedlgm.training.tasks.task import Task, measured
+from fedlgm.training.tasks.task import Task, metrics_of
 
 
 @torch.no_grad()
@@ -44,24 +44,24 @@ def evaluate(
     Raises:
         ConfigError: a metric of the whole set fails, or has the same name as another.
     """
-    whole = {**task.set_metrics(), **(metrics or {})}
-    kept: list[tuple[Tensor, Tensor]] = []
+    set_metrics = {**task.set_metrics(), **(metrics or {})}
+    batches: list[tuple[Tensor, Tensor]] = []
     size = batch_size or (128 if on_cpu(module) else 1000)
 
     def outputs() -> Iterator[tuple[Tensor, Tensor]]:
         for batch, targets in zip(inputs.split(x, size), y.split(size), strict=True):
-            made = inputs.call(module, batch)
-            if whole:
-                kept.append((made.cpu(), targets))
-            yield made, targets
+            predictions = inputs.call(module, batch)
+            if set_metrics:
+                batches.append((predictions.cpu(), targets))
+            yield predictions, targets
 
     module.eval()
     with laid_out(module, x):
-        found = measured(task, outputs())
-    taken = sorted(whole.keys() & found.keys())
+        figures = metrics_of(task, outputs())
+    taken = sorted(set_metrics.keys() & figures.keys())
     if taken:
         raise ConfigError(
             f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another "
             "name"
         )
-    return found | over_the_set(whole, kept, finite=finite) if whole else found
+    return figures | over_the_set(set_metrics, batches, finite=finite) if set_metrics else figures

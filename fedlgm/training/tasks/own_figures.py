@@ -42,10 +42,10 @@ def own_figures(
         dict_keys(['norm'])
     """
     with users_code("evaluate", evaluate), torch.no_grad(), drawing():
-        made = evaluate(round, module.eval())
-    if not isinstance(made, Mapping):
-        raise ConfigError(f"evaluate must return {{name: number}}, got {made!r}")
-    for name, value in made.items():
+        figures = evaluate(round, module.eval())
+    if not isinstance(figures, Mapping):
+        raise ConfigError(f"evaluate must return {{name: number}}, got {figures!r}")
+    for name, value in figures.items():
         if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
             raise ConfigError(
                 f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round "
@@ -55,4 +55,4 @@ def own_figures(
             raise ConfigError(
                 f"evaluate returns {name!r}, which the task also reports: choose another name"
             )
-    return {name: float(value) for name, value in made.items()}
+    return {name: float(value) for name, value in figures.items()}

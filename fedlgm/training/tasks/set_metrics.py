@@ -17,14 +17,14 @@ Metric = Callable[[Tensor, Tensor], Any]
 """(outputs [n, ...], targets [n, ...]) of the whole set, on the CPU -> one number."""
 
 
-def checked(metrics: Any) -> dict[str, Metric]:
+def check_metrics(metrics: Any) -> dict[str, Metric]:
     """Metrics by name.
 
     Raises:
         ConfigError: the metrics are not a mapping of names to functions.
 
     Example:
-        >>> checked({"auc": 0.5})
+        >>> check_metrics({"auc": 0.5})
         Traceback (most recent call last):
             ...
         fedlgm.errors.ConfigError: metrics['auc'] must be a function (outputs, targets) -> number, got 0.5
@@ -65,7 +65,7 @@ def over_the_set(
     outputs, targets = (
         torch.cat([part.detach().cpu() for part in side]) for side in zip(*parts, strict=True)
     )
-    found = {}
+    figures = {}
     for name, function in metrics.items():
         label = f"metric {name!r}"
         with users_code(label, function), drawing():
@@ -75,10 +75,10 @@ def over_the_set(
                     f"{label} must return one number for the whole test set, but it returns "
                     f"{tuple(value.shape)}"
                 )
-            found[name] = float(value)
-        if finite and not math.isfinite(found[name]):
+            figures[name] = float(value)
+        if finite and not math.isfinite(figures[name]):
             raise ConfigError(
-                f"{label} is {found[name]} on the test set of {len(targets)} examples with the "
+                f"{label} is {figures[name]} on the test set of {len(targets)} examples with the "
                 "initial model: it could not be reported"
             )
-    return found
+    return figures

@@ -143,9 +143,9 @@ class Task(ABC):
             shapes = inputs.each(
                 lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x
             )
-            whole = any(part.dtype == torch.int64 for part in inputs.parts(x))
+            has_integers = any(part.dtype == torch.int64 for part in inputs.parts(x))
             tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
-            hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
+            hint = f" (integers are {tokens}, such as x / 255)" if has_integers else ""
             try:
                 label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
                 with (
@@ -154,7 +154,7 @@ class Task(ABC):
                 ):  # `check_outputs` may ask what computed them
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
                 for part, held in (
-                    (("training", data.train_x), ("test", data.test_x)) if whole else ()
+                    (("training", data.train_x), ("test", data.test_x)) if has_integers else ()
                 ):
                     rows, least, most = _extremes(held)
                     label = f"the model does not take the {part} tokens of {data.name!r}, {least} to {most}"
@@ -197,18 +197,18 @@ class Task(ABC):
             )
         with users_code(f"{label}: its figures cannot be computed", self):
             learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
-            found = measured(self, [(outputs, targets)])
+            figures = metrics_of(self, [(outputs, targets)])
         if not learnt:
             raise ConfigError(
                 f"{label}: its loss has no gradient with respect to the outputs: is something "
                 "detached, or is this called under torch.no_grad() or torch.inference_mode()?"
             )
-        known = [*found, *self.set_metrics()]
+        names = [*figures, *self.set_metrics()]
         for name in ("loss", self.headline):
-            if name not in known:
+            if name not in names:
                 raise ConfigError(
                     f"{label}: its metrics must hold {name!r}, but they are "
-                    f"{', '.join(map(repr, known))}"
+                    f"{', '.join(map(repr, names))}"
                 )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -286,7 +286,7 @@ class Task(ABC):
         return f"{type(self).__name__}({options})"
 
 
-def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+def metrics_of(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """The task's metrics for outputs and targets that arrive in batches."""
     sums: dict[str, float] = {}
     count = 0
@@ -327,7 +327,7 @@ def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets
 def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Figures of outputs and targets in batches; ConfigError if the task cannot compute them."""
     with users_code(f"task {task.name!r}: its figures cannot be computed", task):
-        return measured(task, batches)
+        return metrics_of(task, batches)
 
 
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
@@ -335,9 +335,9 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
     would.
     """
     label = f"task {task.name!r}"
-    whole = figures_of(task, [(outputs, targets)])
+    figures = figures_of(task, [(outputs, targets)])
     parts = figures_of(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
-    for name, value in whole.items():
+    for name, value in figures.items():
         if np.isfinite(value) and not np.isclose(
             value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE
         ):
@@ -369,8 +369,8 @@ def require_finite(y: np.ndarray, part: str) -> None:
 
 def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
     """Rows with the smallest and largest whole numbers of inputs, and these numbers."""
-    whole = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
-    held = [part for part in whole if part.size]
+    flat = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
+    held = [part for part in flat if part.size]
     rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}
     least, most = (
         min((part.min() for part in held), default=0),

@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError, DataError
 @pytest.fixture(autouse=True)
 def _own_store(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "store"))
-    images._resized.cache_clear()
+    images._load_resized.cache_clear()
 
 
 def draw(path, colour, size=(12, 8)):
@@ -67,7 +67,7 @@ def test_an_attribute_of_celeba(tmp_path):
     (folder / "list_eval_partition.txt").write_text(
         "\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10))
     )
-    images._resized.cache_clear()
+    images._load_resized.cache_clear()
     found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
     assert (found.train_y.tolist(), found.test_y.tolist()) == (
         [0] * 4,
@@ -142,7 +142,7 @@ def test_images_are_resized_once_and_mapped(tmp_path, monkeypatch):
     kept = list((tmp_path / "store" / "image-folder").iterdir())
     assert len(kept) == 1
     assert kept[0].stat().st_mode & 0o077 == 0
-    images._resized.cache_clear()
+    images._load_resized.cache_clear()
     monkeypatch.setattr(images, "_read", None)  # nothing is read again
     again = data.load("image-folder", folder, image_size=6)
     assert np.array_equal(first.train_x, again.train_x)

@@ -56,7 +56,7 @@ def test_bytes_travel_as_bytes(codes: np.ndarray) -> None:
     for arrived in (
         DataSet.from_parts("mnist", parts, 10),
         pickle.loads(pickle.dumps(held)),
-        held.checked(),
+        held.validate(),
     ):
         assert isinstance(arrived.held("train_x"), Pixels)
         assert np.array_equal(arrived.train_x, held.train_x)

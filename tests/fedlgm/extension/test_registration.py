@@ -13,7 +13,7 @@ import pytest
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.extension.registration import registered
+from fedlgm.extension.registration import registrations
 from fedlgm.noise import correlation
 from fedlgm.planning import allocation
 from fedlgm.training import kinds
@@ -75,7 +75,7 @@ def test_only_registrations_from_outside_the_packages_are_recorded() -> None:
 
     run(1)
     mechanisms.register("gaussian", FlatGaussian)
-    names = [given.get("name") for _, _, given in registered()]
+    names = [given.get("name") for _, _, given in registrations()]
     assert "cell-rule" in names
     assert "gaussian" not in names
     assert len(set(names)) == len(names)

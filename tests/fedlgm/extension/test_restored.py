@@ -283,7 +283,9 @@ def test_votes_of_a_client_do_not_depend_on_earlier_ones() -> None:
         ClientData(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)),
         torch.tensor([[99.0, 1.0, 0.0]]),
     )
-    votes = CutVotes(model, layers, Counts()).added(update.expand(3, -1), plan, start, [data] * 3)
+    votes = CutVotes(model, layers, Counts()).add_votes(
+        update.expand(3, -1), plan, start, [data] * 3
+    )
     assert votes.answers["cut-vote"].flatten().tolist() == [0.5, 0.5, 0.5]
 
 

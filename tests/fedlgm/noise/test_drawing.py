@@ -14,7 +14,7 @@ from torch import nn
 import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.training import devices
-from fedlgm.training.devices import drawing, seeded
+from fedlgm.training.devices import drawing, fork_rng
 from fedlgm.training.models import require_repeatable
 
 
@@ -32,12 +32,12 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_blocks_of_several_threads_draw_as_one_after_another() -> None:
-    with seeded(3):
+    with fork_rng(3):
         alone = [torch.rand(1).item() for _ in range(300)]
     drawn: dict[int, list[float]] = {}
 
     def work(number: int) -> None:
-        with seeded(3):
+        with fork_rng(3):
             drawn[number] = [torch.rand(1).item() for _ in range(300)]
 
     in_threads(4, work)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
-from fedlgm.training.devices import seeded
+from fedlgm.training.devices import fork_rng
 from fedlgm.training.tasks import Regression
 
 WIDTH, RATE = 4000, 0.3
@@ -104,7 +104,7 @@ def test_seeded_restores_after_an_error() -> None:
     before = torch.get_rng_state()
 
     def fails() -> None:
-        with seeded(1):
+        with fork_rng(1):
             raise LookupError(torch.rand(1))
 
     with pytest.raises(LookupError):

@@ -28,7 +28,7 @@ def faces(folder, count, seed):
 @pytest.mark.slow
 def test_celeba_and_ffhq(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "store"))
-    images._resized.cache_clear()
+    images._load_resized.cache_clear()
     rows = faces(tmp_path / "celeba", 60, 1)
     lines = [f"{name} {2 * bright - 1}" for name, bright in rows]
     (tmp_path / "celeba" / "list_attr_celeba.txt").write_text("\n".join(["60", "Smiling", *lines]))

@@ -229,7 +229,7 @@ def test_nodes_that_always_take_long_are_greeted_once(federation):
 def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, monkeypatch):
     """Only a node's ledger ends its part in a run, and not a message with this word: a layer may
     have any name."""
-    honest, rejected = answers.bounded, []
+    honest, rejected = answers.check_bounds, []
 
     def once(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
         if not rejected:
@@ -237,7 +237,7 @@ def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, mon
             raise PrivacyError("its part 'ledger.weight' has norm 9, but the plan allows 1")
         return honest(values, plan)
 
-    monkeypatch.setattr(answers, "bounded", once)
+    monkeypatch.setattr(answers, "check_bounds", once)
     federation.run(2)
     assert ["ledger" in why for why in federation.reports[0].lost.values()] == [True]
     assert federation.reports[1].lost == {}

@@ -80,7 +80,7 @@ def test_a_run_records_what_auto_became(tiny, tmp_path):
         tiny(training={"device": "auto"}, federation={"rounds": 1}), run_dir=tmp_path / "run"
     )
     recorded = RunFolder.open(tmp_path / "run").recipe()
-    assert recorded.training.device in devices.found()
+    assert recorded.training.device in devices.available_devices()
     assert recorded.privacy.noise_backend != "auto"
 
 

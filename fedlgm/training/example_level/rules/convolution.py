@@ -84,7 +84,7 @@ class ConvolutionRule(ProductRule):
         out = out.view(len(x), rows, columns, -1).permute(0, 3, 1, 2)
         return (out.squeeze(2) if self._flat else out), (patches,)
 
-    def kept(self, x: Tensor, out: Tensor) -> int:
+    def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
         """See `Rule`: the patches of a product."""
         return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
 
@@ -151,7 +151,7 @@ class ConvolutionRule(ProductRule):
                 "gram of inputs", len(patches), patches.shape[1], patches.shape[1]
             )
             return torch.bmm(patches, patches.transpose(1, 2), out=gram)
-        pixels = self._padded(use.x[rows])
+        pixels = self._pad(use.x[rows])
         n, height, width, _ = pixels.shape
         (down, right), flat = self._kernel, pixels.flatten(1, 2)
         high, wide = height - down + 1, width - right + 1
@@ -175,7 +175,7 @@ class ConvolutionRule(ProductRule):
             return
         p, d = self.extent()
         if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
-            scaled, total = self._scaled(self.columns(use.dy), factors), total.view(p, d)
+            scaled, total = self._scale(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
                 add_product_(
                     total, scaled[rows].flatten(0, 1), self.operand(use[rows]).flatten(0, 1)
@@ -189,10 +189,12 @@ class ConvolutionRule(ProductRule):
         else:
             scaled = self.memory.take("scaled", *dy.shape)
         torch.mul(dy, factors[:, None, None, None], out=scaled)
-        found = aten.convolution_backward(
+        gradient = aten.convolution_backward(
             scaled, x, self._weight(), None, *self._options, [False, True, False]
         )[1]
-        total.view(len(found), *found.shape[2:], found.shape[1]).add_(found.permute(0, 2, 3, 1))
+        total.view(len(gradient), *gradient.shape[2:], gradient.shape[1]).add_(
+            gradient.permute(0, 2, 3, 1)
+        )
 
     def in_order(self, gradients: Tensor) -> Tensor:
         """See `ProductRule`."""
@@ -230,7 +232,7 @@ class ConvolutionRule(ProductRule):
             else torch.channels_last
         )
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _pad(self, x: Tensor) -> Tensor:
         """Images [c, H, W, C] with their border of zeros, which is written once for all layers of
         that shape.
         """
@@ -265,7 +267,7 @@ class ConvolutionRule(ProductRule):
         A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows
         under the i-th line of the kernel are adjacent.
         """
-        pixels, wide = self._padded(x), self._kernel[1]
+        pixels, wide = self._pad(x), self._kernel[1]
         right, broad = self._stride[1], self._dilation[1]
         n, height, width, channels = pixels.shape
         columns = (width - broad * (wide - 1) - 1) // right + 1
@@ -284,7 +286,7 @@ class ConvolutionRule(ProductRule):
         """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)`
         says, and (H', W').
         """
-        pixels = self._padded(x)
+        pixels = self._pad(x)
         (high, wide), (down, right), (tall, broad) = self._kernel, self._stride, self._dilation
         n, height, width, channels = pixels.shape
         rows = (height - tall * (high - 1) - 1) // down + 1

@@ -60,5 +60,5 @@ class LinearRule(ProductRule):
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""
-        scaled, x = self._scaled(self.columns(use.dy), factors), self.columns(use.x)
+        scaled, x = self._scale(self.columns(use.dy), factors), self.columns(use.x)
         add_product_(total.view(self.extent()), scaled.flatten(0, 1), x.flatten(0, 1))

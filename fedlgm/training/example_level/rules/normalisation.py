@@ -54,7 +54,7 @@ class LayerNormRule(_AffineRule):
 
     def instantiate(self, use: Use) -> list[Tensor]:
         """See `Rule`."""
-        x, size, found = use.x, self.module.weight.numel(), []
+        x, size, gradients = use.x, self.module.weight.numel(), []
         dy = use.dy.reshape(len(x), -1, size)
         if "weight" in self.parameters:
             gradient = dy.new_empty(len(x), size)
@@ -66,10 +66,10 @@ class LayerNormRule(_AffineRule):
                 scratch = self.memory.take("normalised", *dy[rows].shape)
                 torch.sub(wide[rows], mean[rows], out=scratch).mul_(scale[rows]).mul_(dy[rows])
                 torch.sum(scratch, 1, out=gradient[rows])
-            found.append(gradient)
+            gradients.append(gradient)
         if "bias" in self.parameters:
-            found.append(dy.sum(1))
-        return found
+            gradients.append(dy.sum(1))
+        return gradients
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         module = self.module
@@ -133,8 +133,8 @@ class GroupNormRule(_AffineRule):
         gradient.mul_(scale)
         bias = dy.sum(1)
         use.shared = gradient, bias
-        found = {"weight": gradient, "bias": bias}
-        return [found[key] for key in self.parameters]
+        gradients = {"weight": gradient, "bias": bias}
+        return [gradients[key] for key in self.parameters]
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[n, positions, C]."""

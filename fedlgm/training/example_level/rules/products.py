@@ -56,15 +56,15 @@ def row_squares(rows: Tensor) -> Tensor:
     if size <= _RUN:
         total = torch.linalg.vector_norm(rows, dim=1).double().square()
     else:
-        whole = size - size % _RUN
+        split = size - size % _RUN
         total = (
-            torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2)
+            torch.linalg.vector_norm(rows[:, :split].unflatten(1, (-1, _RUN)), dim=2)
             .double()
             .square()
             .sum(1)
         )
-        if whole < size:
-            total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+        if split < size:
+            total += torch.linalg.vector_norm(rows[:, split:], dim=1).double().square()
     tiny = (total < size * _VANISHED).nonzero()[:, 0]
     if len(tiny):
         total[tiny] = torch.linalg.vector_norm(rows[tiny].double(), dim=1).square()
@@ -75,12 +75,12 @@ def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
     """`row_squares` of several tensors on the CPU with n rows each, float64 [len(many), n]."""
     longest = max(rows.shape[1] for rows in many)
     if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
-        found = np.empty((len(many), many[0].shape[0]))
-        for norms, rows in zip(found, many, strict=True):
+        squares = np.empty((len(many), many[0].shape[0]))
+        for norms, rows in zip(squares, many, strict=True):
             norms[:] = torch.linalg.vector_norm(rows, dim=1).numpy()
-        found *= found
-        if found.min() >= longest * _VANISHED:
-            return found
+        squares *= squares
+        if squares.min() >= longest * _VANISHED:
+            return squares
     return np.stack([row_squares(rows).numpy() for rows in many])
 
 
@@ -182,7 +182,7 @@ class ProductRule(Rule):
         if any(factor is not factors[0] for factor in factors) or not all_finite(squares):
             _KeptRows(self, use, biases, of_bias).add(sums, factors)
             return
-        scaled = self._scaled(use.dy.reshape(len(use), -1), factors[0])
+        scaled = self._scale(use.dy.reshape(len(use), -1), factors[0])
         add_product_(sums[0].view(self.extent()), scaled, x)
         for total in sums[1:]:
             total.add_(scaled.sum(0, dtype=total.dtype))
@@ -194,7 +194,7 @@ class ProductRule(Rule):
         if "weight" not in self.parameters:
             return KeptGradients(biases, of_bias)
         if self._instantiates(use):
-            gradients = self._instantiated(
+            gradients = self._instantiate_into(
                 use, self.memory.take(f"{self.name} kept", len(use), *self.extent())
             )
             flat = gradients.view(len(use), -1)
@@ -206,7 +206,7 @@ class ProductRule(Rule):
         biases, _ = self._biases(use)
         if "weight" not in self.parameters:
             return biases
-        gradients = self._instantiated(use, use.dy.new_empty(len(use), *self.extent()))
+        gradients = self._instantiate_into(use, use.dy.new_empty(len(use), *self.extent()))
         return [self.in_order(gradients).reshape(len(use), -1), *biases]
 
     def in_order(self, gradients: Tensor) -> Tensor:
@@ -231,8 +231,8 @@ class ProductRule(Rule):
             gram_x = self.grams(use, rows)
             gram_y = self.memory.take("gram of outputs", *gram_x.shape)
             torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
-            found, apart = ghost_squares(gram_x, gram_y)
-            squares.append(found)
+            values, apart = ghost_squares(gram_x, gram_y)
+            squares.append(values)
             doubtful.append(apart + rows.start)
         return torch.cat(squares), torch.cat(doubtful)
 
@@ -251,12 +251,12 @@ class ProductRule(Rule):
         p, d = self.extent()
         return p * d * use.x.element_size() + self.operand_bytes(use)
 
-    def _instantiated(self, use: Use, out: Tensor) -> Tensor:
+    def _instantiate_into(self, use: Use, out: Tensor) -> Tensor:
         for rows in chunks(len(use), self._bytes(use)):
             self.products(use, rows, out[rows])
         return out
 
-    def _scaled(self, dy: Tensor, factors: Tensor) -> Tensor:
+    def _scale(self, dy: Tensor, factors: Tensor) -> Tensor:
         """Every example's output gradient times its factor, in scratch."""
         along = factors.view(-1, *(1,) * (dy.dim() - 1))
         return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
@@ -267,8 +267,8 @@ class ProductRule(Rule):
         """
         if "bias" not in self.parameters:
             return [], []
-        one = self.positions(use) == 1
-        bias = use.dy.reshape(len(use), -1) if one else self.columns(use.dy).sum(1)
+        is_single = self.positions(use) == 1
+        bias = use.dy.reshape(len(use), -1) if is_single else self.columns(use.dy).sum(1)
         return [bias], [row_squares(bias)]
 
 
@@ -286,10 +286,10 @@ class _KeptRows:
         squares, self._apart = rule.squares(use)
         self._gradients = None
         if len(self._apart):
-            own = rule._instantiated(
+            gradients = rule._instantiate_into(
                 use[self._apart], use.dy.new_empty(len(self._apart), *rule.extent())
             )
-            self._gradients = own.flatten(1)
+            self._gradients = gradients.flatten(1)
             squares[self._apart] = row_squares(self._gradients)
         self.squares = [squares, *of_bias]
 

@@ -104,7 +104,7 @@ class Rule:
         """Output for a batch and the tensors to save, not recorded by autograd."""
         raise NotImplementedError
 
-    def kept(self, x: Tensor, out: Tensor) -> int:
+    def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
         """Numbers per example that the forward pass keeps besides input and output, for tensors
         like these.
         """
@@ -116,8 +116,8 @@ class Rule:
 
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
         """Measure, scale and add every example's gradient, without keeping any."""
-        kept = self.keep(use)
-        kept.add(sums, scale(slice(0, len(use)), kept.squares))
+        record = self.keep(use)
+        record.add(sums, scale(slice(0, len(use)), record.squares))
 
     def keep(self, use: Use) -> Kept:
         """Measure every example's gradient and keep the data that its sum needs."""

@@ -39,7 +39,7 @@ class TransposedLinearRule(LinearRule):
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""
-        scaled, x = self._scaled(self.columns(use.dy), factors), self.columns(use.x)
+        scaled, x = self._scale(self.columns(use.dy), factors), self.columns(use.x)
         add_product_(total.view(self.extent()), x.flatten(0, 1), scaled.flatten(0, 1))
 
     def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:

@@ -194,7 +194,7 @@ def test_the_bound_of_rows_that_influence_each_other_would_break():
     broken = 0
     for model in (Quantised, Divided, ZeroedIfNotFinite, FirstBatch):
         gradients = engine(model())
-        gradients._separation = KnownLayers(gradients._module, gradients._patched)
+        gradients._separation = KnownLayers(gradients._module, gradients._replace_forward)
         gradients._probed = True
         for hostile in (1e4, torch.nan):
             one_more = torch.cat([x, hostile * torch.ones(1, FEATURES)]), torch.cat([y, y[:1]])

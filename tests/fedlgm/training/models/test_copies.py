@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 import simulations
 from clients.mod import PrivateUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.training.models.copies import copied, require_faithful_copies
+from fedlgm.training.models.copies import copy_model, require_faithful_copies
 from strategies import PrivateFedAvg
 from tests.support.own_objects import DATA, SMALL
 
@@ -123,7 +123,7 @@ def test_a_model_whose_copy_would_not_be_faithful_is_refused(
     make: Any, match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        copied(make())
+        copy_model(make())
     with pytest.raises(ConfigError, match=match):
         simulations.simulate(model=make(), data=DATA, overrides=SMALL, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -145,7 +145,7 @@ def test_parameters_in_one_memory_are_refused_in_a_model_that_a_function_makes(
 
 def test_a_copy_that_computes_with_the_original_s_weights_is_found_by_its_gradients() -> None:
     net, x = Hidden(), torch.randn(4, 5)
-    copied(net)  # no attribute shows it
+    copy_model(net)  # no attribute shows it
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with pytest.raises(ConfigError, match=r"does not follow its own 'body\.weight'"):
         require_faithful_copies(net, x)
@@ -157,17 +157,17 @@ def test_ordinary_models_are_copied() -> None:
     tied[1].weight = tied[0].weight
     parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
     for net in (tied, parametrised, nn.LSTM(4, 2), nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))):
-        made = copied(net)
+        made = copy_model(net)
         assert [name for name, _ in made.named_parameters()] == [
             name for name, _ in net.named_parameters()
         ]
     for net in (tied, parametrised):
         require_faithful_copies(net, torch.randn(3, 4))
-    assert copied(tied)[1].weight is not tied[0].weight
+    assert copy_model(tied)[1].weight is not tied[0].weight
 
 
 def test_a_copy_keeps_what_shares_one_parameter() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    made = copied(tied)
+    made = copy_model(tied)
     assert made[1].weight is made[0].weight
