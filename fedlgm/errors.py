@@ -154,16 +154,16 @@ def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) 
     "data.partition 'iid': unknown option 'x'"
     """
     section, thing = path.partition(".")[0], path.rpartition(".")[2].replace("_", " ")
-    known, text = set(keys), message.removeprefix(f"{owner}: ") if owner else message
+    section_keys, text = set(keys), message.removeprefix(f"{owner}: ") if owner else message
     unknown = re.match(r"unknown (\w+) ", text)
     named = re.match(rf"{thing.removesuffix('s')}s?( \w+)? (?=')", text)
     if text.startswith((f"{path} ", f"{path}.", f"{path}:")) and named is None:
         return text
     if named:
         return f"{path} {text[named.end() :]}"
-    if text.partition(" ")[0] in known:
+    if text.partition(" ")[0] in section_keys:
         return f"{section}.{text}"
-    if unknown and unknown[1] in known:
+    if unknown and unknown[1] in section_keys:
         return f"{section}.{unknown[1]}: {text}"
     if text.startswith(f"unknown {thing} "):
         return f"{path if '.' in path else f'{path}.name'}: {text}"
@@ -203,9 +203,12 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     names = list(known)
     if FOREIGN.get(str(name)) in names:
         return f"did you mean {FOREIGN[str(name)]!r}?"
-    near = get_close_matches(str(name).lower(), [one.lower() for one in names], n=2, cutoff=0.7)
+    near = get_close_matches(
+        str(name).lower(), [candidate.lower() for candidate in names], n=2, cutoff=0.7
+    )
     close = sorted(
-        (one for one in names if one.lower() in near), key=lambda one: near.index(one.lower())
+        (candidate for candidate in names if candidate.lower() in near),
+        key=lambda candidate: near.index(candidate.lower()),
     )
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"

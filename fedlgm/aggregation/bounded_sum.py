@@ -204,10 +204,10 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
             [bound_update(updates[place : place + 1], plan) for place in range(len(updates))]
         )
     rows = bounded(updates, plan.bounds, plan.asked)
-    found, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
+    contributions, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
     for columns in plan.columns:
-        part = rows[:, columns].to(found.dtype)
-        found[:, position : position + part.shape[1]] += (
+        part = rows[:, columns].to(contributions.dtype)
+        contributions[:, position : position + part.shape[1]] += (
             part  # not copied: -0.0 becomes 0.0, as in a sum
         )
         position += part.shape[1]
@@ -215,5 +215,5 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
         rows.sum(dim=1).tolist()
     ):  # the sum of finite numbers may overflow
         if not (math.isfinite(total) or rows[place].isfinite().all()):
-            found[place] = 0.0
-    return found
+            contributions[place] = 0.0
+    return contributions

@@ -133,10 +133,10 @@ class WholeUpdates(Contributions):
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
         """The release of one client's update [1, D]; None for a client without an update."""
         numerics, plan = self.numerics, asked.plan
-        own, name = local_release(
+        total, name = local_release(
             update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device
         )
-        return Noised(client, own, name, plan)
+        return Noised(client, total, name, plan)
 
 
 class Budget(Protocol):
@@ -172,9 +172,9 @@ def client_release(
     """
     plan, of = asked.plan, asked.plan.facts.sampling.of
     if of != contributions.of:
-        wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
+        wanted, given = (f"{unit or 'client'}s" for unit in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does "
+            f"the plan is for {wanted}, but these are contributions of {given}: a bound on one does "
             "not bound the other"
         )
     for query in (noisy.query for noisy in plan.queries):

@@ -93,7 +93,7 @@ class AnsweredUpdates:
 
     def __getitem__(self, rows: slice) -> AnsweredUpdates:
         return AnsweredUpdates(
-            self.values[rows], {name: one[rows] for name, one in self.answers.items()}
+            self.values[rows], {name: answer[rows] for name, answer in self.answers.items()}
         )
 
 
@@ -155,7 +155,8 @@ def bounded(
             "the plan needs a trainer that bounds its updates, but this one returns raw updates"
         )
     if len(updates.bounds) != len(clip) or any(
-        not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
+        not actual <= planned * (1 + 1e-9)
+        for actual, planned in zip(updates.bounds, clip, strict=True)
     ):
         raise PrivacyError(
             f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}"

@@ -128,6 +128,6 @@ def bound_on(
         return bound_each(updates, plan)
     sums = [sum_on(plan, device, backend) for _ in range(clients)]
     if updates is not None:
-        for client, own in enumerate(sums):
-            own.add(updates[client : client + 1])
-    return torch.stack([own.total for own in sums])
+        for client, client_sum in enumerate(sums):
+            client_sum.add(updates[client : client + 1])
+    return torch.stack([client_sum.total for client_sum in sums])

@@ -79,16 +79,16 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
             ...
         fedlgm.errors.ConfigError: there is a mechanism 'gaussian' already: choose another name
     """
-    for known in filter(None, (kind, published)):
-        if not (isinstance(known, type) and issubclass(known, Mechanism)):
+    for candidate in filter(None, (kind, published)):
+        if not (isinstance(candidate, type) and issubclass(candidate, Mechanism)):
             raise ConfigError(
                 "a mechanism must be a class derived from fedlgm.Mechanism, got "
-                f"{known!r}{rule_hint(known)}"
+                f"{candidate!r}{rule_hint(candidate)}"
             )
-        if known.unit == "example" and not issubclass(known, BoundsExamples):
+        if candidate.unit == "example" and not issubclass(candidate, BoundsExamples):
             raise ConfigError(
                 "a mechanism of unit 'example' must also be derived from BoundsExamples, got "
-                f"{known!r}"
+                f"{candidate!r}"
             )
     _enter(name, {"sound": kind, **({"published": published} if published else {})})
 
@@ -173,7 +173,7 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
         >>> options("gaussian"), "weights" in options("lm-dp-sgd", "published")
         (('bound',), True)
     """
-    kinds = [_kind(name, known) for known in (_variants(name) if variant is None else (variant,))]
+    kinds = [_kind(name, choice) for choice in (_variants(name) if variant is None else (variant,))]
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
@@ -232,8 +232,8 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    found: _Variants = named(_known(), name, "mechanism")
-    return found
+    variants: _Variants = named(_known(), name, "mechanism")
+    return variants
 
 
 __all__ = [

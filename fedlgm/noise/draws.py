@@ -128,10 +128,10 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     if scale > 0:
         step = grid_step(scale)
         wide = noise.to(piece)
-        for row, own in (
+        for row, row_noise in (
             [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True)
         ):
-            row.add_(own, alpha=scale)
+            row.add_(row_noise, alpha=scale)
         piece.mul_(1 / step).round_().mul_(step)
 
 
@@ -174,8 +174,8 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
         if len(at):
             counts = np.bincount(at, minlength=len(streams)).tolist()
             drawn = [
-                _positive_uniform(count, own)
-                for count, own in zip(counts, streams, strict=True)
+                _positive_uniform(count, generator)
+                for count, generator in zip(counts, streams, strict=True)
                 if count
             ]
             uniform = torch.from_numpy(np.concatenate(drawn) * _TAIL_PROBABILITY)

@@ -186,8 +186,8 @@ class NoisedInShares(NoisedByClients):
         total, none = torch.zeros(2, plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
         for node in range(nodes):
-            own = none.clone() if node else exact.to(none, copy=True)
-            total += self.source().add_(own, plan, bound, round, node, backend)
+            contribution = none.clone() if node else exact.to(none, copy=True)
+            total += self.source().add_(contribution, plan, bound, round, node, backend)
         return _opened(total, plan)
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:

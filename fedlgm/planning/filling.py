@@ -39,12 +39,12 @@ def level(squares: Tensor, bound: float) -> Tensor:
     # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
-    found = (bound**2 - within) / sharing
+    levels = (bound**2 - within) / sharing
     # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers
     # above it.
-    found = torch.where(found <= ordered, found, 0.0).amax(dim=1).sqrt()
+    levels = torch.where(levels <= ordered, levels, 0.0).amax(dim=1).sqrt()
     total = squares.sum(dim=1)
-    return torch.where((total > bound**2) & total.isfinite(), found, torch.inf)
+    return torch.where((total > bound**2) & total.isfinite(), levels, torch.inf)
 
 
 def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:

@@ -363,9 +363,9 @@ def layer_directions(norms: Tensor) -> Tensor:
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
     """
     largest = norms.amax(dim=1, keepdim=True)
-    known = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
+    usable = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
     part = torch.where(
-        known, norms / torch.where(known, largest, 1.0), 0.0
+        usable, norms / torch.where(usable, largest, 1.0), 0.0
     )  # squares of tiny numbers vanish
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
     return part / length.clamp(min=1.0)  # the largest part is 1

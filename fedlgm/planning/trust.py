@@ -249,8 +249,8 @@ def weakest(trusts: Iterable[str]) -> NoisedBy:
         >>> weakest({"local", "central"}).name
         'central'
     """
-    found = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
-    return min(found or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
+    kinds = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
+    return min(kinds or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:

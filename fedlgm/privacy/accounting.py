@@ -223,14 +223,14 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accoun
 
 
 def _confirmed(
-    kept: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
+    record: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
 ) -> float | None:
     """A kept root, if the accountant finds that it meets the budget exactly.
 
     An edited file is only a wrong guess: it can neither weaken nor increase the noise.
     """
     try:
-        root = float.fromhex((kept or b"").decode())
+        root = float.fromhex((record or b"").decode())
     except ValueError:
         return None
     if not math.log(_SMALLEST_MULTIPLIER) <= root <= math.log(_LARGEST_MULTIPLIER):

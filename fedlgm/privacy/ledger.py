@@ -185,40 +185,38 @@ class Ledger:
         """Refuse a protection other than that of the first `rows` rows; rows that were compared
         before never change.
         """
-        known = self._alike.get(protects, 0)
-        if rows <= known:
+        rows_compared = self._alike.get(protects, 0)
+        if rows <= rows_compared:
             return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
-        other = self._db.execute(query, (known, protects)).fetchone()
+        other = self._db.execute(query, (rows_compared, protects)).fetchone()
         if other is not None:
-            own, theirs = (
+            ours, theirs = (
                 f"protects ({text})" if text else "states no protection"
                 for text in (protects, other[0])
             )
             raise LedgerError(
-                f"the ledger {self.path} holds a release that {theirs}, but this one {own}: "
+                f"the ledger {self.path} holds a release that {theirs}, but this one {ours}: "
                 "epsilons add up only if both protect the same unit under the same relation; "
                 "state unit and relation for both (protects), or use another ledger"
             )
 
     def owner(self) -> str:
         """Identity of the run that charges."""
-        found = self._rows("SELECT value FROM meta WHERE key = 'owner'")
-        return str(found[0][0]) if found else ""
+        rows = self._rows("SELECT value FROM meta WHERE key = 'owner'")
+        return str(rows[0][0]) if rows else ""
 
     def identity(self) -> str:
         """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier
         version.
         """
-        found = self._rows("SELECT value FROM meta WHERE key = 'identity'")
-        return str(found[0][0]) if found else ""
+        rows = self._rows("SELECT value FROM meta WHERE key = 'identity'")
+        return str(rows[0][0]) if rows else ""
 
     def head(self) -> Head:
         """The ledger's current head."""
-        found = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
-        return (
-            Head(int(found[0][0]), str(found[0][1])) if found else Head(0, digest("", self.owner()))
-        )
+        rows = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
+        return Head(int(rows[0][0]), str(rows[0][1])) if rows else Head(0, digest("", self.owner()))
 
     def verify(
         self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False
@@ -259,14 +257,14 @@ class Ledger:
                 )
             heads.append(value)
             rounds.add(int(fields[0]))
-        for count, kept in anchors:
+        for count, anchor in anchors:
             if count >= len(heads):
                 raise LedgerError(
                     f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
                     "or result was written: rows were deleted, or it is an older copy; restore a "
                     "newer one or start a new run"
                 )
-            if heads[count] != kept:
+            if heads[count] != anchor:
                 raise LedgerError(
                     f"{name} was changed: its first {count} rows are not those that were charged"
                 )

@@ -55,8 +55,8 @@ class Past:
             accountant: "pld" or "rdp"; Renyi orders are added up afresh, which takes no time.
         """
         charged = [unfolded(event, count) for event, count in charged]
-        one = [] if further is None else [unfolded(further, 1)]
-        events = [*charged, *one]
+        extra = [] if further is None else [unfolded(further, 1)]
+        events = [*charged, *extra]
         many = len({json.dumps(encode(event)) for event, _ in events}) > FEW
         added = all(isinstance(event, _ADDED) and is_private(event) for event, _ in events)
         if not (many and added and accountant == "pld" and is_resolved(events, delta)):
@@ -74,7 +74,7 @@ class Past:
             total = self._grown(
                 counts, new_accountant(accountant, [event for event, _ in events])
             ).branch()
-            for event, count in one:
+            for event, count in extra:
                 if isinstance(event, dp_event.GaussianDpEvent):
                     precision += count / event.noise_multiplier**2
                 else:

@@ -31,9 +31,9 @@ def accepted(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
-        found = candidates(min(_CHUNK, int(1.5 * (size - filled)) + 64))[: size - filled]
-        out[filled : filled + len(found)] = found
-        filled += len(found)
+        draws = candidates(min(_CHUNK, int(1.5 * (size - filled)) + 64))[: size - filled]
+        out[filled : filled + len(draws)] = draws
+        filled += len(draws)
     return out
 
 

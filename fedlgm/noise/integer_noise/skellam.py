@@ -54,10 +54,10 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
         raise ConfigError(
             f"the variance of Skellam noise must be an even number in [2, 2^64], got {variance}"
         )
-    one, other = (
+    first, second = (
         accepted(size, lambda count: _candidates(variance // 2, count, rng)) for _ in range(2)
     )
-    return one - other
+    return first - second
 
 
 def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
