@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedlgm.errors import ConfigError, alternatives, explained
+from fedlgm.errors import ConfigError, alternatives, describe_problem
 from fedlgm.extension.loader import OWN, is_reference
 from fedlgm.files import read_toml
 from fedlgm.planning.clipping import LEAST_CLIP
@@ -373,7 +373,9 @@ class Policy(_Section):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
+            said = [
+                describe_problem(item, cls._keys_beside(item["loc"])) for item in error.errors()
+            ]
             raise ConfigError("\n".join(f"{path}: {one}" for one in said)) from error
 
     @classmethod
@@ -403,7 +405,9 @@ class Policy(_Section):
             shared = f"{facts.sampling.of}s with several clients each"
             raise Refusal("plan", f"a plan for {shared}; this node bounds only its own data")
         unmet = (
-            "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+            ""
+            if own is None
+            else facts.noised_by.unmet_condition(facts, own.min_cohort, own.max_colluders)
         )
         if unmet:
             raise Refusal("privacy", unmet)

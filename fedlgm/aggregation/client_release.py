@@ -106,7 +106,7 @@ class Contributions(ABC):
         return BoundedSum.empty(plan)
 
     @abstractmethod
-    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+    def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
         """Each client's own release, with its noise; clients without data release noise."""
 
 
@@ -122,8 +122,8 @@ class WholeUpdates(Contributions):
             plan, torch.device(self.numerics.device), None if backend == "cpu" else backend
         )
 
-    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.noised`; an update is bounded first."""
+    def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """See `Contributions.releases`; an update is bounded first."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(
@@ -190,7 +190,7 @@ def client_release(
             block.skip(len(clients)) if updates is None else block.add(updates)
         return block, []
     total, notes = BoundedSum.empty(plan), []
-    for noised in contributions.noised(asked, keys):
+    for noised in contributions.releases(asked, keys):
         budget.charge(noised)
         total.merge(
             noised.total.to(total.total), 1, 0

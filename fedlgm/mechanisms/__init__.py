@@ -94,11 +94,11 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
 
 
 def _enter(name: str, entry: _Variants) -> None:
-    enter(_known(), name, entry, "mechanism")
+    enter(_all_mechanisms(), name, entry, "mechanism")
     _REGISTRY[name] = entry
 
 
-def _known() -> dict[str, _Variants]:
+def _all_mechanisms() -> dict[str, _Variants]:
     """All mechanisms by name; every allocation rule is one."""
     return dict.fromkeys(allocation.names(), _RULE) | _REGISTRY
 
@@ -133,7 +133,9 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
         (False, True)
     """
     return tuple(
-        name for name in _known() if unit in (None, "client" if name in _PAPERS else unit_of(name))
+        name
+        for name in _all_mechanisms()
+        if unit in (None, "client" if name in _PAPERS else unit_of(name))
     )
 
 
@@ -194,7 +196,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
             option is outside its range.
     """
     kind = _kind(name, variant)
-    checked = _options.checked(name, kind, values)
+    checked = _options.check_values(name, kind, values)
     with code_of(kind, name):
         return kind(name=name, **checked)
 
@@ -232,7 +234,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    variants: _Variants = named(_known(), name, "mechanism")
+    variants: _Variants = named(_all_mechanisms(), name, "mechanism")
     return variants
 
 

@@ -75,7 +75,7 @@ class VotedLayers(Bounded):
         plan.
         """
         guarantee = Guarantee("proven", _PROVEN)
-        if transcript.plan is None or transcript.unanswered(LayerVote.name):
+        if transcript.plan is None or transcript.is_unanswered(LayerVote.name):
             self._candidates(layers)
             queries, multiplier = beside_layers(
                 LayerVote, layers, facts.noise_multiplier, self.share

@@ -76,12 +76,12 @@ class Method:
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate`.
         """
-        return cls.calibrated(
+        return cls.calibrate(
             mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts
         )
 
     @classmethod
-    def calibrated(
+    def calibrate(
         cls,
         mechanism: Mechanism,
         layers: LayerTable,
@@ -157,7 +157,7 @@ class Method:
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             draft: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(
+        plan = self._check_plan(
             draft, transcript.plan, position=charging.of(self.facts).position(transcript.rounds)
         )
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
@@ -213,11 +213,13 @@ class Method:
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
             draft: object = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
-        plan = self._checked(draft)
+        plan = self._check_plan(draft)
         self._refuse_protected(plan)
         return plan
 
-    def _checked(self, plan: object, last: ReleasePlan | None = None, **more: Any) -> ReleasePlan:
+    def _check_plan(
+        self, plan: object, last: ReleasePlan | None = None, **more: Any
+    ) -> ReleasePlan:
         """Check that a mechanism returned a plan of this run: a plan is charged by the facts that
         it carries.
 

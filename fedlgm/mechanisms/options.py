@@ -22,7 +22,7 @@ def names(kind: type) -> tuple[str, ...]:
     )
 
 
-def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_values(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, each of the type that the class declares.
 
     Raises:

@@ -197,7 +197,7 @@ class LayerTable:
         """D, the length of the flat vector."""
         return int(self.offsets[-1])
 
-    def merged(self) -> LayerTable:
+    def as_single_layer(self) -> LayerTable:
         """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these
         layers' sizes.
         """

@@ -48,7 +48,10 @@ class Spending:
         """Largest proven epsilon at `delta` of any participant."""
         profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
         return max(
-            (_composed(profile, delta, accountant) for profile in _undominated(profiles)),
+            (
+                _profile_epsilon(profile, delta, accountant)
+                for profile in _maximal_profiles(profiles)
+            ),
             default=0.0,
         )
 
@@ -56,7 +59,7 @@ class Spending:
         """Proven epsilon at `delta` of each client with its own releases."""
         spent = self._profiles()
         epsilons = {
-            profile: _composed(profile, delta, accountant) for profile in set(spent.values())
+            profile: _profile_epsilon(profile, delta, accountant) for profile in set(spent.values())
         }
         return {client: epsilons[profile] for client, profile in sorted(spent.items())}
 
@@ -88,19 +91,19 @@ def claimed_epsilon(
             events[client][json.dumps(claim["event"]) if "event" in claim else event] += count
     profiles = {client: frozenset(counts.items()) for client, counts in events.items()}
     composed = {
-        profile: _composed(profile, delta, accountant) for profile in set(profiles.values())
+        profile: _profile_epsilon(profile, delta, accountant) for profile in set(profiles.values())
     }
     for client, profile in profiles.items():
         naive[client] += composed[profile]
     return max(naive.values(), default=0.0)
 
 
-def _composed(profile: _Profile, delta: float, accountant: str) -> float:
+def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
     events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
     return privacy.accounting.composed_epsilon(events, delta, accountant)
 
 
-def _undominated(profiles: set[_Profile]) -> list[_Profile]:
+def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:
     """Profiles not contained in another: only they can be the worst."""
     counts = {profile: Counter(dict(profile)) for profile in profiles}
     return [

@@ -190,7 +190,7 @@ class Assembly:
         """
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(
-            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated
+            Method.calibrate, self.mechanism, self.layers, by=self.recipe.protects.calibrated
         )
         if self.spent is None:
             method = make(facts)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedlgm import data, mechanisms
-from fedlgm.errors import FOREIGN, ConfigError, explained, prefix_key
+from fedlgm.errors import FOREIGN, ConfigError, describe_problem, prefix_key
 from fedlgm.training import kinds, models, tasks
 from simulations.config.named_sections import (
     Data,
@@ -113,7 +113,7 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
         and (keys := keys_like(str(place[0]), whole))
     ):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
-    return explained(item, (kind or whole).model_fields)
+    return describe_problem(item, (kind or whole).model_fields)
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:

@@ -87,7 +87,7 @@ class CorrelatedStream:
                 "no more"
             )
         if not self.correlation.is_independent:
-            step = self._buffered if self.correlation.decays else self._banded
+            step = self._apply_buffers if self.correlation.decays else self._apply_bands
             piece = (
                 _PIECE * torch.get_num_threads() if z.device.type == "cpu" else max(1, self.size)
             )
@@ -117,7 +117,7 @@ class CorrelatedStream:
         for t in range(self.round, rounds):
             self.next(draw(t))
 
-    def _banded(self, z: Tensor, state: Tensor) -> None:
+    def _apply_bands(self, z: Tensor, state: Tensor) -> None:
         first, *rest = self.correlation.coefficients.tolist()
         sum_ = z.double()  # z itself if it is float64
         if rest:
@@ -127,7 +127,7 @@ class CorrelatedStream:
         w = state[self.round % len(rest)] if rest else torch.empty_like(sum_, dtype=torch.float32)
         z.copy_(w.copy_(sum_))
 
-    def _buffered(self, z: Tensor, state: Tensor) -> None:
+    def _apply_buffers(self, z: Tensor, state: Tensor) -> None:
         w = z.double()
         if self.round == 0:
             state.zero_()
