@@ -174,8 +174,8 @@ def client_release(
     if of != contributions.of:
         wanted, given = (f"{unit or 'client'}s" for unit in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these are contributions of {given}: a bound on one does "
-            "not bound the other"
+            f"the plan is for {wanted}, but these are contributions of {given}: a bound on one "
+            "does not bound the other"
         )
     for query in (noisy.query for noisy in plan.queries):
         if query.of_data and query.name not in contributions.answers:

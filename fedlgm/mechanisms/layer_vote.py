@@ -98,7 +98,8 @@ class VotedLayers(Bounded):
         candidates = adapters if adapters.any() else np.ones(len(layers), dtype=bool)
         if self.winners > candidates.sum():
             raise ConfigError(
-                f"{self.name}: winners = {self.winners} of only {candidates.sum()} layers that compete"
+                f"{self.name}: winners = {self.winners} of only {candidates.sum()} layers that "
+                "compete"
             )
         return candidates
 

@@ -141,8 +141,8 @@ class Method:
                 else ""
             )
             raise ConfigError(
-                f"the run's cost rests on {planned.scheme} sampling of {planned.population:,} participants "
-                f"at rate {planned.rate:g}{apart}: its sampler must draw by facts.sampling"
+                f"the run's cost rests on {planned.scheme} sampling of {planned.population:,} "
+                f"participants at rate {planned.rate:g}{apart}: its sampler must draw by facts.sampling"
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:

@@ -119,7 +119,8 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
         correlation = make(rounds, **options)
     if not isinstance(correlation, Correlation) or correlation.rounds != rounds:
         raise ConfigError(
-            f"correlation {name!r} must return a Correlation for {rounds} rounds, got {correlation!r}"
+            f"correlation {name!r} must return a Correlation for {rounds} rounds, got "
+            f"{correlation!r}"
         )
     return correlation
 
