@@ -26,7 +26,8 @@ from fedlgm.noise.integer import (
 )
 from fedlgm.noise.integer_noise import LAWS
 from fedlgm.planning.distributed_trust import Shares
-from fedlgm.planning.queries import NoisyQuery, named
+from fedlgm.planning.queries import NoisyQuery
+from fedlgm.planning.queries import get as get_query
 from fedlgm.privacy import composed_epsilon, epsilon
 
 SIZES = {"a": 40, "b": 5, "c": 1}
@@ -84,7 +85,7 @@ def test_a_coarse_grid_shortens_what_it_must():
 
 @pytest.mark.parametrize("queries", [False, True])
 def test_sums_without_noise_come_back(queries):
-    asked = (NoisyQuery(named("below-bound", [40, 5, 1]), 8.0),) if queries else ()
+    asked = (NoisyQuery(get_query("below-bound", [40, 5, 1]), 8.0),) if queries else ()
     plan = plan_of(queries=asked)
     grid = IntegerGrid.of(plan)
     exact = [
