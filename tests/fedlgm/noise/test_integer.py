@@ -26,8 +26,7 @@ from fedlgm.noise.integer import (
 )
 from fedlgm.noise.integer_noise import LAWS
 from fedlgm.planning.distributed_trust import Shares
-from fedlgm.planning.queries import NoisyQuery
-from fedlgm.planning.queries import get as get_query
+from fedlgm.planning.queries import NoisyQuery, get
 from fedlgm.privacy import composed_epsilon, epsilon
 
 SIZES = {"a": 40, "b": 5, "c": 1}
@@ -85,7 +84,7 @@ def test_a_coarse_grid_shortens_what_it_must():
 
 @pytest.mark.parametrize("queries", [False, True])
 def test_sums_without_noise_come_back(queries):
-    asked = (NoisyQuery(get_query("below-bound", [40, 5, 1]), 8.0),) if queries else ()
+    asked = (NoisyQuery(get("below-bound", [40, 5, 1]), 8.0),) if queries else ()
     plan = plan_of(queries=asked)
     grid = IntegerGrid.of(plan)
     exact = [
