@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.kept import LEAST_SEEDS, Kept, Row, opened
 from benchmarks.pages import show, table
 from fedlgm import data
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, models
 from fedlgm_lab.attacks import InversionSettings, Observation, invert
@@ -89,7 +89,7 @@ def inverted(name: str, model: str, images: int, seed: int) -> Row:
         layers = LayerTable.from_module(module)
         task = ClientTask(x, y, torch.Generator(), 1)
         trainer = SequentialTrainer(own, layers, _TRAINING)
-        update = unbounded(next(iter(trainer.updates(layers.flatten(module), [task]))))[0].clone()
+        update = raw_updates(next(iter(trainer.updates(layers.flatten(module), [task]))))[0].clone()
         seen = Observation.unprotected(layers, update)
         reached = invert(
             module,

@@ -198,7 +198,7 @@ def exact_runs(numbers: range) -> list[int]:
     facts = RunFacts(0.0, sampling, rounds=noise.rounds, epsilon=4.0, delta=1e-5, noise=noise)
     of = Subject(
         "run",
-        Method.calibrated(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts),
+        Method.calibrate(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts),
     )
     return [sum(not audited(of, 100, number).passed for number in numbers)]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.pages import show, table
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.noise.release import release
@@ -112,7 +112,7 @@ def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, 
 
     def step() -> Tensor:
         task = ClientTask(x, y, KEYS.torch_generator(Purpose.TRAIN, 1), 1)
-        return unbounded(next(iter(trainer.updates(model, [task]))))[0]
+        return raw_updates(next(iter(trainer.updates(model, [task]))))[0]
 
     todo: dict[str, Callable[[], Any]] = {
         "step": step,

@@ -30,7 +30,7 @@ from torch import nn
 
 from clients import PartitionedSource
 from fedlgm import data
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.data import DataSet
 from fedlgm.errors import DataError
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -209,7 +209,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
 
     def ours() -> None:
         for update in trainer.updates(model, block.tasks()):
-            unbounded(update)
+            raw_updates(update)
 
     sides = {"ours": Side(ours), "loop": plainly}
     figures = compared({side: work.seconds for side, work in sides.items()}, turns)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions
-from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, raw_updates
 from fedlgm.extension.restored import Restored, fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
-from fedlgm.planning.filling import filled_row
+from fedlgm.planning.filling import cut_row_to_level
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.queries import CutVote
@@ -101,7 +101,11 @@ class CutVotes:
 
     def __init__(self, module: nn.Module, layers: LayerTable, task: Task) -> None:
         task = fresh(task)
-        self._module, self._task, self._parts = module, task, layers.merged().layers[0].parts
+        self._module, self._task, self._parts = (
+            module,
+            task,
+            layers.as_single_layer().layers[0].parts,
+        )
         self._weights, self._restored = layers.bind_(module), Restored.of(module, task)
 
     def add_votes(
@@ -115,7 +119,7 @@ class CutVotes:
             model: the global model [D].
             data: the clients' data.
         """
-        rows = unbounded(updates)
+        rows = raw_updates(updates)
         votes = [
             self._vote(row.cpu(), float(plan.clip[0]), model, examples)
             for row, examples in zip(rows, data, strict=True)
@@ -130,7 +134,7 @@ class CutVotes:
             self._restored.restore()
         cuts = (
             update * bound / max(float(update.norm()), bound),
-            filled_row(update, self._parts, bound),
+            cut_row_to_level(update, self._parts, bound),
         )
         flat, filled = (self._loss(model + cut, data) for cut in cuts)
         return 0.5 * float((filled < flat) - (flat < filled))

@@ -80,8 +80,8 @@ class ExampleSteps(Contributions):
         for client, data, rows in self._batches(asked, order):
             yield [client], self._trainer.sum(data.x, data.y, rows, asked.plan)
 
-    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.noised`: every client makes its own private steps, with or without
+    def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """See `Contributions.releases`: every client makes its own private steps, with or without
         data.
         """
         plan, model, round_, clients = asked

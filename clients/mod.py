@@ -134,7 +134,7 @@ class PrivateUpdates:
         """The layers of the round's plan; a plan over one layer applies to the whole model."""
         text = str(message.content.config_records[wire.CONFIG][wire.PLAN])
         is_merged = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
-        return self._layers.merged() if is_merged else self._layers
+        return self._layers.as_single_layer() if is_merged else self._layers
 
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
         """The message with the model under the app's own names, without the mod's own records."""

@@ -28,7 +28,7 @@ import torch
 
 from clients.source import ClientSource
 from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
-from fedlgm.aggregation.contributions import Updates, unbounded
+from fedlgm.aggregation.contributions import Updates, raw_updates
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalTraining
@@ -103,7 +103,7 @@ class ClientUpdates(WholeUpdates):
         """
         if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
             return super().release(client, update, asked, noise)
-        raw = unbounded(update)[0].cpu()
+        raw = raw_updates(update)[0].cpu()
         plan, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
         return replace(super().release(client, update, asked._replace(plan=plan), noise), note=note)
 
@@ -114,7 +114,7 @@ class ClientUpdates(WholeUpdates):
             if updates is None:
                 rows += [np.zeros(len(layers)) for _ in clients]
             else:
-                rows += [layers.norms(update).numpy() for update in unbounded(updates).cpu()]
+                rows += [layers.norms(update).numpy() for update in raw_updates(updates).cpu()]
         return np.stack(rows)
 
     def _task(self, client: int, asked: Asked, order: KeyRing) -> ClientTask | None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions, WholeUpdates
-from fedlgm.aggregation.contributions import Updates, unbounded
+from fedlgm.aggregation.contributions import Updates, raw_updates
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
@@ -97,7 +97,7 @@ class UserUpdates(WholeUpdates):
         made.
         """
         for clients, updates in self._clients.updates(asked, order):
-            yield from [None] * len(clients) if updates is None else unbounded(updates).clone()
+            yield from [None] * len(clients) if updates is None else raw_updates(updates).clone()
 
 
 @dataclass(frozen=True, kw_only=True)

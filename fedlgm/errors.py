@@ -128,16 +128,16 @@ def _number(value: Any) -> Any:
 def prefix_key(
     path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple
 ) -> Iterator[None]:
-    """Prefix a ConfigError's message with its key; the arguments are those of `located`, with
-    `keys` a function.
+    """Prefix a ConfigError's message with its key; the arguments are those of `prefix_message`,
+    with `keys` a function.
     """
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(located(path, str(error), owner, keys())) from error
+        raise ConfigError(prefix_message(path, str(error), owner, keys())) from error
 
 
-def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) -> str:
+def prefix_message(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) -> str:
     """A message prefixed, once, with the key that it concerns.
 
     Args:
@@ -146,24 +146,24 @@ def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) 
         owner: name of the object that the section describes; the message may begin with it.
         keys: keys of the section: a message that begins with one of them is about that key.
 
-    >>> located("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
+    >>> prefix_message("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
     'mechanism.bound must be positive'
-    >>> located("mechanism", "unknown mechanism 'typo'")
+    >>> prefix_message("mechanism", "unknown mechanism 'typo'")
     "mechanism.name: unknown mechanism 'typo'"
-    >>> located("data.partition", "partition scheme 'iid': unknown option 'x'")
+    >>> prefix_message("data.partition", "partition scheme 'iid': unknown option 'x'")
     "data.partition 'iid': unknown option 'x'"
     """
     section, thing = path.partition(".")[0], path.rpartition(".")[2].replace("_", " ")
-    known, text = set(keys), message.removeprefix(f"{owner}: ") if owner else message
+    section_keys, text = set(keys), message.removeprefix(f"{owner}: ") if owner else message
     unknown = re.match(r"unknown (\w+) ", text)
     named = re.match(rf"{thing.removesuffix('s')}s?( \w+)? (?=')", text)
     if text.startswith((f"{path} ", f"{path}.", f"{path}:")) and named is None:
         return text
     if named:
         return f"{path} {text[named.end() :]}"
-    if text.partition(" ")[0] in known:
+    if text.partition(" ")[0] in section_keys:
         return f"{section}.{text}"
-    if unknown and unknown[1] in known:
+    if unknown and unknown[1] in section_keys:
         return f"{section}.{unknown[1]}: {text}"
     if text.startswith(f"unknown {thing} "):
         return f"{path if '.' in path else f'{path}.name'}: {text}"
@@ -203,9 +203,12 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     names = list(known)
     if FOREIGN.get(str(name)) in names:
         return f"did you mean {FOREIGN[str(name)]!r}?"
-    near = get_close_matches(str(name).lower(), [one.lower() for one in names], n=2, cutoff=0.7)
+    near = get_close_matches(
+        str(name).lower(), [candidate.lower() for candidate in names], n=2, cutoff=0.7
+    )
     close = sorted(
-        (one for one in names if one.lower() in near), key=lambda one: near.index(one.lower())
+        (candidate for candidate in names if candidate.lower() in near),
+        key=lambda candidate: near.index(candidate.lower()),
     )
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
@@ -222,14 +225,14 @@ def first_problem(error: Any) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
+def describe_problem(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     """Describe one mistake in a settings file: key, problem, given value.
 
     Args:
         problem: one of pydantic's `ValidationError.errors()`.
         known: the known keys of the section that holds an unknown one.
 
-    >>> explained({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
+    >>> describe_problem({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
     "run.sed: unknown key; did you mean 'seed'?"
     """
     path, kind, given = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
@@ -249,10 +252,10 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     if not path:
         return str(message)
-    return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {_shown(given)}")
+    return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {_shorten(given)}")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """A value of a settings file, shortened to a sentence's length."""
     try:
         text = repr(value)
@@ -264,13 +267,13 @@ def _shown(value: Any) -> str:
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
     """Format whole numbers without a decimal point, and large powers of two as powers."""
 
-    def shown(value: Any) -> Any:
+    def format_number(value: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
             return int(value)
         large = isinstance(value, int) and value >= 2**64 and value.bit_count() == 1
         return f"2**{value.bit_length() - 1}" if large else value
 
-    return {key: shown(value) for key, value in values.items()}
+    return {key: format_number(value) for key, value in values.items()}
 
 
 _LONGEST = 200

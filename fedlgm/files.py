@@ -84,7 +84,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(_decoded(path.read_bytes()))
+        return tomllib.loads(_decode(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (
@@ -94,7 +94,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or
     in UTF-16.
     """
@@ -236,7 +236,7 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[Path]:
+def draft_folder(path: Path) -> Iterator[Path]:
     """Yield the place for a folder that appears as `path` when the block ends; an error leaves
     nothing behind.
 

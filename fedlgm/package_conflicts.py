@@ -24,9 +24,9 @@ def refuse_shadowed_packages() -> None:
     here = Path(__file__).resolve().parents[1]
     for name in PACKAGES[1:4]:
         spec = find_spec(name)
-        found = Path(spec.origin) if spec is not None and spec.origin else None
-        if found is not None and found.resolve().parents[1] != here:
+        origin = Path(spec.origin) if spec is not None and spec.origin else None
+        if origin is not None and origin.resolve().parents[1] != here:
             raise ImportError(
-                f"{found} hides fedlgm's package {name!r}, which Python therefore cannot import: "
+                f"{origin} hides fedlgm's package {name!r}, which Python therefore cannot import: "
                 "rename it, or start Python in another folder"
             )

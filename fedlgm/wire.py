@@ -87,14 +87,14 @@ def view(data: bytes | memoryview) -> np.ndarray:
     """
     try:
         end = _PREFIX + int.from_bytes(memoryview(data)[_PREFIX - 2 : _PREFIX], "little")
-        shape, fortran, dtype = _described(bytes(memoryview(data)[:end]))
+        shape, fortran, dtype = _parse_header(bytes(memoryview(data)[:end]))
         return np.frombuffer(data, dtype, offset=end).reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # NumPy's parser raises what Python's tokenizer does
         raise RunError(f"an array in a message cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=64)
-def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and type that a whole .npy header states; NumPy parses it as Python source,
     which takes long.
     """

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedlgm.errors import ConfigError, alternatives, explained
+from fedlgm.errors import ConfigError, alternatives, describe_problem
 from fedlgm.extension.loader import OWN, is_reference
 from fedlgm.files import read_toml
 from fedlgm.planning.clipping import LEAST_CLIP
@@ -373,7 +373,9 @@ class Policy(_Section):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
+            said = [
+                describe_problem(item, cls._keys_beside(item["loc"])) for item in error.errors()
+            ]
             raise ConfigError("\n".join(f"{path}: {line}" for line in said)) from error
 
     @classmethod
@@ -405,7 +407,9 @@ class Policy(_Section):
         unmet = (
             ""
             if distributed is None
-            else facts.noised_by.unmet(facts, distributed.min_cohort, distributed.max_colluders)
+            else facts.noised_by.unmet_condition(
+                facts, distributed.min_cohort, distributed.max_colluders
+            )
         )
         if unmet:
             raise Refusal("privacy", unmet)

@@ -334,7 +334,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         closed.
         """
         with ExitStack() as held:
-            held.enter_context(self.releaser.ledger.held())
+            held.enter_context(self.releaser.ledger.hold())
             if self._new and not self._configured:
                 self.method.require_rounds(self.releaser.ledger, self.transcript)
             self._held = held.pop_all()

@@ -62,7 +62,7 @@ class Releaser:
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
         device, backend = self.numerics.device, self.numerics.noise_backend
-        values = plan.facts.noised_by.opened(total).to(device, widest(device))
+        values = plan.facts.noised_by.open_sum(total).to(device, widest(device))
         if not plan.facts.noised_by.uploads_released:
             watched = self.observer if plan.size > 0 else None
             if watched is not None:
@@ -103,7 +103,7 @@ class Releaser:
         """Whether the round is charged. It is not if nothing has been released so far (see
         `ReleasePlan.event`).
         """
-        return charging.of(plan.facts).charged(plan, self.ledger.rounds)
+        return charging.of(plan.facts).is_charged(plan, self.ledger.rounds)
 
     def clients_at_cap(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import scale, workloads
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.training import inputs
 from simulations.config.decided import resolve_auto
 
@@ -55,7 +55,7 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
 
     def ours() -> None:
         for update in trainer.updates(model, block.tasks()):
-            unbounded(update)
+            raw_updates(update)
 
     def loop() -> None:
         for task in block.tasks():

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation.contributions import Updates, answered, bounded
+from fedlgm.aggregation.contributions import Updates, require_bounds, split_answers
 from fedlgm.errors import PrivacyError
 from fedlgm.planning.clipping import LEAST_CLIP
-from fedlgm.planning.filling import filled_row
+from fedlgm.planning.filling import cut_row_to_level
 from fedlgm.planning.layers import SAFETY
 from fedlgm.planning.plan import ReleasePlan
 
@@ -73,10 +73,10 @@ class BoundedSum:
                 reverse; bounds exceed the plan's; or answers do not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
-            for row in self._bounded(updates).unbind():
+            for row in self._require_bounds(updates).unbind():
                 self._add_bounded(row)
             return
-        rows, given = answered(updates)
+        rows, given = split_answers(updates)
         for i, update in enumerate(torch.atleast_2d(rows)):
             self._add(update, {name: answers[i : i + 1] for name, answers in given.items()})
 
@@ -84,7 +84,7 @@ class BoundedSum:
         self.count += 1
         layers = self.plan.layers
         if self.plan.fills:
-            update = filled_row(update, self.plan.fills, float(self.plan.clip[0]))
+            update = cut_row_to_level(update, self.plan.fills, float(self.plan.clip[0]))
         norms = layers.norms(update, 2 if self.plan.family == "gaussian" else 1)
         if not np.isfinite(norms.numpy()).all():
             self.discarded += 1
@@ -104,11 +104,11 @@ class BoundedSum:
                 )[0]
                 position += noisy.size
 
-    def _bounded(self, updates: Updates) -> Tensor:
+    def _require_bounds(self, updates: Updates) -> Tensor:
         """Rows that the trainer has bounded as the plan says: updates, then answers to its
         queries.
         """
-        return torch.atleast_2d(bounded(updates, self.plan.bounds, self.plan.asked))
+        return torch.atleast_2d(require_bounds(updates, self.plan.bounds, self.plan.asked))
 
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""
@@ -203,11 +203,11 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
         return torch.stack(
             [bound_update(updates[place : place + 1], plan) for place in range(len(updates))]
         )
-    rows = bounded(updates, plan.bounds, plan.asked)
-    found, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
+    rows = require_bounds(updates, plan.bounds, plan.asked)
+    contributions, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
     for columns in plan.columns:
-        part = rows[:, columns].to(found.dtype)
-        found[:, position : position + part.shape[1]] += (
+        part = rows[:, columns].to(contributions.dtype)
+        contributions[:, position : position + part.shape[1]] += (
             part  # not copied: -0.0 becomes 0.0, as in a sum
         )
         position += part.shape[1]
@@ -215,5 +215,5 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
         rows.sum(dim=1).tolist()
     ):  # the sum of finite numbers may overflow
         if not (math.isfinite(total) or rows[place].isfinite().all()):
-            found[place] = 0.0
-    return found
+            contributions[place] = 0.0
+    return contributions

@@ -106,7 +106,7 @@ class Contributions(ABC):
         return BoundedSum.empty(plan)
 
     @abstractmethod
-    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+    def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
         """Each client's own release, with its noise; clients without data release noise."""
 
 
@@ -122,8 +122,8 @@ class WholeUpdates(Contributions):
             plan, torch.device(self.numerics.device), None if backend == "cpu" else backend
         )
 
-    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.noised`; an update is bounded first."""
+    def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """See `Contributions.releases`; an update is bounded first."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(
@@ -133,10 +133,10 @@ class WholeUpdates(Contributions):
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
         """The release of one client's update [1, D]; None for a client without an update."""
         numerics, plan = self.numerics, asked.plan
-        own, name = local_release(
+        total, name = local_release(
             update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device
         )
-        return Noised(client, own, name, plan)
+        return Noised(client, total, name, plan)
 
 
 class Budget(Protocol):
@@ -172,10 +172,10 @@ def client_release(
     """
     plan, of = asked.plan, asked.plan.facts.sampling.of
     if of != contributions.of:
-        wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
+        wanted, given = (f"{unit or 'client'}s" for unit in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does "
-            "not bound the other"
+            f"the plan is for {wanted}, but these are contributions of {given}: a bound on one "
+            "does not bound the other"
         )
     for query in (noisy.query for noisy in plan.queries):
         if query.of_data and query.name not in contributions.answers:
@@ -190,7 +190,7 @@ def client_release(
             block.skip(len(clients)) if updates is None else block.add(updates)
         return block, []
     total, notes = BoundedSum.empty(plan), []
-    for noised in contributions.noised(asked, keys):
+    for noised in contributions.releases(asked, keys):
         budget.charge(noised)
         total.merge(
             noised.total.to(total.total), 1, 0

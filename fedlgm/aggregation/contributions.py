@@ -30,7 +30,7 @@ class BoundedAnswer:
     Example:
         >>> answer = BoundedAnswer("below-bound", torch.tensor([[0.5, -0.5]]), bound=0.7072)
         >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.8]]), (1.0,), (answer,))
-        >>> bounded(updates, (1.0,), [("below-bound", 2, 0.7072)]).tolist()
+        >>> require_bounds(updates, (1.0,), [("below-bound", 2, 0.7072)]).tolist()
         [[0.6000000238418579, 0.800000011920929, 0.5, -0.5]]
     """
 
@@ -52,7 +52,7 @@ class BoundedUpdates:
 
     Example:
         >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.0], [0.0, 0.5]]), bounds=(1.0,))
-        >>> len(updates), bounded(updates[1:], clip=(1.0,)).tolist()
+        >>> len(updates), require_bounds(updates[1:], clip=(1.0,)).tolist()
         (2, [[0.0, 0.5]])
     """
 
@@ -93,7 +93,7 @@ class AnsweredUpdates:
 
     def __getitem__(self, rows: slice) -> AnsweredUpdates:
         return AnsweredUpdates(
-            self.values[rows], {name: one[rows] for name, one in self.answers.items()}
+            self.values[rows], {name: answer[rows] for name, answer in self.answers.items()}
         )
 
 
@@ -101,14 +101,14 @@ Updates = Tensor | BoundedUpdates | AnsweredUpdates
 """A block of clients' updates, [b, D], raw or bounded by the trainer."""
 
 
-def answered(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
+def split_answers(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The raw updates, and the clients' own answers by query.
 
     Raises:
         PrivacyError: the trainer has bounded the updates, so its unit differs from the plan's.
 
     Example:
-        >>> answered(torch.ones(1, 2))
+        >>> split_answers(torch.ones(1, 2))
         (tensor([[1., 1.]]), {})
     """
     if isinstance(updates, BoundedUpdates):
@@ -120,17 +120,17 @@ def answered(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
     )
 
 
-def unbounded(updates: Updates) -> Tensor:
-    """The raw updates; errors as for `answered`.
+def raw_updates(updates: Updates) -> Tensor:
+    """The raw updates; errors as for `split_answers`.
 
     Example:
-        >>> unbounded(torch.ones(2, 3)).shape
+        >>> raw_updates(torch.ones(2, 3)).shape
         torch.Size([2, 3])
     """
-    return answered(updates)[0]
+    return split_answers(updates)[0]
 
 
-def bounded(
+def require_bounds(
     updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()
 ) -> Tensor:
     """Updates, then answers to the queries, [b, D + sizes], with bounds no larger than the plan's.
@@ -145,7 +145,7 @@ def bounded(
             queries one to one, in size and bound.
 
     Example:
-        >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
+        >>> require_bounds(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
         Traceback (most recent call last):
             ...
         fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), but the plan allows at most (1.0,)
@@ -155,7 +155,8 @@ def bounded(
             "the plan needs a trainer that bounds its updates, but this one returns raw updates"
         )
     if len(updates.bounds) != len(clip) or any(
-        not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
+        not actual <= planned * (1 + 1e-9)
+        for actual, planned in zip(updates.bounds, clip, strict=True)
     ):
         raise PrivacyError(
             f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum, bound_each
-from fedlgm.aggregation.contributions import Updates, answered
-from fedlgm.planning.filling import filled
+from fedlgm.aggregation.contributions import Updates, split_answers
+from fedlgm.planning.filling import cut_to_level
 from fedlgm.planning.plan import ReleasePlan
 
 
@@ -45,15 +45,15 @@ class DeviceSum(BoundedSum):
         """Bound clients' flat updates [b, D] on the device and add them (see `BoundedSum.add`)."""
         plan = self.plan
         if plan.bounded_by == "trainer":
-            self._add_all_bounded(self._bounded(updates))
+            self._add_all_bounded(self._require_bounds(updates))
             return
-        rows, given = answered(updates)
+        rows, given = split_answers(updates)
         rows = torch.atleast_2d(rows)
         self.count += len(rows)
         if len(rows) == 0:
             return
         if plan.fills:
-            rows = self._filled(rows)
+            rows = self._cut_to_level(rows)
         moments, factors, nonfinite = kernels.clip_factors(
             rows, self._offsets, self._clip, plan.family, backend=self._backend
         )
@@ -75,13 +75,13 @@ class DeviceSum(BoundedSum):
             factors = torch.cat([factors[:, self._released], counted], dim=1)
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
 
-    def _filled(self, rows: Tensor) -> Tensor:
+    def _cut_to_level(self, rows: Tensor) -> Tensor:
         """The rows with their parts levelled, see `fedlgm.planning.filling`."""
         plan = self.plan
         ends = torch.tensor([0, *np.cumsum(plan.fills)], dtype=torch.int64)
         bounds = self._clip.expand(len(plan.fills)).contiguous()
         squares, *_ = kernels.clip_factors(rows, ends, bounds, plan.family, backend=self._backend)
-        return filled(rows, squares, plan.fills, float(plan.clip[0]))
+        return cut_to_level(rows, squares, plan.fills, float(plan.clip[0]))
 
     def _add_all_bounded(self, rows: Tensor) -> None:
         """Add rows that the trainer has bounded, one after another; rows that are not finite count
@@ -128,6 +128,6 @@ def bound_on(
         return bound_each(updates, plan)
     sums = [sum_on(plan, device, backend) for _ in range(clients)]
     if updates is not None:
-        for client, own in enumerate(sums):
-            own.add(updates[client : client + 1])
-    return torch.stack([own.total for own in sums])
+        for client, client_sum in enumerate(sums):
+            client_sum.add(updates[client : client + 1])
+    return torch.stack([client_sum.total for client_sum in sums])

@@ -117,7 +117,7 @@ def check_mechanism(
     unused = copy.deepcopy(mechanism)
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
     facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
-    method = Method.calibrated(mechanism, layers, facts)
+    method = Method.calibrate(mechanism, layers, facts)
     facts = method.facts
     costs = mechanism.costs(layers, facts.rounds)
     if np.shape(costs) != (facts.rounds,):

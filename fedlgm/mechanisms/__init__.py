@@ -80,26 +80,26 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
             ...
         fedlgm.errors.ConfigError: there is a mechanism 'gaussian' already: choose another name
     """
-    for known in filter(None, (kind, published)):
-        if not (isinstance(known, type) and issubclass(known, Mechanism)):
+    for candidate in filter(None, (kind, published)):
+        if not (isinstance(candidate, type) and issubclass(candidate, Mechanism)):
             raise ConfigError(
                 "a mechanism must be a class derived from fedlgm.Mechanism, got "
-                f"{known!r}{rule_hint(known)}"
+                f"{candidate!r}{rule_hint(candidate)}"
             )
-        if known.unit == "example" and not issubclass(known, BoundsExamples):
+        if candidate.unit == "example" and not issubclass(candidate, BoundsExamples):
             raise ConfigError(
                 "a mechanism of unit 'example' must also be derived from BoundsExamples, got "
-                f"{known!r}"
+                f"{candidate!r}"
             )
     _enter(name, {"sound": kind, **({"published": published} if published else {})})
 
 
 def _enter(name: str, entry: _Variants) -> None:
-    _known().check_free(name, entry)
+    _all_mechanisms().check_free(name, entry)
     _REGISTRY.add(name, entry)
 
 
-def _known() -> Registry[_Variants]:
+def _all_mechanisms() -> Registry[_Variants]:
     """All mechanisms by name; every allocation rule is one."""
     rules = dict.fromkeys(allocation.names(), _RULE)
     return Registry("mechanism", rules | dict(_REGISTRY.items()))
@@ -136,7 +136,7 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name in _known().names()
+        for name in _all_mechanisms().names()
         if unit in (None, "client" if name in _PAPERS else unit_of(name))
     )
 
@@ -177,7 +177,7 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
         >>> options("gaussian"), "weights" in options("lm-dp-sgd", "published")
         (('bound',), True)
     """
-    kinds = [_kind(name, known) for known in (_variants(name) if variant is None else (variant,))]
+    kinds = [_kind(name, choice) for choice in (_variants(name) if variant is None else (variant,))]
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
@@ -198,7 +198,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
             option is outside its range.
     """
     kind = _kind(name, variant)
-    checked = _options.checked(name, kind, values)
+    checked = _options.check_values(name, kind, values)
     with code_of(kind, name):
         return kind(name=name, **checked)
 
@@ -236,7 +236,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    variants: _Variants = _known().find(name)
+    variants: _Variants = _all_mechanisms().find(name)
     return variants
 
 

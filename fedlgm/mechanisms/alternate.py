@@ -67,11 +67,11 @@ class Alternate(Bounded):
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), freezes=True)
 
     def _factor(self, layer: Layer) -> str | None:
-        found = {factor_of(slot.name) for slot in layer.slots}
-        if len(found) > 1:
+        factors = {factor_of(slot.name) for slot in layer.slots}
+        if len(factors) > 1:
             raise ConfigError(
                 f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one "
                 "factor and other parameters: use mechanism.group_by = 'factor', 'kind' or "
                 "'tensor'"
             )
-        return found.pop()
+        return factors.pop()

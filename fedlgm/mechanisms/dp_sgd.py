@@ -25,7 +25,7 @@ from fedlgm.mechanisms.layerwise_gaussian import (
     LayerwiseGaussian,
     NoPrivacy,
     PublishedMedClip,
-    published,
+    unprotected_plan,
 )
 from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.planning.allocation import names as allocations
@@ -126,7 +126,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers, merged into one if the gradient is bounded as a whole."""
-        return layers if self.style == "per-layer" else layers.merged()
+        return layers if self.style == "per-layer" else layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's plan."""
@@ -194,7 +194,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     ) -> ReleasePlan:
         """Bounds from the examples' norms [B, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
-        return published(example_plan(layers, facts, clip=clip, sigma=sigma), _MEDCLIP)
+        return unprotected_plan(example_plan(layers, facts, clip=clip, sigma=sigma), _MEDCLIP)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class PlainSGD(NoPrivacy, BoundsExamples):
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one."""
-        return layers.merged()
+        return layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every step; its guarantee is "none" by intent."""

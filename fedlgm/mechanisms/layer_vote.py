@@ -75,7 +75,7 @@ class VotedLayers(Bounded):
         plan.
         """
         guarantee = Guarantee("proven", _PROVEN)
-        if transcript.plan is None or transcript.unanswered(LayerVote.name):
+        if transcript.plan is None or transcript.is_unanswered(LayerVote.name):
             self._candidates(layers)
             queries, multiplier = beside_layers(
                 LayerVote, layers, facts.noise_multiplier, self.share
@@ -95,12 +95,13 @@ class VotedLayers(Bounded):
         adapters = np.array(
             [any(factor_of(slot.name) for slot in layer.slots) for layer in layers.layers]
         )
-        found = adapters if adapters.any() else np.ones(len(layers), dtype=bool)
-        if self.winners > found.sum():
+        candidates = adapters if adapters.any() else np.ones(len(layers), dtype=bool)
+        if self.winners > candidates.sum():
             raise ConfigError(
-                f"{self.name}: winners = {self.winners} of only {found.sum()} layers that compete"
+                f"{self.name}: winners = {self.winners} of only {candidates.sum()} layers that "
+                "compete"
             )
-        return found
+        return candidates
 
     def _winners(self, layers: LayerTable, votes: np.ndarray) -> np.ndarray:
         """Layers to release: those with the most votes, and those that do not compete, [K]."""

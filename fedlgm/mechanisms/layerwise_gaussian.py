@@ -182,7 +182,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     ) -> ReleasePlan:
         """Bounds from the cohort's norms [clients, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
-        return published(
+        return unprotected_plan(
             ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN)), _MEDCLIP
         )
 
@@ -219,7 +219,7 @@ class FlatGaussian(Bounded):
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one."""
-        return layers.merged()
+        return layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
@@ -259,7 +259,7 @@ class NoPrivacy(Mechanism):
         return UnprotectedPlan(layers, unbounded, np.zeros(len(layers)), facts, guarantee)
 
 
-def published(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
+def unprotected_plan(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
     """A plan that is charged as not private, with the event of `sound` as the claim of a method's
     authors.
 
@@ -271,7 +271,7 @@ def published(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
         >>> from fedlgm import Sampling
         >>> facts = RunFacts(2.0, Sampling("poisson", 100, 1.0))
         >>> sound = FlatGaussian("gaussian").plan(LayerTable.from_sizes({"a": 3}), facts, Transcript(0, ()))
-        >>> published(sound, "its bound is a private norm").claim
+        >>> unprotected_plan(sound, "its bound is a private norm").claim
         {'event': {'type': 'GaussianDpEvent', 'noise_multiplier': 2.0}}
     """
     guarantee = Guarantee("none", reason, unit=sound.guarantee.unit)

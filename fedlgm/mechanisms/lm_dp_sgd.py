@@ -145,11 +145,11 @@ def published_weights(
         [0.6, 0.8]
     """
     rates = check_risk(error_rates, emphasis, norms.shape[1])
-    whole = np.linalg.norm(norms, axis=1)
-    kept = whole > 0
-    if not kept.any():
+    lengths = np.linalg.norm(norms, axis=1)
+    nonzero = lengths > 0
+    if not nonzero.any():
         return np.full(norms.shape[1], 1 / math.sqrt(norms.shape[1]))
-    means = (norms[kept] / np.minimum(clip, whole[kept])[:, None]).sum(0) / len(norms)
+    means = (norms[nonzero] / np.minimum(clip, lengths[nonzero])[:, None]).sum(0) / len(norms)
     return as_weights(means * rates**emphasis)
 
 

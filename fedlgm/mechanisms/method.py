@@ -76,12 +76,12 @@ class Method:
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate`.
         """
-        return cls.calibrated(
+        return cls.calibrate(
             mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts
         )
 
     @classmethod
-    def calibrated(
+    def calibrate(
         cls,
         mechanism: Mechanism,
         layers: LayerTable,
@@ -128,21 +128,21 @@ class Method:
         Raises:
             ConfigError: the cohorts are drawn by another sampling.
         """
-        facts, own = self.facts, self.facts.sampling
-        if sampling == own or isinstance(
+        facts, planned = self.facts, self.facts.sampling
+        if sampling == planned or isinstance(
             self.mechanism, BoundsExamples
         ):  # whose cost rests on the draws of examples
             return
         # Of noise in shares, the readers' epsilon rests on the cohorts.
-        if facts.accounted_rate < 1 or facts.shares is not None or own.separation is not None:
+        if facts.accounted_rate < 1 or facts.shares is not None or planned.separation is not None:
             apart = (
-                f" with {own.separation} rounds between a client's participations"
-                if own.separation
+                f" with {planned.separation} rounds between a client's participations"
+                if planned.separation
                 else ""
             )
             raise ConfigError(
-                f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants "
-                f"at rate {own.rate:g}{apart}: its sampler must draw by facts.sampling"
+                f"the run's cost rests on {planned.scheme} sampling of {planned.population:,} "
+                f"participants at rate {planned.rate:g}{apart}: its sampler must draw by facts.sampling"
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
@@ -156,9 +156,9 @@ class Method:
                 `costs`; or no noise of its scales can be drawn.
         """
         with code_of(type(self.mechanism), self.mechanism.name):
-            made: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(
-            made, transcript.plan, position=charging.of(self.facts).position(transcript.rounds)
+            draft: object = self.mechanism.plan(self.layers, self.facts, transcript)
+        plan = self._check_plan(
+            draft, transcript.plan, position=charging.of(self.facts).position(transcript.rounds)
         )
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
@@ -212,12 +212,14 @@ class Method:
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
-            made: object = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
-        plan = self._checked(made)
+            draft: object = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        plan = self._check_plan(draft)
         self._refuse_protected(plan)
         return plan
 
-    def _checked(self, plan: object, last: ReleasePlan | None = None, **more: Any) -> ReleasePlan:
+    def _check_plan(
+        self, plan: object, last: ReleasePlan | None = None, **more: Any
+    ) -> ReleasePlan:
         """Check that a mechanism returned a plan of this run: a plan is charged by the facts that
         it carries.
 
@@ -272,10 +274,10 @@ class Method:
                 f"before had {last.family} noise: fix the kind of noise before the run, because "
                 "costs that depend on past releases do not compose"
             )
-        own = (
+        multiplier = (
             plan.effective_multiplier if plan.size else self.facts.noise_multiplier
         )  # as the plan's event has it
-        cost = (self.facts.noise_multiplier / own) ** 2
+        cost = (self.facts.noise_multiplier / multiplier) ** 2
         fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(

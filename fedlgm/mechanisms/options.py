@@ -22,19 +22,19 @@ def names(kind: type) -> tuple[str, ...]:
     )
 
 
-def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_values(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, each of the type that the class declares.
 
     Raises:
         ConfigError: an option is unknown or a value has another type; the message names option and
             type.
     """
-    known = names(kind)
-    unknown = sorted(set(values) - set(known))
+    options = names(kind)
+    unknown = sorted(set(values) - set(options))
     if unknown:
         wrong = ", ".join(map(repr, unknown))
         raise ConfigError(
-            f"mechanism {owner!r} has no option {wrong}; {alternatives(unknown[0], known)}"
+            f"mechanism {owner!r} has no option {wrong}; {alternatives(unknown[0], options)}"
         )
     hints = get_type_hints(kind)
     for option, value in values.items():

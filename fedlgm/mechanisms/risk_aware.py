@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
-from fedlgm.mechanisms.layerwise_gaussian import published
+from fedlgm.mechanisms.layerwise_gaussian import unprotected_plan
 from fedlgm.mechanisms.lm_dp_sgd import (
     FLOOR,
     as_weights,
@@ -88,7 +88,7 @@ class _Reweighting(Bounded, BoundsExamples):
         """See `BoundsExamples.scaling`."""
         return Reweighted(self.bound, tuple((plan.clip / self.bound).tolist()))
 
-    def _sound(
+    def _sound_plan(
         self,
         layers: LayerTable,
         facts: RunFacts,
@@ -163,7 +163,7 @@ class LMDPSGD(_Reweighting):
         queries: tuple[NoisyQuery, ...] = ()
         if self.weights == "privatised":
             queries, multiplier = beside_layers(LayerStrength, layers, multiplier, self.share)
-        return self._sound(layers, facts, weights, multiplier, queries)
+        return self._sound_plan(layers, facts, weights, multiplier, queries)
 
     def _strengths(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
         public = one_per_layer(self.name, layers, strengths=self.strengths or np.ones(len(layers)))
@@ -243,8 +243,10 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public
         (Theorem 5.1).
         """
-        sound = self._sound(layers, facts, self._weights(layers, norms), facts.noise_multiplier)
-        return published(sound, _PUBLISHED)
+        sound = self._sound_plan(
+            layers, facts, self._weights(layers, norms), facts.noise_multiplier
+        )
+        return unprotected_plan(sound, _PUBLISHED)
 
     def _weights(self, layers: LayerTable, norms: np.ndarray) -> np.ndarray:
         if self.weights == "risk":

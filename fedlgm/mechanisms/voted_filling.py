@@ -74,7 +74,7 @@ class VotedFilling(FlatGaussian):
         flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
         if len(parts) == 1:
             return flat
-        if transcript.plan is None or transcript.unanswered(CutVote.name):
+        if transcript.plan is None or transcript.is_unanswered(CutVote.name):
             queries, multiplier = beside_layers(CutVote, layers, facts.noise_multiplier, self.share)
             return replace(flat, sigma=flat.clip * multiplier, queries=queries)
         vote = transcript.answer(CutVote.name)

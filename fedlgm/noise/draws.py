@@ -85,7 +85,7 @@ def add_noise_(
     buffer, start = torch.empty(count, min(_CHUNK, coordinates), dtype=torch.float32), 0
     for place, (size, scale) in enumerate(parts):
         if scale > 0:
-            for piece, noise in _drawn(
+            for piece, noise in _draw_pieces(
                 rows[:, start : start + size], family, streams[place :: len(parts)], buffer
             ):
                 add_scaled_(piece, noise, scale)
@@ -104,7 +104,7 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
     out = torch.empty(sum(sizes), dtype=torch.float64)
     buffer = torch.empty(1, min(_CHUNK, out.numel()), dtype=torch.float32)
     for part, stream in zip(out.split(list(sizes)), streams, strict=True):
-        for piece, noise in _drawn(part[None], "gaussian", [stream], buffer):
+        for piece, noise in _draw_pieces(part[None], "gaussian", [stream], buffer):
             piece.copy_(noise)
     return out
 
@@ -128,10 +128,10 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     if scale > 0:
         step = grid_step(scale)
         wide = noise.to(piece)
-        for row, own in (
+        for row, row_noise in (
             [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True)
         ):
-            row.add_(own, alpha=scale)
+            row.add_(row_noise, alpha=scale)
         piece.mul_(1 / step).round_().mul_(step)
 
 
@@ -143,7 +143,7 @@ def grid_step(scale: float) -> float:
 _CHUNK = 1 << 18
 
 
-def _drawn(
+def _draw_pieces(
     part: Tensor, family: Family, streams: Sequence[torch.Generator], buffer: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pieces of a part [rows, size] with their unit noise.
@@ -174,8 +174,8 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
         if len(at):
             counts = np.bincount(at, minlength=len(streams)).tolist()
             drawn = [
-                _positive_uniform(count, own)
-                for count, own in zip(counts, streams, strict=True)
+                _positive_uniform(count, generator)
+                for count, generator in zip(counts, streams, strict=True)
                 if count
             ]
             uniform = torch.from_numpy(np.concatenate(drawn) * _TAIL_PROBABILITY)

@@ -143,11 +143,11 @@ class IntegerGrid:
         Raises:
             PrivacyError: the contribution exceeds the plan's bounds.
         """
-        return self.rounded(contribution, rounding) + self.noise.draw(
+        return self.round_to_grid(contribution, rounding) + self.noise.draw(
             self.variance, self.size, noise
         )
 
-    def rounded(self, contribution: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def round_to_grid(self, contribution: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A bounded contribution in grid units, rounded at random to an l2 norm of at most `units`;
         int64 [size].
         """
@@ -155,7 +155,7 @@ class IntegerGrid:
             values = np.where(contribution == 0, 0.0, contribution / self._scales())
         return round_within(values, self.units, rng)
 
-    def opened(self, total: np.ndarray) -> np.ndarray:
+    def to_model_units(self, total: np.ndarray) -> np.ndarray:
         """The sum that the words represent, in the units of the model.
 
         Args:

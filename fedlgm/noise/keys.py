@@ -128,7 +128,7 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
     """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in
     Python's numbers.
     """
-    before, after = _hashed(count)
+    before, after = _hash_constants(count)
     words = sequence.pool ^ before
     words *= after
     words ^= words >> 16
@@ -136,7 +136,7 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
+def _hash_constants(count: int) -> tuple[np.ndarray, np.ndarray]:
     """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32
     [count / 4, 4].
     """

@@ -130,7 +130,7 @@ class Noising:
             )
         source = noise_source(plan, run_noise)
         keys = source.following(keys, round)
-        return cls(total, plan, _bound(keys, total, plan), round, party, backend, source)
+        return cls(total, plan, _bind_keys(keys, total, plan), round, party, backend, source)
 
     @property
     def name(self) -> str:
@@ -301,7 +301,7 @@ def fingerprint(
     return hashlib.sha256(words if backend == "cpu" else words + backend.encode()).hexdigest()[:32]
 
 
-def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
+def _bind_keys(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
     """Ring of the noise for a vector [n] that a plan is about to release, see `Noising`."""
     if not keys.secret:
         return keys

@@ -324,7 +324,7 @@ class RunNoise:
         ]
         ends = np.cumsum([0, *sizes])
 
-        def drawn(ring: KeyRing, number: int) -> Tensor:
+        def draw_round(ring: KeyRing, number: int) -> Tensor:
             if backend == "cpu":
                 return unit_noise(
                     sizes,
@@ -347,7 +347,7 @@ class RunNoise:
         where = (
             torch.device("cpu") if total.device.type == "mps" else total.device
         )  # Metal has no double precision
-        w = self.next(noise, sum(sizes), round, ring, drawn, where)
+        w = self.next(noise, sum(sizes), round, ring, draw_round, where)
         pieces = total.split([part.size for part in plan.parts])
         for place, part, piece in zip(plan.streams, plan.parts, pieces, strict=True):
             add_scaled_(piece, w[ends[place] : ends[place + 1]], part.sigma)

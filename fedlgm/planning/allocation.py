@@ -222,9 +222,9 @@ def floor_digits(value: float, digits: int) -> float:
 
 def _check_lengths(least: int, **vectors: np.ndarray) -> None:
     """Refuse two arrays that are not vectors of one length, at least `least`."""
-    (first, one), (second, other) = vectors.items()
-    if one.ndim != 1 or one.shape != other.shape or one.size < least:
+    (first, left), (second, right) = vectors.items()
+    if left.ndim != 1 or left.shape != right.shape or left.size < least:
         raise ConfigError(
-            f"{first} and {second} must be two equally long lists, got shapes {one.shape} and "
-            f"{other.shape}"
+            f"{first} and {second} must be two equally long lists, got shapes {left.shape} and "
+            f"{right.shape}"
         )

@@ -96,7 +96,7 @@ class Process:
     def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
-    def charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
+    def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
         """Whether a round is charged. Only an empty round without charged rounds before it
         (`before()`) is free.
         """
@@ -127,7 +127,7 @@ class Process:
             ]
             return privacy.composed_epsilon(events, delta, accountant) <= epsilon
 
-        return facts.noised_by.calibrated(gaussian, within)
+        return facts.noised_by.calibrate(gaussian, within)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
         """See `ReleasePlan.event`."""
@@ -162,7 +162,7 @@ class Process:
         if plan.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.events.laplace_event(loss, rate, self.facts.relation)
-        return privacy.events.repeated(
+        return privacy.events.repeat_event(
             self.facts.noised_by.event(multiplier, rate), self.facts.noisy_steps
         )
 
@@ -207,7 +207,7 @@ class OneMechanism(Process):
                 f"{self.facts.noise_multiplier:g}"
             )
 
-    def charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
+    def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
         """Always true, because the run's cost is that of all its rounds."""
         return True
 

@@ -115,7 +115,7 @@ class NoisedInShares(NoisedByClients):
         if plan.size:
             IntegerGrid.of(plan)
 
-    def unmet(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
+    def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
         """The problem if the run counts on too many honest nodes or its cohort is too small."""
         if self._shares.colluders < max_colluders:
             return (
@@ -143,7 +143,7 @@ class NoisedInShares(NoisedByClients):
         """Event of the law of the shares."""
         return self._shares.law.event(multiplier)
 
-    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+    def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
         """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative
         accuracy 1e-6.
         """
@@ -159,15 +159,15 @@ class NoisedInShares(NoisedByClients):
         """`IntegerShares`."""
         return IntegerShares()
 
-    def opened(self, total: Sum) -> Tensor:
+    def open_sum(self, total: Sum) -> Tensor:
         """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the
         round is void.
         """
         if total.count < self._shares.threshold:
             return torch.zeros_like(total.total)
-        return _opened(total.total, total.plan)
+        return _open_sum(total.total, total.plan)
 
-    def observed(
+    def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
@@ -186,9 +186,9 @@ class NoisedInShares(NoisedByClients):
         total, none = torch.zeros(2, plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
         for node in range(nodes):
-            own = none.clone() if node else exact.to(none, copy=True)
-            total += self.source().add_(own, plan, bound, round, node, backend)
-        return _opened(total, plan)
+            contribution = none.clone() if node else exact.to(none, copy=True)
+            total += self.source().add_(contribution, plan, bound, round, node, backend)
+        return _open_sum(total, plan)
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
         """The server, which knows who takes part and its colluders' noise, and readers, who know
@@ -217,7 +217,7 @@ class NoisedInShares(NoisedByClients):
             ),
         )
 
-    def planned(self, plan: Plan) -> dict[str, float]:
+    def public_figures(self, plan: Plan) -> dict[str, float]:
         """Figures of words, wrap-around, noise and the second epsilon."""
         from fedlgm.noise.integer import BITS, IntegerGrid
 
@@ -269,12 +269,14 @@ class NoisedInShares(NoisedByClients):
         return self.shares
 
 
-def _opened(total: Tensor, plan: Plan) -> Tensor:
+def _open_sum(total: Tensor, plan: Plan) -> Tensor:
     """A complete sum in the model's units."""
     from fedlgm.noise.integer import IntegerGrid, words
 
     return (
-        torch.from_numpy(IntegerGrid.of(plan).opened(words(total.numpy()))) if plan.size else total
+        torch.from_numpy(IntegerGrid.of(plan).to_model_units(words(total.numpy())))
+        if plan.size
+        else total
     )
 
 

@@ -277,7 +277,9 @@ class RunFacts:
             >>> facts.assuming("conditional on a", "", "conditional on b").assumes
             'conditional on a; conditional on b'
         """
-        new = dict.fromkeys(one for one in conditions if one and one not in self.assumes)
+        new = dict.fromkeys(
+            condition for condition in conditions if condition and condition not in self.assumes
+        )
         return replace(self, assumes="; ".join(filter(None, (self.assumes, *new))))
 
     def budget(self) -> tuple[float, float]:

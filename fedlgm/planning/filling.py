@@ -39,15 +39,15 @@ def level(squares: Tensor, bound: float) -> Tensor:
     # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
-    found = (bound**2 - within) / sharing
+    levels = (bound**2 - within) / sharing
     # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers
     # above it.
-    found = torch.where(found <= ordered, found, 0.0).amax(dim=1).sqrt()
+    levels = torch.where(levels <= ordered, levels, 0.0).amax(dim=1).sqrt()
     total = squares.sum(dim=1)
-    return torch.where((total > bound**2) & total.isfinite(), found, torch.inf)
+    return torch.where((total > bound**2) & total.isfinite(), levels, torch.inf)
 
 
-def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
+def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
     """Updates [b, D] with no layer above its update's `level`; values that are not finite stay.
 
     Args:
@@ -58,7 +58,7 @@ def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: floa
 
     Example:
         >>> update = torch.tensor([[0.6, 0.0, 2.0]])
-        >>> filled(update, torch.tensor([[0.36, 4.0]]), (1, 2), 1.0).double().round(decimals=3).tolist()
+        >>> cut_to_level(update, torch.tensor([[0.36, 4.0]]), (1, 2), 1.0).double().round(decimals=3).tolist()
         [[0.6, 0.0, 0.8]]
     """
     factors = (level(squares, bound)[:, None] / squares.sqrt()).clamp(max=1.0).nan_to_num(nan=1.0)
@@ -66,14 +66,15 @@ def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: floa
     return updates * torch.repeat_interleave(factors.to(updates.dtype), repeats, dim=1)
 
 
-def filled_row(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """`filled` for one update [D] on the CPU, whose norms are accurate for layers of any size.
+def cut_row_to_level(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
+    """`cut_to_level` for one update [D] on the CPU, whose norms are accurate for layers of any
+    size.
 
     Example:
-        >>> filled_row(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()
+        >>> cut_row_to_level(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()
         [0.0, 0.0, 1.0]
     """
-    return filled(update[None], _layers(sizes).squared_norms(update)[None], sizes, bound)[0]
+    return cut_to_level(update[None], _layers(sizes).squared_norms(update)[None], sizes, bound)[0]
 
 
 @lru_cache(maxsize=16)

@@ -197,7 +197,7 @@ class LayerTable:
         """D, the length of the flat vector."""
         return int(self.offsets[-1])
 
-    def merged(self) -> LayerTable:
+    def as_single_layer(self) -> LayerTable:
         """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these
         layers' sizes.
         """
@@ -301,8 +301,8 @@ def factor_of(name: str) -> str | None:
         >>> factor_of("h.0.attn.lora_A.default.weight"), factor_of("h.0.mlp.weight")
         ('A', None)
     """
-    found = _FACTOR.search(f".{name}")
-    return found[1] if found else None
+    match = _FACTOR.search(f".{name}")
+    return match[1] if match else None
 
 
 def adapted_layer(name: str) -> str:
@@ -349,20 +349,20 @@ def _chunks(vector: Tensor) -> Tensor:
     size.
     """
     vector = vector.to(torch.float32)
-    whole = vector.numel() - vector.numel() % _CHUNK
-    if whole == 0 or whole == vector.numel():
-        return vector.view(-1, _CHUNK) if whole else vector.view(1, -1)
+    full_size = vector.numel() - vector.numel() % _CHUNK
+    if full_size == 0 or full_size == vector.numel():
+        return vector.view(-1, _CHUNK) if full_size else vector.view(1, -1)
     return torch.nn.functional.pad(vector, (0, _CHUNK - vector.numel() % _CHUNK)).view(-1, _CHUNK)
 
 
 def _squared_norm(vector: Tensor) -> Tensor:
     vector = vector.to(torch.float32)
-    whole = vector.numel() - vector.numel() % _CHUNK
-    total = torch.linalg.vector_norm(vector[whole:] if whole else vector).double().square()
-    if whole:
+    full_size = vector.numel() - vector.numel() % _CHUNK
+    total = torch.linalg.vector_norm(vector[full_size:] if full_size else vector).double().square()
+    if full_size:
         total = (
             total
-            + torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1)
+            + torch.linalg.vector_norm(vector[:full_size].view(-1, _CHUNK), dim=1)
             .double()
             .square()
             .sum()

@@ -40,7 +40,7 @@ def on_cpu(module: nn.Module) -> bool:
 @contextmanager
 def laid_out(module: nn.Module, like: Inputs) -> Iterator[None]:
     """The layout that is faster for inputs like these [n, ...], inside the block."""
-    handles = prefer_channels_last_(module) if on_cpu(module) and _pooled(module, like) else []
+    handles = prefer_channels_last_(module) if on_cpu(module) and _has_pooling(module, like) else []
     try:
         yield
     finally:
@@ -51,7 +51,7 @@ def laid_out(module: nn.Module, like: Inputs) -> Iterator[None]:
 _SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 
 
-def _pooled(module: nn.Module, like: Inputs) -> bool:
+def _has_pooling(module: nn.Module, like: Inputs) -> bool:
     """`pools_maxima`, found once for a model and a kind of inputs: a run evaluates the same model
     again and again.
     """

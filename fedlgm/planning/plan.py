@@ -221,14 +221,14 @@ class ReleasePlan:
         """Columns of a whole update [D], with the answers to the queries behind it, that are
         released; in order.
         """
-        ends, found = [*self.layers.offsets.tolist(), None], []
+        ends, slices = [*self.layers.offsets.tolist(), None], []
         for released, run in itertools.groupby(
             range(len(ends) - 1), key=[*self.released, True].__getitem__
         ):
             parts = list(run)  # adjacent ones share a slice
             if released:
-                found.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
-        return tuple(found)
+                slices.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
+        return tuple(slices)
 
     @cached_property
     def asked(self) -> tuple[tuple[str, int, float], ...]:
@@ -369,9 +369,9 @@ class ReleasePlan:
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
-            found = np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
-        found.setflags(write=False)
-        return found
+            norms = np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
+        norms.setflags(write=False)
+        return norms
 
     @property
     def noise_norms(self) -> np.ndarray:
@@ -449,12 +449,12 @@ class ReleasePlan:
 _FIELDS = tuple(field.name for field in fields(ReleasePlan))
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _equal(value, other[key]) for key, value in one.items()
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(
+            _equal(value, right[key]) for key, value in left.items()
         )
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+    return np.array_equal(left, right) if isinstance(left, np.ndarray) else bool(left == right)
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,8 +103,7 @@ def read(
             family=raw["family"],
             released=np.array(raw["released"], dtype=bool),
             queries=tuple(
-                NoisyQuery(queries.named(name, layers.sizes), float(s))
-                for name, s in raw["queries"]
+                NoisyQuery(queries.get(name, layers.sizes), float(s)) for name, s in raw["queries"]
             ),
             bounded_by=raw["bounded_by"],
             claim=raw["claim"],

@@ -139,13 +139,13 @@ class NoisyQuery:
             PrivacyError: a user's `encode` remembers rows.
         """
         if given is not None:
-            values = self._shaped(given, norms)
+            values = self._check_shape(given, norms)
         elif is_bundled(self.query) or not len(norms):
-            values = self._encoded(self.query, norms, clip)
+            values = self._encode(self.query, norms, clip)
         else:
             what = f"query {self.query.name!r}"
             values = rows_apart(
-                self.query, lambda query, row: self._encoded(query, row, clip.clone()), norms, what
+                self.query, lambda query, row: self._encode(query, row, clip.clone()), norms, what
             )
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -159,10 +159,10 @@ class NoisyQuery:
         )
         return (values * cut).float()
 
-    def _encoded(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
-        return self._shaped(query.encode(norms, clip), norms)
+    def _encode(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
+        return self._check_shape(query.encode(norms, clip), norms)
 
-    def _shaped(self, values: Tensor, norms: Tensor) -> Tensor:
+    def _check_shape(self, values: Tensor, norms: Tensor) -> Tensor:
         if values.shape != (len(norms), self.size):
             raise ConfigError(
                 f"query {self.query.name!r} encodes {tuple(values.shape)} for {len(norms)} x "
@@ -364,9 +364,9 @@ def layer_directions(norms: Tensor) -> Tensor:
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
     """
     largest = norms.amax(dim=1, keepdim=True)
-    known = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
+    usable = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
     part = torch.where(
-        known, norms / torch.where(known, largest, 1.0), 0.0
+        usable, norms / torch.where(usable, largest, 1.0), 0.0
     )  # squares of tiny numbers vanish
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
     return part / length.clamp(min=1.0)  # the largest part is 1
@@ -400,7 +400,7 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
         PrivacyError: the name belongs to another query, or sizes or options differ from those of
             the registered one.
     """
-    if query.name in _KINDS and named(query.name, sizes) != query:
+    if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(
             f"query {query.name!r} is not the one that clients answer under this name, whose bound "
             "may differ: give it a separate name, register its class, and derive it only from the "
@@ -408,14 +408,14 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
         )
 
 
-def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
+def get(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     """The query `name` over layers of these sizes.
 
     Raises:
         ConfigError: there is no such query.
 
     Example:
-        >>> named("below-bound", [5, 2, 7, 1]).bound
+        >>> get("below-bound", [5, 2, 7, 1]).bound
         1.0
     """
     if name not in _KINDS:

@@ -138,7 +138,7 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
     """
     for rule in RULES:
         if rule.broken(run):
-            own = {
+            defaults = {
                 "relation": "relation",
                 "trust": "trust",
                 "sampling": "sampling",
@@ -152,6 +152,6 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
                 "uncorrelated": uncorrelated,
             }
             about["clients"] = " or ".join(
-                repr(name) for name, one in NOISED_BY.items() if one.uploads_released
+                repr(name) for name, party in NOISED_BY.items() if party.uploads_released
             )
-            raise ConfigError(rule.right.format(**{**own, **names, **about}))
+            raise ConfigError(rule.right.format(**{**defaults, **names, **about}))

@@ -87,7 +87,7 @@ class Transcript:
             position += noisy.size
         return None
 
-    def unanswered(self, query: str) -> bool:
+    def is_unanswered(self, query: str) -> bool:
         """Whether the named query was never asked, or the last round asked it and was void.
 
         A void round of a secure sum releases zeros alone. They are not an answer, so a vote must be
@@ -95,7 +95,7 @@ class Transcript:
 
         Example:
             >>> import torch
-            >>> Transcript.start(torch.zeros(2)).unanswered("cut-vote")
+            >>> Transcript.start(torch.zeros(2)).is_unanswered("cut-vote")
             True
         """
         if self.mean is None or self.plan is None:

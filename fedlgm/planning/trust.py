@@ -121,7 +121,7 @@ class NoisedBy:
     def check_plan(self, plan: Plan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
-    def unmet(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
+    def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
         """The node's condition for sums with its peers that a run does not meet; empty if it meets
         all conditions.
         """
@@ -141,7 +141,7 @@ class NoisedBy:
 
         return gaussian_event(multiplier, rate)
 
-    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+    def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
         """Noise multiplier of a run.
 
         Args:
@@ -166,11 +166,11 @@ class NoisedBy:
         """
         return None
 
-    def opened(self, total: Sum) -> Tensor:
+    def open_sum(self, total: Sum) -> Tensor:
         """The sum of the clients' replies, in the model's units, [plan.size] float64."""
         return total.total
 
-    def observed(
+    def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
         """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it
@@ -178,7 +178,7 @@ class NoisedBy:
         """
         return None
 
-    def planned(self, plan: Plan) -> dict[str, float]:
+    def public_figures(self, plan: Plan) -> dict[str, float]:
         """Public figures that this trust adds to a plan, by name."""
         return {}
 
@@ -249,8 +249,8 @@ def weakest(trusts: Iterable[str]) -> NoisedBy:
         >>> weakest({"local", "central"}).name
         'central'
     """
-    found = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
-    return min(found or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
+    kinds = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
+    return min(kinds or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:

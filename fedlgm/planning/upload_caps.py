@@ -66,7 +66,7 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
     released = len(plan.indices)
     if steps is None:
         noised = float(plan.facts.noised_by.uploads_released)
-        own = query = _Steps(
+        layer_steps = query = _Steps(
             _most(plan.facts.sampling.population, plan.facts.sampling.rate), 1.0, noised
         )
     else:
@@ -76,10 +76,10 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
         # A step's sum goes on moving the model for as many steps as follow it.
         moves = (1 - training.momentum ** np.arange(1, count + 1)) / (1 - training.momentum)
         moves *= training.lr / steps.batch
-        own = _Steps(rows, float(moves.sum()), float(np.linalg.norm(moves)))
+        layer_steps = _Steps(rows, float(moves.sum()), float(np.linalg.norm(moves)))
     caps = []
     for place, part in enumerate(plan.parts):
-        kind = own if place < released else query
+        kind = layer_steps if place < released else query
         if steps and training.optimizer == "adam" and place < released:
             caps.append(_ADAM * training.lr * steps.count * math.sqrt(part.size))
             continue
@@ -91,9 +91,9 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
                 + kind.signal * grid_step(part.sigma) * root
             )
         caps.append(cap)
-    found = np.array(caps) * _ROUNDING
-    found.setflags(write=False)
-    return found
+    limits = np.array(caps) * _ROUNDING
+    limits.setflags(write=False)
+    return limits
 
 
 def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
@@ -101,10 +101,10 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
     within.
     """
     sizes, limits = [part.size for part in plan.parts], upload_caps(plan)
-    found = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []
-    if all(float(norm) <= limit for norm, limit in zip(found, limits.tolist(), strict=True)):
+    lengths = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []
+    if all(float(norm) <= limit for norm, limit in zip(lengths, limits.tolist(), strict=True)):
         return upload
-    norms = torch.stack(found)
+    norms = torch.stack(lengths)
     caps = torch.from_numpy(limits.copy()).to(norms)
     scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))
     return upload * torch.repeat_interleave(scale, torch.tensor(sizes, device=scale.device))

@@ -68,10 +68,10 @@ class PldAccountant(PLDAccountant):
                 rate * multiplier > 0 and rate < 1
             ):
                 if do_compose:
-                    one = _one_sampled_gaussian(
+                    single = _one_sampled_gaussian(
                         multiplier, rate, self._value_discretization_interval
                     )
-                    self._pld = self._pld.compose(one.self_compose(count))  # type: ignore[has-type]
+                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
             case dp_event.RandomizedResponseDpEvent(noise, buckets):
                 if do_compose:
                     worst = privacy_loss_distribution.from_randomized_response(

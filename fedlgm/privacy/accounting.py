@@ -39,7 +39,14 @@ from fedlgm.privacy.accountants import (
     new_accountant,
     quiet,
 )
-from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
+from fedlgm.privacy.events import (
+    decode,
+    encode,
+    gaussian_event,
+    is_private,
+    pure_epsilon,
+    unfold_event,
+)
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
@@ -213,24 +220,22 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accoun
             remembered.version_of(package) for package in ("dp-accounting", "numpy", "scipy")
         ],
     }
-    root = _confirmed(
-        remembered.load("calibration", inputs), target, delta, levels, rate, accountant
-    )
+    root = _confirm(remembered.load("calibration", inputs), target, delta, levels, rate, accountant)
     if root is None:
         root = _root(target, delta, levels, rate, accountant)
         remembered.save("calibration", inputs, root.hex().encode())
     return math.exp(root)
 
 
-def _confirmed(
-    kept: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
+def _confirm(
+    record: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
 ) -> float | None:
     """A kept root, if the accountant finds that it meets the budget exactly.
 
     An edited file is only a wrong guess: it can neither weaken nor increase the noise.
     """
     try:
-        root = float.fromhex((kept or b"").decode())
+        root = float.fromhex((record or b"").decode())
     except ValueError:
         return None
     if not math.log(_SMALLEST_MULTIPLIER) <= root <= math.log(_LARGEST_MULTIPLIER):
@@ -344,7 +349,7 @@ def composed_epsilon(
     check_below_one(delta=delta)
     merged: Counter[str] = Counter()
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
-    for event, count in (unfolded(event, count) for event, count in events):
+    for event, count in (unfold_event(event, count) for event, count in events):
         record = encode(event)  # which checks its numbers
         if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
             precision += count / record["noise_multiplier"] ** 2
@@ -388,21 +393,21 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     if not decoded:
         return 0.0
     if any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in decoded):
-        return _accounted(decoded, delta, SEARCHES)
+        return _epsilon_of(decoded, delta, SEARCHES)
     if accountant == "rdp" or is_resolved(decoded, delta):
-        return _accounted(decoded, delta, accountant)
+        return _epsilon_of(decoded, delta, accountant)
     lost = sum(count for _, count in decoded) * _LOST  # both are upper bounds
-    grid = _accounted(decoded, delta - lost, accountant) if lost < delta else math.inf
+    grid = _epsilon_of(decoded, delta - lost, accountant) if lost < delta else math.inf
     orders = RenyiAccountant()
     return min(
         grid,
-        _accounted(decoded, delta, "rdp")
+        _epsilon_of(decoded, delta, "rdp")
         if all(orders.supports(e) for e, _ in decoded)
         else math.inf,
     )
 
 
-def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
+def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
     try:
         composed = new_accountant(accountant, [event for event, _ in events])
         for event, count in events:

@@ -36,8 +36,8 @@ class Cost:
     def of(cls, event: dp_event.DpEvent) -> Cost:
         """The cost that a ledger's event states.
 
-        >>> from fedlgm.privacy.events import gaussian_event, repeated
-        >>> Cost.of(repeated(gaussian_event(0.6, sampling_rate=0.1), 5))
+        >>> from fedlgm.privacy.events import gaussian_event, repeat_event
+        >>> Cost.of(repeat_event(gaussian_event(0.6, sampling_rate=0.1), 5))
         Cost(law='gaussian', figure=0.6, rate=0.1, steps=5)
         """
         steps, rate = 1, 1.0

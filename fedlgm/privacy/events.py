@@ -56,7 +56,7 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
         NonPrivateDpEvent()
     """
     _at_least_0("the noise multiplier of a release", multiplier)
-    event = sampled(dp_event.GaussianDpEvent(multiplier), sampling_rate)
+    event = subsample_event(dp_event.GaussianDpEvent(multiplier), sampling_rate)
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
     return dp_event.NoOpDpEvent() if math.isinf(multiplier) else event
@@ -123,7 +123,7 @@ def laplace_event(
         return dp_event.NonPrivateDpEvent()
     if sampling_rate < 1 and relation == "replace-one":
         return pure_event(math.log1p(sampling_rate * math.expm1(epsilon)))
-    return sampled(dp_event.LaplaceDpEvent(1.0 / epsilon), sampling_rate)
+    return subsample_event(dp_event.LaplaceDpEvent(1.0 / epsilon), sampling_rate)
 
 
 @plain_numbers
@@ -146,12 +146,13 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
 
 
 @plain_numbers
-def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
+def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
     """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below
     it.
 
     Example:
-        >>> sampled(gaussian_event(2.0), 0.1) == gaussian_event(2.0, 0.1), sampled(gaussian_event(2.0), 1.0)
+        >>> event = gaussian_event(2.0)
+        >>> subsample_event(event, 0.1) == gaussian_event(2.0, 0.1), subsample_event(event, 1.0)
         (True, GaussianDpEvent(noise_multiplier=2.0))
     """
     check_rate(sampling_rate=sampling_rate)
@@ -160,7 +161,7 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
     )
 
 
-def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
+def repeat_event(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
     """`count` releases of one event as one event; for a single release, the event itself.
 
     Raises:
@@ -168,7 +169,7 @@ def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
-        >>> event = repeated(gaussian_event(2.0), 4)
+        >>> event = repeat_event(gaussian_event(2.0), 4)
         >>> round(composed_epsilon([(event, 1)], 1e-5), 4)
         4.3772
     """
@@ -176,7 +177,7 @@ def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
     return event if count == 1 else dp_event.SelfComposedDpEvent(event, int(count))
 
 
-def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
+def unfold_event(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
     """`count` releases of an event, with repetitions inside the event multiplied out.
 
     Raises:
@@ -196,7 +197,9 @@ def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
         ('pld', 'rdp')
     """
     return (
-        "rdp" if any(isinstance(unfolded(event, 1)[0], RENYI_ONLY) for event in events) else "pld"
+        "rdp"
+        if any(isinstance(unfold_event(event, 1)[0], RENYI_ONLY) for event in events)
+        else "pld"
     )
 
 
@@ -204,7 +207,7 @@ def is_private(event: dp_event.DpEvent) -> bool:
     """Whether an event has any privacy bound; False for releases that are not private.
 
     Example:
-        >>> is_private(gaussian_event(1.0)), is_private(repeated(gaussian_event(0.0), 3))
+        >>> is_private(gaussian_event(1.0)), is_private(repeat_event(gaussian_event(0.0), 3))
         (True, False)
     """
     while hasattr(event, "event"):
@@ -248,7 +251,7 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     if name not in _FIELDS:
         raise ValueError(f"cannot store {name}")
     return {"type": name} | {
-        field: _converted(name, field, getattr(event, field), encode) for field in _FIELDS[name]
+        field: _convert(name, field, getattr(event, field), encode) for field in _FIELDS[name]
     }
 
 
@@ -268,12 +271,10 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
     kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
-    return kind(
-        **{field: _converted(name, field, value, decode) for field, value in fields.items()}
-    )
+    return kind(**{field: _convert(name, field, value, decode) for field, value in fields.items()})
 
 
-def _converted(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
+def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
     """A field, its events by `each`. Accountants fail at impossible numbers, and no ledger with one
     could be read.
     """

@@ -92,13 +92,13 @@ class Guarantee:
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        for name, known in (
+        for name, choices in (
             ("status", Status),
             ("relation", Relation),
             ("trust", Trust),
             ("unit", Unit),
         ):
-            check_known(name, getattr(self, name), known, "a guarantee")
+            check_known(name, getattr(self, name), choices, "a guarantee")
         if not (isinstance(self.reason, str) and self.reason.isprintable()):
             raise ConfigError(f"a guarantee's reason must be one line of text, got {self.reason!r}")
 

@@ -71,7 +71,7 @@ class Ledger:
         self._alike: dict[str, int] = {}  # by protection: rows that state it
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
-        with self._translated():
+        with self._translate_errors():
             if owner is not None and not self.path.exists():
                 create(self.path, owner)
             self._db = connect(self.path, reading=owner is None)
@@ -82,7 +82,7 @@ class Ledger:
                 raise
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, ValueError, OverflowError) as error:
@@ -152,7 +152,7 @@ class Ledger:
             guarantee: see `charge`.
         """
         draft = Draft.of(event, round, keys, claim, protects, guarantee)
-        with self._translated(), transaction(self._db):
+        with self._translate_errors(), transaction(self._db):
             count, head = self.head()
             self._refuse_unlike(draft.protects, count)
             for client, key in draft.keys.items():
@@ -185,40 +185,38 @@ class Ledger:
         """Refuse a protection other than that of the first `rows` rows; rows that were compared
         before never change.
         """
-        known = self._alike.get(protects, 0)
-        if rows <= known:
+        rows_compared = self._alike.get(protects, 0)
+        if rows <= rows_compared:
             return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
-        other = self._db.execute(query, (known, protects)).fetchone()
+        other = self._db.execute(query, (rows_compared, protects)).fetchone()
         if other is not None:
-            own, theirs = (
+            ours, theirs = (
                 f"protects ({text})" if text else "states no protection"
                 for text in (protects, other[0])
             )
             raise LedgerError(
-                f"the ledger {self.path} holds a release that {theirs}, but this one {own}: "
+                f"the ledger {self.path} holds a release that {theirs}, but this one {ours}: "
                 "epsilons add up only if both protect the same unit under the same relation; "
                 "state unit and relation for both (protects), or use another ledger"
             )
 
     def owner(self) -> str:
         """Identity of the run that charges."""
-        found = self._rows("SELECT value FROM meta WHERE key = 'owner'")
-        return str(found[0][0]) if found else ""
+        rows = self._rows("SELECT value FROM meta WHERE key = 'owner'")
+        return str(rows[0][0]) if rows else ""
 
     def identity(self) -> str:
         """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier
         version.
         """
-        found = self._rows("SELECT value FROM meta WHERE key = 'identity'")
-        return str(found[0][0]) if found else ""
+        rows = self._rows("SELECT value FROM meta WHERE key = 'identity'")
+        return str(rows[0][0]) if rows else ""
 
     def head(self) -> Head:
         """The ledger's current head."""
-        found = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
-        return (
-            Head(int(found[0][0]), str(found[0][1])) if found else Head(0, digest("", self.owner()))
-        )
+        rows = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
+        return Head(int(rows[0][0]), str(rows[0][1])) if rows else Head(0, digest("", self.owner()))
 
     def verify(
         self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False
@@ -259,14 +257,14 @@ class Ledger:
                 )
             heads.append(value)
             rounds.add(int(fields[0]))
-        for count, kept in anchors:
+        for count, anchor in anchors:
             if count >= len(heads):
                 raise LedgerError(
                     f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
                     "or result was written: rows were deleted, or it is an older copy; restore a "
                     "newer one or start a new run"
                 )
-            if heads[count] != kept:
+            if heads[count] != anchor:
                 raise LedgerError(
                     f"{name} was changed: its first {count} rows are not those that were charged"
                 )
@@ -279,7 +277,7 @@ class Ledger:
 
     def charges(self) -> Iterator[Charge]:
         """All rows by round."""
-        with self._translated():
+        with self._translate_errors():
             rows = self._db.execute(
                 "SELECT round, client, event, claim, protects FROM charges ORDER BY round, client, "
                 "key"
@@ -302,7 +300,7 @@ class Ledger:
         guarantee.
         """
         query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
-        with self._translated():
+        with self._translate_errors():
             stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
         return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
@@ -321,7 +319,7 @@ class Ledger:
                 ones do not repeat.
         """
         spending = self._spending(through, abandoned)
-        with self._translated():
+        with self._translate_errors():
             return spending.epsilon(delta, accountant)
 
     def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
@@ -329,7 +327,7 @@ class Ledger:
         trust.
         """
         spending = self._spending(None, 0)
-        with self._translated():
+        with self._translate_errors():
             return spending.client_epsilons(delta, accountant)
 
     def _spending(self, through: int | None, abandoned: int) -> Spending:
@@ -361,18 +359,18 @@ class Ledger:
         composed by the accountant. The arguments are those of `epsilon`.
         """
         query = f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim"
-        with self._translated():
+        with self._translate_errors():
             return claimed_epsilon(self._rows(query, _last(through), abandoned), delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
         """Last charged round in the first `through` rows (default: in all); 0 for an empty
         ledger.
         """
-        with self._translated():
+        with self._translate_errors():
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
             return int(self._rows(query, _last(through))[0][0])
 
-    def repeated(self) -> bool:
+    def has_repeated_rounds(self) -> bool:
         """Whether a round was released more than once, with other noise."""
         query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
         return bool(self._rows(query))
@@ -409,11 +407,11 @@ class Ledger:
         )
 
     def _rows(self, query: str, *values: int) -> list[Any]:
-        with self._translated():
+        with self._translate_errors():
             return self._db.execute(query, values).fetchall()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Keep other runs, also those of other processes, from holding this ledger in the block.
 
         A run holds its ledger from the check that the ledger has no other rounds to its own last
@@ -422,12 +420,12 @@ class Ledger:
         Raises:
             LedgerError: another run holds it.
         """
-        with ledger_file.held(self.path):
+        with ledger_file.hold(self.path):
             yield
 
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""
-        with closing(self._db), self._translated():
+        with closing(self._db), self._translate_errors():
             if not self._reading:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

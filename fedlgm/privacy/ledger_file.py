@@ -115,13 +115,13 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
     if owner is None:
         return
     db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
-    (found,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
-    if found != owner:
+    (stored_owner,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+    if stored_owner != owner:
         raise LedgerError(f"the ledger {path} belongs to another run; give this run its own folder")
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Iterator[None]:
     """Hold a ledger in the block. The lock is that of a file beside it, which stays.
 
     A lock of the ledger's own file would end SQLite's locks of this process when it is closed.
@@ -129,8 +129,8 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         LedgerError: another run holds it, or the file cannot be locked.
     """
-    whole = path.resolve()  # the ledger may be a link
-    place = whole.with_name(whole.name + ".lock")
+    target = path.resolve()  # the ledger may be a link
+    place = target.with_name(target.name + ".lock")
     with ExitStack() as stack:
         try:
             descriptor = os.open(place, os.O_RDONLY | os.O_CREAT, PUBLIC)

@@ -12,7 +12,7 @@ from dp_accounting import dp_event
 
 from fedlgm.privacy.accountants import new_accountant, quiet
 from fedlgm.privacy.accounting import composed_epsilon, is_resolved
-from fedlgm.privacy.events import decode, encode, is_private, unfolded
+from fedlgm.privacy.events import decode, encode, is_private, unfold_event
 
 FEW = 8
 """Number of kinds of releases that are composed afresh for every figure."""
@@ -54,9 +54,9 @@ class Past:
             further: cost of one more release.
             accountant: "pld" or "rdp"; Renyi orders are added up afresh, which takes no time.
         """
-        charged = [unfolded(event, count) for event, count in charged]
-        one = [] if further is None else [unfolded(further, 1)]
-        events = [*charged, *one]
+        charged = [unfold_event(event, count) for event, count in charged]
+        extra = [] if further is None else [unfold_event(further, 1)]
+        events = [*charged, *extra]
         many = len({json.dumps(encode(event)) for event, _ in events}) > FEW
         added = all(isinstance(event, _ADDED) and is_private(event) for event, _ in events)
         if not (many and added and accountant == "pld" and is_resolved(events, delta)):
@@ -71,10 +71,10 @@ class Past:
             else:
                 counts[json.dumps(encode(event))] += count
         with quiet():
-            total = self._grown(
+            total = self._grow_accountant(
                 counts, new_accountant(accountant, [event for event, _ in events])
             ).branch()
-            for event, count in one:
+            for event, count in extra:
                 if isinstance(event, dp_event.GaussianDpEvent):
                     precision += count / event.noise_multiplier**2
                 else:
@@ -83,7 +83,7 @@ class Past:
                 total.compose(dp_event.GaussianDpEvent(math.sqrt(1 / precision)))
             return float(total.get_epsilon(delta))
 
-    def _grown(self, counts: Counter[str], empty: Any) -> Any:
+    def _grow_accountant(self, counts: Counter[str], empty: Any) -> Any:
         """The accountant of these releases: the last one with what has been added since, or a new
         one.
         """

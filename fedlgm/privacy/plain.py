@@ -35,8 +35,8 @@ def plain_numbers(function: F) -> F:
     """
 
     @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def wrapper(*arguments: Any, **options: Any) -> Any:
         named: Mapping[str, Any] = {key: plain_number(value) for key, value in options.items()}
         return function(*map(plain_number, arguments), **named)
 
-    return called  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]

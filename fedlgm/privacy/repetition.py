@@ -86,11 +86,11 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
         orders = _ORDERS / self.size
         rough = (count * self._rough + math.log(2 / truncation)) / orders
         reach = 1 + 1e-11 * count * self.size  # far more than the error of the rough bounds
-        rising, known = orders > 0, np.isfinite(rough)
-        least = rough[rising & known].min(initial=math.inf) + reach
-        most = rough[~rising & known].max(initial=-math.inf) - reach
+        rising, finite = orders > 0, np.isfinite(rough)
+        least = rough[rising & finite].min(initial=math.inf) + reach
+        most = rough[~rising & finite].max(initial=-math.inf) - reach
         for place in np.flatnonzero(
-            ~known | np.where(rising, rough <= least, rough >= most)
+            ~finite | np.where(rising, rough <= least, rough >= most)
         ).tolist():
             bound = (count * self._log_moment(place) + math.log(2 / truncation)) / orders[place]
             if math.isfinite(bound) and rising[place]:

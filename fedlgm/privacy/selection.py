@@ -20,7 +20,7 @@ from fedlgm.errors import (
     check_share,
 )
 from fedlgm.privacy.accounting import composed_epsilon
-from fedlgm.privacy.events import gaussian_event, repeated
+from fedlgm.privacy.events import gaussian_event, repeat_event
 from fedlgm.privacy.plain import plain_numbers
 
 Law = Literal["logarithmic", "geometric", "poisson"]
@@ -130,5 +130,5 @@ def selection_epsilon(
     check_rate(sampling_rate=sampling_rate)
     check_count("steps", steps)
     check_share(delta=delta)
-    run = repeated(gaussian_event(noise_multiplier, sampling_rate), int(steps))
+    run = repeat_event(gaussian_event(noise_multiplier, sampling_rate), int(steps))
     return composed_epsilon([(selection_event(run, expected_runs, law), 1)], delta, "rdp")

@@ -39,24 +39,29 @@ class Spending:
         """Spending from rows (participant, event, count), one for each event of a participant or of
         `server`.
         """
-        own: defaultdict[int, _Counts] = defaultdict(Counter)
+        by_client: defaultdict[int, _Counts] = defaultdict(Counter)
         for client, event, count in rows:
-            own[client][event] = count
-        return cls(own.pop(server, Counter()), own)
+            by_client[client][event] = count
+        return cls(by_client.pop(server, Counter()), by_client)
 
     def epsilon(self, delta: float, accountant: str) -> float:
         """Largest proven epsilon at `delta` of any participant."""
         profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
         return max(
-            (_composed(profile, delta, accountant) for profile in _undominated(profiles)),
+            (
+                _profile_epsilon(profile, delta, accountant)
+                for profile in _maximal_profiles(profiles)
+            ),
             default=0.0,
         )
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
         """Proven epsilon at `delta` of each client with its own releases."""
         spent = self._profiles()
-        known = {profile: _composed(profile, delta, accountant) for profile in set(spent.values())}
-        return {client: known[profile] for client, profile in sorted(spent.items())}
+        epsilons = {
+            profile: _profile_epsilon(profile, delta, accountant) for profile in set(spent.values())
+        }
+        return {client: epsilons[profile] for client, profile in sorted(spent.items())}
 
     def _profiles(self) -> dict[int, _Profile]:
         """Each client's spending, including the server's releases."""
@@ -84,25 +89,25 @@ def claimed_epsilon(
             naive[client] += count * float(claim["epsilon"])
         else:
             events[client][json.dumps(claim["event"]) if "event" in claim else event] += count
-    profiles = {client: frozenset(own.items()) for client, own in events.items()}
+    profiles = {client: frozenset(counts.items()) for client, counts in events.items()}
     composed = {
-        profile: _composed(profile, delta, accountant) for profile in set(profiles.values())
+        profile: _profile_epsilon(profile, delta, accountant) for profile in set(profiles.values())
     }
     for client, profile in profiles.items():
         naive[client] += composed[profile]
     return max(naive.values(), default=0.0)
 
 
-def _composed(profile: _Profile, delta: float, accountant: str) -> float:
+def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
     events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
     return privacy.accounting.composed_epsilon(events, delta, accountant)
 
 
-def _undominated(profiles: set[_Profile]) -> list[_Profile]:
+def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:
     """Profiles not contained in another: only they can be the worst."""
     counts = {profile: Counter(dict(profile)) for profile in profiles}
     return [
         profile
-        for profile, own in counts.items()
-        if not any(own < other for other in counts.values())
+        for profile, counter in counts.items()
+        if not any(counter < other for other in counts.values())
     ]

@@ -105,7 +105,7 @@ class WholeRun:
             ConfigError, PrivacyError: as `privacy.accounting.calibrate`.
         """
         sampled = self.sampling.amplifies
-        one = accounting.calibrate(
+        multiplier = accounting.calibrate(
             epsilon,
             delta,
             steps=self.participations if sampled else 1,
@@ -113,7 +113,7 @@ class WholeRun:
             relation=self.relation,
             accountant=accountant,
         )
-        return one * self.growth * (1 + _MARGIN)
+        return multiplier * self.growth * (1 + _MARGIN)
 
     def event(self, position: int, multiplier: float) -> DpEvent:
         """Cost that round `position` adds to that of the rounds before it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError
 from fedlgm.training.base import ClientTask, Trainer
 
@@ -44,7 +44,7 @@ def fastest(
             started = clock()
             try:
                 for update in trainer.updates(model, work):
-                    unbounded(update)[:1, :1].cpu()  # waits until the device has done the work
+                    raw_updates(update)[:1, :1].cpu()  # waits until the device has done the work
             except ConfigError:
                 if name == preferred:
                     raise

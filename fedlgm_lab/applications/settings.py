@@ -8,7 +8,7 @@ from typing import Literal, Self
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from fedlgm.errors import ConfigError, explained
+from fedlgm.errors import ConfigError, describe_problem
 from fedlgm.files import read_toml
 from fedlgm.noise.draws import Family
 from fedlgm.privacy.guarantee import Relation
@@ -50,7 +50,7 @@ class Settings(Section):
             return cls.model_validate(raw)
         except ValidationError as error:
             raise ConfigError(
-                "\n".join(explained(item, cls.model_fields) for item in error.errors())
+                "\n".join(describe_problem(item, cls.model_fields) for item in error.errors())
             ) from error
 
     @property

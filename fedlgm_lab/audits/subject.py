@@ -65,7 +65,7 @@ class World:
     def release(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of its sum, through the public path, [plan.size]."""
         plan, noised_by = self.plan, self.plan.facts.noised_by
-        noisy_sum = noised_by.observed(self.total, plan, keys, round, backend)
+        noisy_sum = noised_by.observe(self.total, plan, keys, round, backend)
         return (
             release(self.total.clone(), plan, keys, round, noised_by.party(0), backend)
             if noisy_sum is None
@@ -150,10 +150,10 @@ class Subject:
             delta=delta,
             training=LocalTraining(gradient_clip=1.0),
         )
-        method = Method.calibrated(mechanism, table, facts)
+        method = Method.calibrate(mechanism, table, facts)
         subject = cls(label, method)
         if rounds is None and not subject.alignable:
-            once = Method.calibrated(mechanism, table, dataclasses.replace(facts, rounds=1))
+            once = Method.calibrate(mechanism, table, dataclasses.replace(facts, rounds=1))
             subject = dataclasses.replace(subject, method=once)
         return subject
 

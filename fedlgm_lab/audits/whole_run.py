@@ -164,7 +164,7 @@ class View:
         >>> sampling, noise = Sampling("cyclic", 40, 0.5, 2), correlation.get("banded", 4, bands=2)
         >>> facts = RunFacts(0.0, sampling, rounds=4, epsilon=4.0, delta=1e-5, noise=noise)
         >>> layers = LayerTable.from_sizes({"all": 200})
-        >>> subject = Subject("run", Method.calibrated(mechanisms.get("gaussian"), layers, facts))
+        >>> subject = Subject("run", Method.calibrate(mechanisms.get("gaussian"), layers, facts))
         >>> run = charging.of(subject.facts).run
         >>> View.of(watch(subject, 50, "release", seed=1), run).observations  # rounds, times canaries
         200

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlgm import data
 from fedlgm.aggregation.bounded_sum import bound_update
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -126,7 +126,7 @@ class Clients(Units):
             task = ClientTask(
                 inputs.take(self.x, batch), self.y[batch], keys.torch_generator(Purpose.PROBE, i), 1
             )
-            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
+            update = next(iter(raw_updates(next(self._trainer.updates(model, [task])))))
             model = self._server.step(
                 model, update * min(1.0, bound / max(float(update.norm()), 1e-12))
             )
@@ -161,7 +161,7 @@ class Clients(Units):
         updates = (
             update.clone()
             for block in self._trainer.updates(model, tasks)
-            for update in unbounded(block)
+            for update in raw_updates(block)
         )
         while members := list(islice(updates, self._of_unit)):
             update = torch.stack(members).mean(dim=0)

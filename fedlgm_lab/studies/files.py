@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedlgm.errors import ConfigError, Notice, alternatives, explained
+from fedlgm.errors import ConfigError, Notice, alternatives, describe_problem
 from fedlgm_lab.studies.claims import Claim
 from fedlgm_lab.studies.search import LEAST_SEEDS
 from simulations.config import extends
@@ -157,7 +157,7 @@ def load(study: str) -> StudyFile:
     try:
         return StudyFile.model_validate(_read(path, 0))
     except ValidationError as error:
-        said = "\n".join(explained(item, StudyFile.model_fields) for item in error.errors())
+        said = "\n".join(describe_problem(item, StudyFile.model_fields) for item in error.errors())
         raise ConfigError(f"{path}: {said}") from error
 
 

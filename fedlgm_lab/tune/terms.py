@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 from fedlgm.errors import ConfigError
 from fedlgm.planning import charging
 from fedlgm.privacy.accounting import composed_epsilon
-from fedlgm.privacy.events import encode, gaussian_event, repeated
+from fedlgm.privacy.events import encode, gaussian_event, repeat_event
 from fedlgm.privacy.selection import Law, selection_event
 from fedlgm_lab.tune.score import PrivateScore, Score, TestScore
 from fedlgm_lab.tune.search_result import SearchTerms
@@ -152,7 +152,7 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
                 f"mechanism.name: {name} spends different shares in different rounds, which no "
                 "search can charge"
             )
-        return repeated(plan.event, facts.rounds)
+        return repeat_event(plan.event, facts.rounds)
     events = run.events(facts.least_multiplier)
     gaussian = [(e, n) for e, n in events if isinstance(e, dp_event.GaussianDpEvent)]
     if len(gaussian) + sum(isinstance(e, dp_event.NoOpDpEvent) for e, _ in events) < len(events):

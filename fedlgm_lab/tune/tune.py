@@ -32,7 +32,7 @@ from fedlgm.errors import DiskError, DivergedError, RunError
 from fedlgm.files import (
     PUBLIC,
     disk_errors,
-    drafted,
+    draft_folder,
     is_used,
     path_of,
     why,
@@ -189,7 +189,7 @@ def _create(path: Path, planned: Search) -> None:
             "one is charged again: choose another folder"
         )
     try:
-        with drafted(path) as draft:
+        with draft_folder(path) as draft:
             draft.mkdir(parents=True)
             (draft / "private").mkdir(mode=0o700)
             strict_json.write(draft / SEARCH, planned.terms)

@@ -17,8 +17,8 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from fedlgm.errors import ConfigError, RunError, explained
-from fedlgm.files import create_durably, drafted, is_used
+from fedlgm.errors import ConfigError, RunError, describe_problem
+from fedlgm.files import create_durably, draft_folder, is_used
 from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm.planning.trust import hides_answers
 from fedlgm_nodes.deploy import certificates
@@ -96,7 +96,7 @@ def create(
         before | 0o022
     )  # no other user may write a file of the deployment, whatever the umask permits
     try:
-        with drafted(path) as draft:
+        with draft_folder(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)
             _fill(*folders, nodes, example, hosts, port, policy or {}, test_seed)
     except OSError as error:
@@ -260,7 +260,7 @@ def enrol(
     try:
         entry = EnrolledNode(flower_key=flower_key, **written)
     except ValidationError as error:
-        raise ConfigError(f"{public}: {explained(error.errors()[0])}") from error
+        raise ConfigError(f"{public}: {describe_problem(error.errors()[0])}") from error
     enrolled = Enrolment.load(folder.enrolment_file).node
     before = next((node for node in enrolled if node.client == entry.client), None)
     if before not in (None, entry) and not replace:

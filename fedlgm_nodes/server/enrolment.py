@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedlgm.errors import ConfigError, explained
+from fedlgm.errors import ConfigError, describe_problem
 from fedlgm.files import read_toml
 from fedlgm_nodes.protocol.messages import Name
 
@@ -58,7 +58,7 @@ class Enrolment(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {explained(error.errors()[0])}") from error
+            raise ConfigError(f"{path}: {describe_problem(error.errors()[0])}") from error
 
     def __len__(self) -> int:
         return len(self.node)

@@ -70,7 +70,7 @@ class Account:
         self._check_alone(request)
         cost = self._cost(request)
         if not self.epsilon(cost) <= most:
-            after = self.epsilon(privacy.events.repeated(cost, asked))
+            after = self.epsilon(privacy.events.repeat_event(cost, asked))
             raise Refusal(
                 "budget-spent",
                 f"its budget has nothing left for such a run: {asked} more releases would bring "
@@ -81,7 +81,7 @@ class Account:
         low, high = 0, min([asked, *(allowed - count for count, allowed, _ in self._caps(run))])
         while low < high:
             middle = (low + high + 1) // 2
-            within = self.epsilon(privacy.events.repeated(cost, middle)) <= most
+            within = self.epsilon(privacy.events.repeat_event(cost, middle)) <= most
             low, high = (middle, high) if within else (low, middle - 1)
         return low
 

@@ -23,7 +23,7 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import Under, drafted, write_durably
+from fedlgm.files import Under, draft_folder, write_durably
 from fedlgm_nodes.protocol.messages import digest, public_text
 from fedlgm_nodes.service.ledger import NodeLedger
 
@@ -110,7 +110,7 @@ class NodeFolder:
                 "are made once"
             )
         try:
-            with drafted(path) as draft:
+            with draft_folder(path) as draft:
                 for name, mode in (
                     ("", 0o711),
                     ("state", 0o700),

@@ -176,7 +176,7 @@ class SingleExamples:
         """See `WholeData.event`."""
         steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
         step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
-        return privacy.events.repeated(step, steps.count)
+        return privacy.events.repeat_event(step, steps.count)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
         """Zero, because steps have Gaussian noise."""

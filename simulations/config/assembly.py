@@ -201,7 +201,7 @@ class Assembly:
         """
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(
-            Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrate
+            Method.calibrate, self.mechanism, self.layers, by=self.recipe.protects.calibrate
         )
         if self.spent is None:
             method = make(facts)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clients import ClientSource, LocalWork
 from clients.cut_vote import CutVotes, VotingWork
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import Examples, try_clients
@@ -164,7 +164,7 @@ class ClientLevel(UnitKind):
             trainer = assembly.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
             results = trainer.updates(assembly.layers.flatten(module), alike)
-            return list(torch.cat([unbounded(update).clone() for update in results]))
+            return list(torch.cat([raw_updates(update).clone() for update in results]))
 
         try_clients(module, updates, task, x, y, owner)
 
@@ -176,4 +176,4 @@ class ClientLevel(UnitKind):
             assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu"
         )
         for update in trainer.updates(assembly.initial_model(), [task]):
-            unbounded(update)
+            raw_updates(update)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedlgm import data, mechanisms
-from fedlgm.errors import FOREIGN, ConfigError, explained, prefix_key
+from fedlgm.errors import FOREIGN, ConfigError, describe_problem, prefix_key
 from fedlgm.training import kinds, models, tasks
 from simulations.config.named_sections import (
     Data,
@@ -113,7 +113,7 @@ def _explain(raw: dict[str, Any], item: Any, recipe_model: type[BaseModel]) -> s
         and (keys := keys_like(str(place[0]), recipe_model))
     ):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
-    return explained(item, (kind or recipe_model).model_fields)
+    return describe_problem(item, (kind or recipe_model).model_fields)
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:

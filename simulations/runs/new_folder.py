@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedlgm.errors import DiskError, RunError
-from fedlgm.files import PUBLIC, drafted, is_used, why, write_durably
+from fedlgm.files import PUBLIC, draft_folder, is_used, why, write_durably
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 
@@ -23,7 +23,7 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
     refuse_existing(path)
     missing = tuple(parent for parent in path.parents if not parent.exists())
     try:
-        with drafted(path) as draft:
+        with draft_folder(path) as draft:
             (draft / "checkpoints").mkdir(parents=True)
             write_durably(RunFolder(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
     except OSError as error:

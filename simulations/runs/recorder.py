@@ -97,7 +97,7 @@ class Recorder:
         """
         if self._rule is not None and self._rule.holds(self._folder.rows()):
             with Ledger(self._folder.ledger_file) as ledger:
-                if not ledger.repeated():
+                if not ledger.has_repeated_rounds():
                     raise StoppedEarly
 
     def close(self) -> None:

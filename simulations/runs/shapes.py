@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedlgm.errors import RunError, explained
+from fedlgm.errors import RunError, describe_problem
 
 
 def misfit(value: Any, kind: Any) -> str:
@@ -26,7 +26,7 @@ def misfit(value: Any, kind: Any) -> str:
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        return explained(error.errors()[0])
+        return describe_problem(error.errors()[0])
     return ""
 
 

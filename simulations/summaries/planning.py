@@ -62,7 +62,7 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         report["stated"] = assembly.stated
     readers = facts.noised_by.readers_epsilon(facts, facts.rounds)
     if readers is not None:
-        report["shares"], report["readers_epsilon"] = facts.noised_by.planned(plan), readers
+        report["shares"], report["readers_epsilon"] = facts.noised_by.public_figures(plan), readers
     noise = noise_over_rounds(facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if noise is not None:
         report["noise_process"], report["correlated"] = (

@@ -21,7 +21,7 @@ def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.
     steps, plan = example_level.ExampleSteps(work), assembly.first_plan()
     asked = Asked(plan, assembly.layers.flatten(assembly.module()), 1, CLIENTS)
     keys = Keys(KeyRing.from_seed(1), KeyRing(5, secret=True))
-    made = [(noised.client, noised.name, noised.total) for noised in steps.noised(asked, keys)]
+    made = [(noised.client, noised.name, noised.total) for noised in steps.releases(asked, keys)]
     return [len(group) for group in steps._groups(CLIENTS, plan)], made
 
 

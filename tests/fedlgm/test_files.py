@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlgm import files
-from fedlgm.files import PRIVATE, PUBLIC, create_durably, drafted, replacing, write_durably
+from fedlgm.files import PRIVATE, PUBLIC, create_durably, draft_folder, replacing, write_durably
 
 
 def mode(path: Path) -> int:
@@ -120,6 +120,6 @@ def test_names_of_new_files_and_folders_are_on_disk_too(
 
     monkeypatch.setattr(files, "sync_folder", synced)
     create_durably(tmp_path / "keys", b"root")
-    with drafted(tmp_path / "run") as draft:
+    with draft_folder(tmp_path / "run") as draft:
         draft.mkdir()
     assert seen == [["keys"], ["keys", "run"]]

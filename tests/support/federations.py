@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clients import ClientData
-from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, raw_updates
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import ClientTask
@@ -52,7 +52,7 @@ class GivenVotes:
         self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Iterable[ClientData]
     ) -> AnsweredUpdates:
         votes = torch.tensor([[int(own.x[0]) % 2 - 0.5] for own in data])
-        return AnsweredUpdates(unbounded(updates), {"cut-vote": votes})
+        return AnsweredUpdates(raw_updates(updates), {"cut-vote": votes})
 
 
 @dataclass

@@ -123,14 +123,14 @@ class Layout:
             for layer in range(self.layers):
                 small = int(self.sizes[layer]) < _SMALL
                 if run and (not small or self.offsets[layer + 1] - self.offsets[run[0]] > size):
-                    segments.append(self._merged(run, device))
+                    segments.append(self._merge(run, device))
                     run = []
                 if small:
                     run.append(layer)
                 else:
                     segments.extend(self._pieces(layer, size))
             if run:
-                segments.append(self._merged(run, device))
+                segments.append(self._merge(run, device))
             self._segments[size, device] = segments
         return self._segments[size, device]
 
@@ -141,7 +141,7 @@ class Layout:
             Segment(s, min(s + size, end), layer, (s - begin) // 4, layer, None) for s in starts
         ]
 
-    def _merged(self, run: list[int], device: torch.device) -> Segment:
+    def _merge(self, run: list[int], device: torch.device) -> Segment:
         sizes = self.sizes[run]
         groups = -(-sizes // 4)
         layer_of_group = np.repeat(run, groups)
@@ -172,7 +172,7 @@ def empty_block(
     return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
 
 
-def aligned(updates: Tensor) -> Tensor:
+def align_rows(updates: Tensor) -> Tensor:
     """`updates` [B, D], or a copy in an `empty_block` where a row begins elsewhere."""
     bits = updates.data_ptr() // updates.element_size() | (
         updates.stride(0) if len(updates) > 1 else 0

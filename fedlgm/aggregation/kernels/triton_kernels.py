@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlgm.aggregation.kernels.layout import Layout, aligned
+from fedlgm.aggregation.kernels.layout import Layout, align_rows
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.aggregation.kernels.triton_noise import noise_tile, snap
 from fedlgm.planning.layers import SAFETY
@@ -257,7 +257,7 @@ def layer_moments(
     factors = torch.empty_like(moments)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     if clients:
-        updates = aligned(updates)
+        updates = align_rows(updates)
         partials = torch.empty(clients, tiles.count, dtype=torch.float32, device=device)
         row = updates.stride(0)
         with _on(device):
@@ -313,7 +313,7 @@ def accumulate(
     tiles = layout.tiles(tile, out.device)
     clients, row = 0, 0
     if updates is not None:
-        updates = aligned(updates)
+        updates = align_rows(updates)
         clients, row = updates.shape[0], updates.stride(0)
     scale, stream, key = (
         (None, 0, (0, 0)) if noise is None else (noise.scale, noise.stream, noise.key)
@@ -328,9 +328,9 @@ def accumulate(
             clients,
             layout.layers,
             row,
-            _signed(stream),
-            _signed(key[0]),
-            _signed(key[1]),
+            _as_signed(stream),
+            _as_signed(key[0]),
+            _as_signed(key[1]),
             TILE=tile,
             # Four elements are what one Philox call serves; wider accesses would part them from
             # their noise.
@@ -343,7 +343,7 @@ def accumulate(
         )
 
 
-def _signed(word: int) -> int:
+def _as_signed(word: int) -> int:
     """The 32-bit word as a signed number: Triton's type of an integer argument then never depends
     on its value.
     """

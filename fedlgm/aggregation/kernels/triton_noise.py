@@ -54,7 +54,7 @@ def _uniform(word):
 
 
 @triton.jit
-def _extended(u, word, more):
+def _extend(u, word, more):
     """u(word), extended by the bits of `more` if `word` lies in the tail."""
     fine = (word & 0xFFFFFFFE).to(tl.float32) + (
         more.to(tl.float32) + 0.5
@@ -136,9 +136,9 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
         lowest = tl.minimum(lowest, tl.minimum(w1, w3))
     if tl.min(lowest) < _TAIL:  # rare: one tile of 2048 elements in 64 (Gaussian) or 32 (Laplace)
         m0, m1, m2, m3 = _philox(group, layer, stream, 1, key0, key1)
-        u0, u2 = _extended(u0, w0, m0), _extended(u2, w2, m2)
+        u0, u2 = _extend(u0, w0, m0), _extend(u2, w2, m2)
         if LAPLACE:
-            u1, u3 = _extended(u1, w1, m1), _extended(u3, w3, m3)
+            u1, u3 = _extend(u1, w1, m1), _extend(u3, w3, m3)
     if LAPLACE:
         z0, z1 = _laplace(u0, w0, scale), _laplace(u1, w1, scale)
         z2, z3 = _laplace(u2, w2, scale), _laplace(u3, w3, scale)

@@ -80,17 +80,17 @@ def optimal(
         return float(np.log(error) + np.log(norm)), slope
 
     options = {"maxiter": 3000, "maxfun": 6000, "ftol": 1e-15, "gtol": 1e-8, "maxcor": 20}
-    found = None
+    best = None
     for decay, total in _STARTS:
         slow = np.log(decay / (1 - decay)) - 2.5 * np.arange(buffers)
         split = np.full(buffers, np.log(total / (1 - total) / buffers))
-        one = minimize(
+        result = minimize(
             loss, np.concatenate([slow, split]), jac=True, method="L-BFGS-B", options=options
         )
-        if found is None or one.fun < found.fun - 1e-12:
-            found = one
-    assert found is not None
-    decays, (scales, _) = expit(found.x[:buffers]), _scales(found.x[buffers:])
+        if best is None or result.fun < best.fun - 1e-12:
+            best = result
+    assert best is not None
+    decays, (scales, _) = expit(best.x[:buffers]), _scales(best.x[buffers:])
     # Buffers that the optimum has no use for end at the edge of what doubles hold.
     decays, scales = np.clip(decays, _LEAST, 1 - 2.0**-53), np.maximum(scales, _LEAST)
     order = np.argsort(-decays)

@@ -154,7 +154,7 @@ class Correlation:
 
     def matrix(self) -> np.ndarray:
         """C, float64 [T, T], lower triangular and Toeplitz, with its last columns cut short."""
-        return toeplitz(self._padded(self.coefficients), np.zeros(self.rounds))
+        return toeplitz(self._pad(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
         """C^-1, float64 [T, T]: row t gives the noise of round t as a combination of z."""
@@ -213,7 +213,7 @@ class Correlation:
         if not 0 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
         most = _participations(self.rounds, min_separation, max_participations)
-        squared = self._squared(rounds, min_separation, most)
+        squared = self._squared_sensitivity(rounds, min_separation, most)
         return self._rounded_up(squared)
 
     def round_sensitivities(
@@ -232,7 +232,9 @@ class Correlation:
                 ** 2
             )
         else:
-            prefixes = [self._squared(t, min_separation, most) for t in range(self.rounds + 1)]
+            prefixes = [
+                self._squared_sensitivity(t, min_separation, most) for t in range(self.rounds + 1)
+            ]
             steps = np.diff(np.maximum.accumulate(prefixes))
         up = self.sensitivity(min_separation, max_participations) / math.sqrt(steps.sum())
         return np.sqrt(steps) * max(1.0, up)
@@ -268,7 +270,7 @@ class Correlation:
         if not 0 <= t < self.rounds:
             raise ConfigError(f"t must lie in 0 to {self.rounds - 1}, got {t}")
         most = _participations(t + 1, min_separation, max_participations)
-        row = np.abs(self._padded(self.coefficients)[: t + 1][::-1])
+        row = np.abs(self._pad(self.coefficients)[: t + 1][::-1])
         return self._rounded_up(float(sensitivities.best(row, min_separation, most)) ** 2)
 
     # --- errors
@@ -356,7 +358,7 @@ class Correlation:
         """First column of C^-1, [T]."""
         return lfilter([1.0], self.coefficients, np.eye(self.rounds, 1)[:, 0])
 
-    def _squared(self, rounds: int, separation: int, most: int) -> float:
+    def _squared_sensitivity(self, rounds: int, separation: int, most: int) -> float:
         if rounds == 0:
             return 0.0
         return sensitivities.squared_sensitivity(
@@ -369,7 +371,7 @@ class Correlation:
             return root if root == int(root) else math.nextafter(root, math.inf)
         return sensitivities.rounded_up(squared, self.rounds)
 
-    def _padded(self, c: np.ndarray) -> np.ndarray:
+    def _pad(self, c: np.ndarray) -> np.ndarray:
         return np.pad(c, (0, self.rounds - c.size))
 
 

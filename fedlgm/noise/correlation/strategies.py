@@ -105,9 +105,9 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     make = _find(name)
     unknown = sorted(set(options) - set(options_of(name)))
     if unknown:
-        known = ", ".join(options_of(name)) or "none"
+        choices = ", ".join(options_of(name)) or "none"
         raise ConfigError(
-            f"correlation {name!r} has no option {', '.join(unknown)}; its options: {known}"
+            f"correlation {name!r} has no option {', '.join(unknown)}; its options: {choices}"
         )
     rounds = _whole("rounds", rounds, 1_000_000)
     if "workload" in options_of(name):
@@ -117,12 +117,13 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
             f"unknown reduce {options['reduce']!r}; known: {', '.join(get_args(Reduce))}"
         )
     with users_code(f"correlation {name!r}", make):
-        made = make(rounds, **options)
-    if not isinstance(made, Correlation) or made.rounds != rounds:
+        correlation = make(rounds, **options)
+    if not isinstance(correlation, Correlation) or correlation.rounds != rounds:
         raise ConfigError(
-            f"correlation {name!r} must return a Correlation for {rounds} rounds, got {made!r}"
+            f"correlation {name!r} must return a Correlation for {rounds} rounds, got "
+            f"{correlation!r}"
         )
-    return made
+    return correlation
 
 
 def _find(name: str) -> Strategy:

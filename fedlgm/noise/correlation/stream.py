@@ -87,7 +87,7 @@ class CorrelatedStream:
                 "no more"
             )
         if not self.correlation.is_independent:
-            step = self._buffered if self.correlation.decays else self._banded
+            step = self._apply_buffers if self.correlation.decays else self._apply_bands
             piece = (
                 _PIECE * torch.get_num_threads() if z.device.type == "cpu" else max(1, self.size)
             )
@@ -117,22 +117,22 @@ class CorrelatedStream:
         for t in range(self.round, rounds):
             self.next(draw(t))
 
-    def _banded(self, z: Tensor, kept: Tensor) -> None:
+    def _apply_bands(self, z: Tensor, state: Tensor) -> None:
         first, *rest = self.correlation.coefficients.tolist()
         sum_ = z.double()  # z itself if it is float64
         if rest:
             for lag, coefficient in enumerate(rest[: self.round], start=1):
-                sum_.add_(kept[(self.round - lag) % len(rest)], alpha=-coefficient)
+                sum_.add_(state[(self.round - lag) % len(rest)], alpha=-coefficient)
         sum_.div_(first)
-        w = kept[self.round % len(rest)] if rest else torch.empty_like(sum_, dtype=torch.float32)
+        w = state[self.round % len(rest)] if rest else torch.empty_like(sum_, dtype=torch.float32)
         z.copy_(w.copy_(sum_))
 
-    def _buffered(self, z: Tensor, kept: Tensor) -> None:
+    def _apply_buffers(self, z: Tensor, state: Tensor) -> None:
         w = z.double()
         if self.round == 0:
-            kept.zero_()
-        for scale, buffer in zip(self.correlation.scales, kept, strict=True):
+            state.zero_()
+        for scale, buffer in zip(self.correlation.scales, state, strict=True):
             w.sub_(buffer, alpha=scale)
-        for decay, buffer in zip(self.correlation.decays, kept, strict=True):
+        for decay, buffer in zip(self.correlation.decays, state, strict=True):
             buffer.mul_(decay).add_(w)
         z.copy_(w)

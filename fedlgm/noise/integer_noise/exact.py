@@ -22,7 +22,7 @@ _BITS = 53
 _CHUNK = 1 << 18
 
 
-def accepted(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
+def rejection_sample(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
     """The first `size` draws that the rejection accepts, int64 [size].
 
     Args:
@@ -31,9 +31,9 @@ def accepted(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
-        found = candidates(min(_CHUNK, int(1.5 * (size - filled)) + 64))[: size - filled]
-        out[filled : filled + len(found)] = found
-        filled += len(found)
+        draws = candidates(min(_CHUNK, int(1.5 * (size - filled)) + 64))[: size - filled]
+        out[filled : filled + len(draws)] = draws
+        filled += len(draws)
     return out
 
 
@@ -80,11 +80,13 @@ def happens(
     uniform, chance = rng.random(len(exponents)), np.exp(-exponents)
     out = uniform < chance
     for lane in np.flatnonzero(np.abs(uniform - chance) <= (MARGIN if margin is None else margin)):
-        out[lane] = decided(int(uniform[lane] * 2**_BITS), partial(exactly, int(lane)), rng)
+        out[lane] = is_below_exp(int(uniform[lane] * 2**_BITS), partial(exactly, int(lane)), rng)
     return out
 
 
-def decided(leading: int, exactly: Callable[[int], Fraction], rng: np.random.Generator) -> bool:
+def is_below_exp(
+    leading: int, exactly: Callable[[int], Fraction], rng: np.random.Generator
+) -> bool:
     """Whether a uniform number with these leading 53 bits lies below exp(-g).
 
     Args:

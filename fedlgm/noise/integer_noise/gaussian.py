@@ -9,7 +9,7 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
-from fedlgm.noise.integer_noise.exact import accepted, discrete_laplace, happens
+from fedlgm.noise.integer_noise.exact import discrete_laplace, happens, rejection_sample
 from fedlgm.noise.integer_noise.law import IntegerNoise
 
 _LARGEST = 2**80
@@ -40,7 +40,7 @@ def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.
         raise ConfigError(
             f"the variance of discrete Gaussian noise must lie in [1, 2^80], got {variance}"
         )
-    return accepted(size, lambda count: _candidates(variance, count, rng))
+    return rejection_sample(size, lambda count: _candidates(variance, count, rng))
 
 
 def _candidates(variance: int, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
-from fedlgm.noise.integer_noise.exact import accepted, discrete_laplace, happens
+from fedlgm.noise.integer_noise.exact import discrete_laplace, happens, rejection_sample
 from fedlgm.noise.integer_noise.law import IntegerNoise
 
 _LARGEST = 2**64
@@ -54,10 +54,11 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
         raise ConfigError(
             f"the variance of Skellam noise must be an even number in [2, 2^64], got {variance}"
         )
-    one, other = (
-        accepted(size, lambda count: _candidates(variance // 2, count, rng)) for _ in range(2)
+    first, second = (
+        rejection_sample(size, lambda count: _candidates(variance // 2, count, rng))
+        for _ in range(2)
     )
-    return one - other
+    return first - second
 
 
 def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:

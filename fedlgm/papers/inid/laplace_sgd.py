@@ -82,7 +82,7 @@ class LaplaceSGD(Bounded, BoundsExamples):
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers, merged into one if the gradient is bounded as a whole."""
-        return layers.merged() if self.rule == "global" else layers
+        return layers.as_single_layer() if self.rule == "global" else layers
 
     def calibrate(self, facts: RunFacts) -> float:
         """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`."""

@@ -120,7 +120,7 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier
         )  # (c/B) Delta_f / epsilon
         sigma = np.where(selected, least * self.score_cap / scores, 0.0)
-        own = UnprotectedPlan(
+        client_plan = UnprotectedPlan(
             layers,
             plan.clip,
             sigma,
@@ -136,7 +136,7 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             "selected": selected.astype(np.float64),
             "noise_norm": noise_norm,
         }
-        return own, notes
+        return client_plan, notes
 
     def _half_sensitivity(self, facts: RunFacts) -> float:
         return bound_by_training(require(facts, self.name).training)

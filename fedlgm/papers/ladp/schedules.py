@@ -126,7 +126,7 @@ class ScheduledGaussian(PaperBaseline):
         """All layers merged into one, because the whole update has one bound and one noise
         scale.
         """
-        return layers.merged()
+        return layers.as_single_layer()
 
     def schedule(self, rounds: int) -> np.ndarray:
         """Noise of each round up to a common factor, before the staircase, float64 [rounds];

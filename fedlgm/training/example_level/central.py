@@ -134,7 +134,7 @@ def train(
             "the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5"
         )
     transcript = Transcript.start(trainer.weights.clone())
-    with ledger.held():
+    with ledger.hold():
         if not continue_ledger:
             method.require_rounds(ledger, transcript)
         for step in range(1, facts.rounds + 1):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -159,7 +159,10 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
         )
         people.append(
             Victim(
-                int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()
+                int(client),
+                x,
+                y,
+                raw_updates(next(iter(trainer.updates(model, [task]))))[0].clone(),
             )
         )
     if not people:

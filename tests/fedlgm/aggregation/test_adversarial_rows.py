@@ -299,7 +299,7 @@ def test_the_librarys_own_queries_keep_their_bounds_without_being_cut(kind, norm
 def test_a_plan_cannot_state_another_bound_than_the_query():
     """What the accountant sees is made of the object's own bound; a message names the query and its
     noise only."""
-    plan = plan_of(queries=(NoisyQuery(queries.named("below-bound", (3, 2)), 0.5),))
+    plan = plan_of(queries=(NoisyQuery(queries.get("below-bound", (3, 2)), 0.5),))
     assert plan.parts[-1].clip == math.sqrt(2) / 2
     told = plan.to_json()
     assert ReleasePlan.from_json(LAYERS, told).effective_multiplier == plan.effective_multiplier
@@ -367,7 +367,7 @@ class TestAnswersOfTheTrainer:
     query's bound."""
 
     PLAN = plan_of(
-        bounded_by="trainer", queries=(NoisyQuery(queries.named("layer-strength", (3, 2)), 0.5),)
+        bounded_by="trainer", queries=(NoisyQuery(queries.get("layer-strength", (3, 2)), 0.5),)
     )
     ROWS = torch.ones(2, 5)
     ANSWER = BoundedAnswer(

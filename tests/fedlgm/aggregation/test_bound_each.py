@@ -24,7 +24,7 @@ PLAN = ReleasePlan(
     LAYERS, np.array([2.0, 0.5, 1.0]), np.full(3, 3.0), RunFacts(1.0, Sampling("poisson", 10, 1.0)),
     Guarantee("proven", "a test"),
 )  # fmt: skip
-STRENGTH = NoisyQuery(queries.named("layer-strength", (3, 2, 1)), 0.5)
+STRENGTH = NoisyQuery(queries.get("layer-strength", (3, 2, 1)), 0.5)
 HUGE = 1.7e308
 ROWS = [
     [1.0, -2.0, 0.1, 4.0, 0.5, -7.0],

@@ -21,7 +21,7 @@ if INTERPRETED or (GPU and TRITON):
     import triton.language as tl
 
     from fedlgm.aggregation.kernels.triton_noise import (
-        _extended,
+        _extend,
         _gaussian_pair,
         _laplace,
         _philox,
@@ -48,7 +48,7 @@ if INTERPRETED or (GPU and TRITON):
             tl.load(y + i).to(tl.uint32),
             tl.load(more + i).to(tl.uint32),
         )
-        u = _extended(_uniform(a), a, c)
+        u = _extend(_uniform(a), a, c)
         z0, z1 = _gaussian_pair(u, b, 1.0)
         tl.store(out + i, u)
         tl.store(out + N + i, z0)

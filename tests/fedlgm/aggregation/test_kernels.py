@@ -33,7 +33,7 @@ from fedlgm.aggregation.kernels import (
     clip_scale_sum,
     empty_block,
 )
-from fedlgm.aggregation.kernels.layout import Layout, aligned
+from fedlgm.aggregation.kernels.layout import Layout, align_rows
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import SAFETY
 
@@ -271,12 +271,12 @@ def test_rows_begin_where_wide_accesses_can(dtype):
     fitting = empty_block(3, 5, dtype=dtype)
     assert fitting.shape == (3, 5)
     assert fitting.stride() == (16, 1)
-    assert aligned(fitting) is fitting
-    assert aligned(fitting[1:]).data_ptr() == fitting[1:].data_ptr()
+    assert align_rows(fitting) is fitting
+    assert align_rows(fitting[1:]).data_ptr() == fitting[1:].data_ptr()
     rows = block(4, 35, dtype)
-    assert aligned(rows[:1]).data_ptr() == rows.data_ptr()
+    assert align_rows(rows[:1]).data_ptr() == rows.data_ptr()
     for elsewhere in (rows, rows[1:2], rows[:, 1:6]):
-        copy = aligned(elsewhere)
+        copy = align_rows(elsewhere)
         assert torch.equal(copy, elsewhere)
         assert copy.stride(0) % 16 == 0
         assert copy.data_ptr() % (16 * elsewhere.element_size()) == 0

@@ -18,7 +18,7 @@ from clients.updates import ClientUpdates
 from clients.users import UserUpdates
 from fedlgm import Guarantee, LayerTable, RunFacts, Sampling, Task, mechanisms
 from fedlgm.aggregation.client_release import Asked
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.restored import Restored
 from fedlgm.extension.separation import shared_state
@@ -172,7 +172,7 @@ def trained(make: Any, numbers: Sequence[int], module: nn.Module, task: Task) ->
     trainer = make(module, layers, SETTINGS, device="cpu", task=task)
     given = [again(all_clients[number], number) for number in numbers]
     start = torch.linspace(-0.5, 0.5, layers.size)
-    return [row.clone() for block in trainer.updates(start, given) for row in unbounded(block)]
+    return [row.clone() for block in trainer.updates(start, given) for row in raw_updates(block)]
 
 
 ATTRIBUTES: dict[str, tuple[Any, Any, Any]] = {
@@ -245,7 +245,7 @@ def plan_of(layers: LayerTable, units: int, of: Any = None) -> ReleasePlan:
 @pytest.mark.parametrize("unit", ["client", "user"])
 def test_contributions_of_clients_and_users_are_those_of_each_alone(unit: str) -> None:
     module = Std()
-    layers, data = LayerTable.from_module(module).merged(), clients(4)
+    layers, data = LayerTable.from_module(module).as_single_layer(), clients(4)
 
     def made(units: list[int]) -> Tensor:
         trainer = SequentialTrainer(Std(), layers, SETTINGS)
@@ -258,7 +258,7 @@ def test_contributions_of_clients_and_users_are_those_of_each_alone(unit: str) -
         plan = plan_of(layers, 4 if unit == "client" else 2, None if unit == "client" else "user")
         asked = Asked(plan, layers.flatten(module), 1, units)
         return [
-            unbounded(u).clone()
+            raw_updates(u).clone()
             for _, u in each.updates(asked, KeyRing.from_seed(1))
             if u is not None
         ][-1]

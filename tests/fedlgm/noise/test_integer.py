@@ -26,7 +26,7 @@ from fedlgm.noise.integer import (
 )
 from fedlgm.noise.integer_noise import LAWS
 from fedlgm.planning.distributed_trust import Shares
-from fedlgm.planning.queries import NoisyQuery, named
+from fedlgm.planning.queries import NoisyQuery, get
 from fedlgm.privacy import composed_epsilon, epsilon
 
 SIZES = {"a": 40, "b": 5, "c": 1}
@@ -84,7 +84,7 @@ def test_a_coarse_grid_shortens_what_it_must():
 
 @pytest.mark.parametrize("queries", [False, True])
 def test_sums_without_noise_come_back(queries):
-    asked = (NoisyQuery(named("below-bound", [40, 5, 1]), 8.0),) if queries else ()
+    asked = (NoisyQuery(get("below-bound", [40, 5, 1]), 8.0),) if queries else ()
     plan = plan_of(queries=asked)
     grid = IntegerGrid.of(plan)
     exact = [
@@ -93,8 +93,8 @@ def test_sums_without_noise_come_back(queries):
     ]
     total = np.zeros(plan.size, dtype=np.uint32)
     for client, one in enumerate(exact):
-        total += words(grid.rounded(one.numpy(), np.random.default_rng(client)))
-    assert grid.opened(total) == pytest.approx(sum(exact).numpy(), abs=1e-4)
+        total += words(grid.round_to_grid(one.numpy(), np.random.default_rng(client)))
+    assert grid.to_model_units(total) == pytest.approx(sum(exact).numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize("noise", LAWS)
@@ -111,7 +111,7 @@ def test_the_noise_of_the_honest_nodes_is_the_plans(noise):
             for s in range(150)
         ]
     )
-    opened = np.array([grid.opened(words(row)) for row in draws])
+    opened = np.array([grid.to_model_units(words(row)) for row in draws])
     for start, end, sigma in ((0, 40, 6.0), (40, 45, 9.0), (45, 46, 3.0)):
         count = 150 * (end - start)
         assert opened[:, start:end].std() == pytest.approx(sigma, rel=5 / math.sqrt(2 * count))
@@ -121,7 +121,7 @@ def test_the_noise_of_the_honest_nodes_is_the_plans(noise):
 def test_a_layer_without_a_bound_or_noise_carries_nothing():
     plan = plan_of(clip=(1.0, 0.0, 0.5), sigma=(6.0, 0.0, 3.0))
     contribution = bound_update(torch.ones(46), plan).numpy()
-    rounded = IntegerGrid.of(plan).rounded(contribution, np.random.default_rng(1))
+    rounded = IntegerGrid.of(plan).round_to_grid(contribution, np.random.default_rng(1))
     assert (rounded[40:45] == 0).all()
     assert (rounded[:40] != 0).all()
 
@@ -130,7 +130,7 @@ def test_a_contribution_beyond_the_plans_bounds_is_refused():
     plan = plan_of()
     for wrong in (np.full(46, 10.0), np.full(46, np.nan)):
         with pytest.raises(PrivacyError, match="exceeds the bounds"):
-            IntegerGrid.of(plan).rounded(wrong, np.random.default_rng(1))
+            IntegerGrid.of(plan).round_to_grid(wrong, np.random.default_rng(1))
 
 
 def law_of_one(noise: str, variance: int, reach: int) -> np.ndarray:

@@ -110,9 +110,9 @@ def test_ties_take_more_digits():
         def integers(self, *_: int, dtype: type) -> int:
             return self.word
 
-    assert exact.decided(leading, lambda _: Fraction(1), Rng(0)) is True
-    assert exact.decided(leading, lambda _: Fraction(1), Rng(2**64 - 1)) is False
-    assert exact.decided(0, lambda _: Fraction(10**6), Rng(2**64 - 1)) is False
+    assert exact.is_below_exp(leading, lambda _: Fraction(1), Rng(0)) is True
+    assert exact.is_below_exp(leading, lambda _: Fraction(1), Rng(2**64 - 1)) is False
+    assert exact.is_below_exp(0, lambda _: Fraction(10**6), Rng(2**64 - 1)) is False
 
 
 def test_events_have_their_probability():

@@ -57,7 +57,7 @@ def subject(name: str, trust: str) -> Subject:
         0.0, Sampling("poisson", 30, 1.0), relation, trust, 3, 8.0, 1e-5, accountant, shares=shares
     )  # fmt: skip
     mechanism, layers = mechanisms.get(name), LayerTable.from_sizes({"weight": 600, "bias": 5})
-    return Subject(name, Method.calibrated(mechanism, mechanism.table(layers), facts))
+    return Subject(name, Method.calibrate(mechanism, mechanism.table(layers), facts))
 
 
 def drawn(of: Subject, seed: int | None = 0) -> set[str]:
@@ -114,7 +114,7 @@ class TestEveryTrust:
 
 @pytest.mark.parametrize(("name", "trust"), CASES[:3])
 def test_noise_that_two_sums_share_fails(name, trust, monkeypatch):
-    monkeypatch.setattr(fedlgm.noise.release, "_bound", lambda keys, exact, plan: keys)
+    monkeypatch.setattr(fedlgm.noise.release, "_bind_keys", lambda keys, exact, plan: keys)
     assert "repeated" in drawn(subject(name, trust))
 
 

@@ -42,7 +42,7 @@ def raw_plan(facts: RunFacts) -> dict:
 
 def read(raw: dict, facts: RunFacts) -> ReleasePlan:
     return ReleasePlan.from_json(
-        LAYERS.merged() if facts.steps is not None else LAYERS, json.dumps(raw)
+        LAYERS.as_single_layer() if facts.steps is not None else LAYERS, json.dumps(raw)
     )
 
 

@@ -97,7 +97,7 @@ def test_it_is_neither_flat_nor_uniform_in_between():
 
 @pytest.mark.parametrize("wrong", [lambda update, *_: update, lambda update, *_: 1e9 * update])
 def test_the_bound_holds_whatever_the_levelling_does(monkeypatch, wrong):
-    monkeypatch.setattr(bounded_sum, "filled_row", wrong)
+    monkeypatch.setattr(bounded_sum, "cut_row_to_level", wrong)
     update = of_norms([0.1, 8.0, 8.0, 0.1])
     kept = bound_update(update, plan_of("water-filling"))
     assert float(kept.norm()) == pytest.approx(SAFETY, rel=1e-6)
@@ -176,7 +176,10 @@ class TestPlan:
     def test_it_travels_with_the_sizes_of_its_parts(self):
         """A client that merges its own layers, however it groups them, levels the parts that the
         plan names."""
-        plan, other = plan_of("water-filling"), LayerTable.from_sizes({"x": LAYERS.size}).merged()
+        plan, other = (
+            plan_of("water-filling"),
+            LayerTable.from_sizes({"x": LAYERS.size}).as_single_layer(),
+        )
         read = ReleasePlan.from_json(other, plan.to_json())
         assert read.fills == (1, 5, 5000, 40)
         update = of_norms([0.1, 8.0, 8.0, 0.1])
@@ -188,7 +191,7 @@ class TestPlan:
     def test_parts_that_are_not_the_update_are_refused(self, fills):
         raw = json.loads(plan_of("water-filling").to_json()) | {"fills": fills}
         with pytest.raises(ConfigError):
-            ReleasePlan.from_json(LAYERS.merged(), json.dumps(raw))
+            ReleasePlan.from_json(LAYERS.as_single_layer(), json.dumps(raw))
 
     def test_a_trainer_that_bounds_is_refused(self):
         with pytest.raises(ConfigError, match="raw update under one l2 bound"):

@@ -157,7 +157,7 @@ def test_unknown_queries_are_refused():
         ConfigError,
         match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-vote",
     ):
-        queries.named("surprise", (1, 5))
+        queries.get("surprise", (1, 5))
     text = plan({"a": 1, "b": 5}, NoisyQuery(BelowBound((1, 5)), 1.0)).to_json()
     with pytest.raises(ConfigError, match="surprise"):
         ReleasePlan.from_json(

@@ -13,7 +13,7 @@ from fedlgm import privacy
 from fedlgm.errors import ConfigError, LedgerError, check_count
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate_levels, composed_epsilon
-from fedlgm.privacy.events import decode, encode, gaussian_event, repeated
+from fedlgm.privacy.events import decode, encode, gaussian_event, repeat_event
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.applications.datasets import fully_random_rows
 from fedlgm_lab.applications.pca import covariance_plan
@@ -36,7 +36,7 @@ def test_composition_refuses(count):
     with pytest.raises(ConfigError, match="count must be a whole number"):
         composed_epsilon([(EVENT, 5), (EVENT, count)], 1e-5)
     with pytest.raises(ConfigError, match="count must be a whole number"):
-        repeated(EVENT, count)
+        repeat_event(EVENT, count)
     with pytest.raises(ConfigError, match="level 1 must be a whole number"):
         calibrate_levels({1.0: count, 2.0: 3}, 1.0, 1e-5)
 

@@ -21,7 +21,7 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.plan import Sampling
 from fedlgm.privacy import Ledger, epsilon, gaussian_epsilon
 from fedlgm.privacy.accounting import composed_epsilon
-from fedlgm.privacy.events import gaussian_event, repeated
+from fedlgm.privacy.events import gaussian_event, repeat_event
 
 GAUSS = dp_event.GaussianDpEvent(2.0)
 
@@ -161,17 +161,17 @@ def test_rows_of_several_steps_count_every_step_for_each_client(path):
         for round_, clients in ((1, (0, 1)), (2, (0,))):
             for client in clients:
                 ledger.charge(
-                    repeated(step, 5), round=round_, client=client, key=f"k{round_}{client}"
+                    repeat_event(step, 5), round=round_, client=client, key=f"k{round_}{client}"
                 )
         spent = ledger.client_epsilons(1e-5, "rdp")
         assert spent == {
             c: composed_epsilon([(step, 5 * n)], 1e-5, "rdp") for c, n in ((0, 2), (1, 1))
         }
         assert ledger.epsilon(1e-5, "rdp") == spent[0]
-        assert [charge.event for charge in ledger.charges()] == [repeated(step, 5)] * 3
-        ledger.charge(repeated(gaussian_event(0.0), 5), round=3, client=1, key="open")
+        assert [charge.event for charge in ledger.charges()] == [repeat_event(step, 5)] * 3
+        ledger.charge(repeat_event(gaussian_event(0.0), 5), round=3, client=1, key="open")
         assert ledger.client_epsilons(1e-5)[1] == math.inf
-    assert repeated(step, 1) == step
+    assert repeat_event(step, 1) == step
 
 
 def test_rows_of_an_abandoned_attempt_count_in_every_round(path):
@@ -323,7 +323,7 @@ def test_a_killed_process_leaves_every_row_that_it_charged(path):
 HOLDS = """
 import sys
 from fedlgm.privacy import Ledger
-with Ledger(sys.argv[1], "run") as ledger, ledger.held():
+with Ledger(sys.argv[1], "run") as ledger, ledger.hold():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -344,15 +344,15 @@ def test_one_run_at_a_time_holds_a_ledger(path):
         words = (
             f"^another run is charging the ledger {path}: wait until it ends, or name a new file$"
         )
-        with pytest.raises(LedgerError, match=words), ledger.held():
+        with pytest.raises(LedgerError, match=words), ledger.hold():
             pass
         with Ledger(path) as reader:
             assert reader.position() == 0
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with ledger.held(), pytest.raises(LedgerError, match=words), Ledger(path, "run").held():
+        with ledger.hold(), pytest.raises(LedgerError, match=words), Ledger(path, "run").hold():
             pass
-        with ledger.held():  # again
+        with ledger.hold():  # again
             ledger.charge(GAUSS, round=1, key="k")
 
 
@@ -363,7 +363,7 @@ def test_a_ledger_that_cannot_be_held_is_refused(path):
             pytest.raises(
                 LedgerError, match=r"^the ledger .* cannot be held: .*ledger.sqlite.lock"
             ),
-            ledger.held(),
+            ledger.hold(),
         ):
             pass
 

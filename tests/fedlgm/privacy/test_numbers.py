@@ -9,7 +9,13 @@ from dp_accounting import dp_event
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.accounting import calibrate_levels
-from fedlgm.privacy.events import gaussian_event, laplace_event, pure_event, repeated, sampled
+from fedlgm.privacy.events import (
+    gaussian_event,
+    laplace_event,
+    pure_event,
+    repeat_event,
+    subsample_event,
+)
 from fedlgm.privacy.selection import selection_event
 
 INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32)
@@ -87,7 +93,7 @@ def test_no_event_lowers_the_cost_of_another(kind):
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
 def test_numbers_of_releases_do_not_overflow(rate):
-    event = repeated(gaussian_event(50.0, rate), 200)
+    event = repeat_event(gaussian_event(50.0, rate), 200)
     counted = privacy.composed_epsilon([(event, np.int16(200))], 1e-5)
     assert counted == privacy.composed_epsilon([(event, 200)], 1e-5) > 0
 
@@ -118,9 +124,9 @@ def test_levels_of_other_types():
         lambda: pure_event(-1.0),
         lambda: pure_event(-math.inf),
         lambda: pure_event(math.nan),
-        lambda: sampled(gaussian_event(2.0), 0.0),
-        lambda: sampled(gaussian_event(2.0), 2.0),
-        lambda: repeated(gaussian_event(2.0), -1),
+        lambda: subsample_event(gaussian_event(2.0), 0.0),
+        lambda: subsample_event(gaussian_event(2.0), 2.0),
+        lambda: repeat_event(gaussian_event(2.0), -1),
         lambda: selection_event(gaussian_event(2.0), math.nan),
     ],
 )

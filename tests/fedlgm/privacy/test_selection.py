@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import Ledger, selection_epsilon
 from fedlgm.privacy.accountants import ORDERS
-from fedlgm.privacy.events import gaussian_event, repeated
+from fedlgm.privacy.events import gaussian_event, repeat_event
 from fedlgm.privacy.selection import selection_event
 
 RATE, STEPS, DELTA = 0.1, 100, 1e-5
@@ -28,7 +28,7 @@ TABLE = {
 
 
 def one_run(multiplier: float) -> float:
-    event = repeated(gaussian_event(multiplier, RATE), STEPS)
+    event = repeat_event(gaussian_event(multiplier, RATE), STEPS)
     return float(RdpAccountant(orders=ORDERS).compose(event).get_epsilon(DELTA))
 
 
@@ -62,7 +62,9 @@ def test_a_search_costs_more_than_one_run_and_less_than_all_runs():
 
 
 def test_other_events_compose_beside_a_search():
-    event = dp_event.RepeatAndSelectDpEvent(repeated(gaussian_event(2.0, RATE), STEPS), 10.0, 0.0)
+    event = dp_event.RepeatAndSelectDpEvent(
+        repeat_event(gaussian_event(2.0, RATE), STEPS), 10.0, 0.0
+    )
     alone = RdpAccountant(orders=ORDERS).compose(event).get_epsilon(DELTA)
     assert selection_epsilon(2.0, RATE, STEPS, DELTA, 10) == alone
 
@@ -94,7 +96,7 @@ def test_arguments_outside_their_range_are_refused(wrong, message):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_search_in_the_ledger_costs_what_it_costs(law, tmp_path):
-    search = selection_event(repeated(gaussian_event(1.5, RATE), STEPS), 10, law)
+    search = selection_event(repeat_event(gaussian_event(1.5, RATE), STEPS), 10, law)
     with Ledger(tmp_path / "ledger.sqlite", "search") as ledger:
         ledger.charge(search, round=1, key="search")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:

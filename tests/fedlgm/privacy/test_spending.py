@@ -35,10 +35,10 @@ def test_the_servers_releases_are_everybodys():
 
 def test_only_undominated_spendings_are_composed_each_once(monkeypatch):
     """A hundred thousand clients have few different spendings."""
-    seen, composed = [], spending._composed
+    seen, composed = [], spending._profile_epsilon
     monkeypatch.setattr(
         spending,
-        "_composed",
+        "_profile_epsilon",
         lambda profile, *rest: seen.append(profile) or composed(profile, *rest),
     )
     rows = [(client, LITTLE, 1 + client % 3) for client in range(300)] + [(300, MUCH, 1)]

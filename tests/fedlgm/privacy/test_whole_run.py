@@ -153,7 +153,7 @@ class TestPlans:
     layers = LayerTable.from_sizes({"a": 30, "b": 5})
 
     def method(self, mechanism="snr-consistent", facts=None, **options):
-        return Method.calibrated(
+        return Method.calibrate(
             get(mechanism, **options), self.layers, facts or banded(20, 10, "cyclic")
         )
 
@@ -200,7 +200,7 @@ class TestPlans:
             "gaussian",
             "gaussian-inid",
         ):
-            method = Method.calibrated(
+            method = Method.calibrate(
                 get(name), get(name).table(self.layers), banded(20, 10, "cyclic")
             )
             spent = composed_epsilon([(plan.event, 1) for plan in self.plans(method)], 1e-5)

@@ -10,7 +10,7 @@ import torch
 
 import simulations
 from fedlgm import LayerTable
-from fedlgm.aggregation.contributions import unbounded
+from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.training import (
     ClientTask,
@@ -52,7 +52,7 @@ def update(kind: type, settings: LocalTraining, **options: float) -> np.ndarray:
     trainer = kind(linear(), layers, settings, task=Regression(loss="squared"), **options)
     task = ClientTask(*examples(), torch.Generator().manual_seed(1), epochs=3)
     return (
-        unbounded(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0].numpy().copy()
+        raw_updates(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0].numpy().copy()
     )
 
 
@@ -207,7 +207,7 @@ def test_mixed_precision_computes_in_bfloat16_and_returns_float32() -> None:
     layers = LayerTable.from_module(module)
     trainer = MixedPrecisionTrainer(module, layers, settings, task=Regression(loss="squared"))
     task = ClientTask(*examples(), torch.Generator().manual_seed(1), epochs=3)
-    found = unbounded(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0]
+    found = raw_updates(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0]
     assert (found.dtype, set(seen)) == (torch.float32, {torch.bfloat16})
     plain = update(SequentialTrainer, settings)
     assert 0 < np.abs(found.numpy() - plain).max() < 0.02 * np.abs(plain).max() + 0.02

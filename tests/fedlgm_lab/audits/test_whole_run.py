@@ -50,7 +50,7 @@ def subject(
         noise=None if noise is None else correlation.get(noise, ROUNDS, **NOISES[noise]),
     )  # fmt: skip
     mechanism = mechanisms.get(options.pop("name", "snr-consistent"), **options)
-    return Subject("run", Method.calibrated(mechanism, mechanism.table(LAYERS), facts))
+    return Subject("run", Method.calibrate(mechanism, mechanism.table(LAYERS), facts))
 
 
 def sound(of: Subject, keys: KeyRing):

@@ -21,7 +21,7 @@ from fedlgm import data
 from fedlgm.errors import ConfigError, DivergedError, LedgerError, RunError
 from fedlgm.privacy import Ledger, selection_epsilon
 from fedlgm.privacy.accounting import composed_epsilon
-from fedlgm.privacy.events import gaussian_event, repeated
+from fedlgm.privacy.events import gaussian_event, repeat_event
 from fedlgm.privacy.selection import draw_runs, selection_event
 from fedlgm_lab.tune import tune as tuning
 from simulations import launch
@@ -190,7 +190,7 @@ def test_what_cannot_be_charged_is_refused_before_anything_is_written(tmp_path, 
 
 @pytest.mark.parametrize(("z", "everything"), [(4.2776, 3.45), (1.4817, 13.89)])
 def test_all_runs_published_cost_what_the_literature_of_searches_says(z, everything):
-    run = repeated(gaussian_event(z, 0.1), 100)
+    run = repeat_event(gaussian_event(z, 0.1), 100)
     assert round(composed_epsilon([(run, 10)], 1e-5, "rdp"), 2) == pytest.approx(
         everything, abs=0.011
     )

@@ -214,7 +214,7 @@ def test_a_run_that_ends_before_any_node_is_charged_is_not_charged_either(
     secure.run(1)
     with Ledger(secure.ledger) as ledger:
         assert ledger.participations() == dict.fromkeys(range(NODES), 1)
-        assert not ledger.repeated()
+        assert not ledger.has_repeated_rounds()
     assert secure.charges() == [1] * NODES
 
 

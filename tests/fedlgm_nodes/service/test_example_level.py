@@ -79,7 +79,7 @@ def test_every_step_is_noised_and_charged(tmp_path):
         assert abs(np.mean(values)) < 4 * expected / np.sqrt(len(values))
         kept = rows(folder)
         assert [(row.trust, row.protects) for row in kept] == [("local", EXAMPLE)] * 8
-        event = privacy.events.repeated(privacy.events.gaussian_event(50.0, 0.25), STEPS)
+        event = privacy.events.repeat_event(privacy.events.gaussian_event(50.0, 0.25), STEPS)
         assert privacy.events.decode(json.loads(kept[0].event)) == event
         assert hello(folder)["unit"] == "example"
         spent = privacy.composed_epsilon([(event, 8)], 1e-5)
@@ -269,7 +269,7 @@ def test_the_first_answer_after_a_start_composes_nothing_of_the_past(tmp_path, m
     past = [privacy.events.gaussian_event(20.0 + i, 0.25) for i in range(kinds)]
     with folder.ledger() as ledger:
         for i, kind in enumerate(past):
-            event = privacy.events.repeated(kind, STEPS)
+            event = privacy.events.repeat_event(kind, STEPS)
             ledger.charge(
                 f"r{i}", event, trust="local", run="old", round=i + 1, data="d", protects=EXAMPLE
             )

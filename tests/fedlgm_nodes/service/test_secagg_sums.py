@@ -179,4 +179,4 @@ def test_the_released_mean_is_that_of_a_simulation():
     total, _ = aggregate(nodes, terms(shares.threshold, shares.colluders, plan.size), {})
     opened = BoundedSum.empty(plan)
     opened.merge(torch.from_numpy(centred(total).astype(np.float64)), 5, 0)
-    assert torch.equal(plan.facts.noised_by.opened(opened), plan.facts.noised_by.opened(plain))
+    assert torch.equal(plan.facts.noised_by.open_sum(opened), plan.facts.noised_by.open_sum(plain))

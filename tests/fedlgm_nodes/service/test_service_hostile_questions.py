@@ -150,7 +150,7 @@ def test_parts_that_a_plan_levels_are_those_of_the_work(node, fills):
     layers = LayerTable.from_module(
         models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES), "tensor"
     )
-    own = Method(mechanisms.get("water-filling"), layers.merged(), plan().facts).plan(
+    own = Method(mechanisms.get("water-filling"), layers.as_single_layer(), plan().facts).plan(
         Transcript.start(nodes.MODEL)
     )
     work = nodes.WORK | {"mechanism": {"name": "water-filling"}, "group_by": "tensor"}

@@ -108,7 +108,7 @@ def test_a_node_carries_out_what_is_asked(tmp_path, case):
         assert row.trust == "local"
         return
     assert (row.trust, row.protects) == ("local", EXAMPLE)
-    event = privacy.events.repeated(
+    event = privacy.events.repeat_event(
         privacy.events.gaussian_event(one.effective_multiplier, 0.25), 3
     )
     assert privacy.events.decode(json.loads(row.event)) == event

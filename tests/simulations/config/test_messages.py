@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, FedlgmError, located
+from fedlgm.errors import ConfigError, FedlgmError, prefix_message
 from fedlgm.training import models, tasks
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -160,7 +160,7 @@ def test_no_message_names_a_place_twice_or_speaks_the_checkers_language():
     ],
 )
 def test_where_a_message_is_from_is_put_before_it_once(path, text, expected):
-    assert located(path, text, owner="uniform", keys=["bound"]) == expected
+    assert prefix_message(path, text, owner="uniform", keys=["bound"]) == expected
 
 
 @pytest.mark.parametrize("make", [Recipe.model_validate, lambda raw: Recipe(**raw)])

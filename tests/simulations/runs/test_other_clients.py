@@ -160,7 +160,7 @@ def test_a_round_that_other_keys_make_again_is_another_release(
     ):
         run()
     with Ledger(folder.ledger_file) as ledger:
-        assert ledger.repeated() is not keyed
+        assert ledger.has_repeated_rounds() is not keyed
         assert folder.verified_result()["epsilon"] == pytest.approx(
             ledger.epsilon(recipe.privacy.delta, "rdp")
         )

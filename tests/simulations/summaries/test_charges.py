@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost, multiplier_explained
-from fedlgm.privacy.events import gaussian_event, laplace_event, pure_event, repeated
+from fedlgm.privacy.events import gaussian_event, laplace_event, pure_event, repeat_event
 from fedlgm_lab.reports.report import write_report
 from simulations import launch
 from simulations.cli import app
@@ -28,7 +28,7 @@ class TestCost:
         assert Cost.of(gaussian_event(0.0)) == Cost("none")
         assert Cost.of(gaussian_event(float("inf"))) == Cost("free")
         assert Cost.of(gaussian_event(2.0)) == Cost("gaussian", 2.0)
-        assert Cost.of(repeated(gaussian_event(2.0, 0.25), 7)) == Cost("gaussian", 2.0, 0.25, 7)
+        assert Cost.of(repeat_event(gaussian_event(2.0, 0.25), 7)) == Cost("gaussian", 2.0, 0.25, 7)
         laplace, pure = Cost.of(laplace_event(0.4, 0.5)), Cost.of(pure_event(0.3))
         assert (laplace.law, laplace.rate) == ("laplace", 0.5)
         assert laplace.figure == pytest.approx(0.4)
@@ -37,7 +37,7 @@ class TestCost:
 
     def test_the_words_suffice_to_compute_epsilon_again(self):
         """Whoever reads multiplier, sampling and number has all that the accountant had."""
-        event = repeated(gaussian_event(0.9, 0.1), 5)
+        event = repeat_event(gaussian_event(0.9, 0.1), 5)
         cost = Cost.of(event)
         again = [(gaussian_event(cost.figure, cost.rate), cost.steps * 3)]
         assert composed_epsilon(again, 1e-5) == pytest.approx(composed_epsilon([(event, 3)], 1e-5))
@@ -67,7 +67,7 @@ class TestGroups:
 
     def test_under_local_trust_with_steps(self):
         recipe = recipes.load("example-level-federation")
-        row = group(recipe, repeated(gaussian_event(0.5, 0.1), 5), (1, 0), (1, 3), (2, 3))
+        row = group(recipe, repeat_event(gaussian_event(0.5, 0.1), 5), (1, 0), (1, 3), (2, 3))
         assert (row["rounds"], row["count"], row["clients"], row["steps"]) == ("1-2", 3, 2, 5)
         assert row["released"] == "a client's update, 5 steps"
 

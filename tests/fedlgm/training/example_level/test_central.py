@@ -290,7 +290,7 @@ def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
         again()
         with (
             Ledger(tmp_path / "ledger.sqlite", "run") as other,
-            other.held(),
+            other.hold(),
             pytest.raises(LedgerError, match="another run is charging the ledger"),
         ):
             again(continue_ledger=True)
