@@ -40,12 +40,9 @@ from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
 from strategies.own_aggregate import Figures, copy_strategy, unsent_figure
 from strategies.releaser import Releaser
-from strategies.server_optimizer import ServerStep, server_step
+from strategies.server_optimizer import ServerStep, server_step, usual_lr
 
 _MOMENTUM = 0.9
-_RATES = {"momentum": 0.1, "adam": 0.01, "yogi": 0.01}
-"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the sum of the mean
-updates."""
 _INSTEAD = {
     (
         "fraction_train",
@@ -400,8 +397,8 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
-    usual = _RATES.get(optimizer, 1.0) if isinstance(optimizer, str) else 1.0
-    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
+    rate = usual_lr(optimizer) if lr is None else lr
+    return server_step(optimizer or "sgd", lr=rate, momentum=_MOMENTUM)
 
 
 def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:

@@ -6,12 +6,13 @@ import copy
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, DivergedError, Notice
+from fedlgm.errors import ConfigError, DivergedError, Notice, check_positive
 from fedlgm.extension.loader import misfit, package_of, shown_name, users_code
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
@@ -68,13 +69,31 @@ def names() -> tuple[str, ...]:
     return _OPTIMIZERS.names()
 
 
+@dataclass(frozen=True)
+class OptimizerKind:
+    """A server's step that has a name.
+
+    Attributes:
+        make: class or function (lr, momentum) -> step.
+        usual_lr: server learning rate of a `PrivateFedAvg` that states none.
+
+    Example:
+        >>> usual_lr("adam"), usual_lr("sgd")
+        (0.01, 1.0)
+    """
+
+    make: Callable[[float, float], ServerStep]
+    usual_lr: float = 1.0
+
+
 @registers
-def register(name: str, make: Callable[[float, float], ServerStep]) -> None:
+def register(name: str, make: Callable[[float, float], ServerStep], usual_lr: float = 1.0) -> None:
     """Register a server's step under a name, for recipes and `PrivateFedAvg(server_optimizer=name)`.
 
     Args:
         name: the name in recipes.
-        make: class or function (lr, momentum) -> step.
+        make: see `OptimizerKind`.
+        usual_lr: see `OptimizerKind`.
 
     Raises:
         ConfigError: the name is taken, or `make` cannot be called.
@@ -93,7 +112,15 @@ def register(name: str, make: Callable[[float, float], ServerStep]) -> None:
         raise ConfigError(
             f"server optimizer {name!r}: it must be a class or function (lr, momentum), got {make!r}"
         )
-    _OPTIMIZERS.add(name, make)
+    check_positive(f"server optimizer {name!r}", usual_lr=usual_lr)
+    _OPTIMIZERS.add(name, OptimizerKind(make, usual_lr))
+
+
+def usual_lr(choice: Any) -> float:
+    """Server learning rate of a step if none is stated: its kind's, or 1 for a step without a
+    registered name.
+    """
+    return float(_OPTIMIZERS.find(choice).usual_lr) if choice in _OPTIMIZERS else 1.0
 
 
 def is_own(name: str) -> bool:
@@ -103,7 +130,7 @@ def is_own(name: str) -> bool:
         >>> is_own("yogi"), is_own("mine:Step")
         (False, True)
     """
-    return package_of(_OPTIMIZERS.find(name)) != "strategies" if name in _OPTIMIZERS else True
+    return name not in _OPTIMIZERS or package_of(_OPTIMIZERS.find(name).make) != "strategies"
 
 
 def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
@@ -125,12 +152,13 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
         [2.0]
     """
-    if isinstance(choice, ServerOptimizer | Yogi):
-        return copy.deepcopy(choice)
-    optimizer = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
-    if isinstance(choice, str) and not is_own(choice):
-        bundled: ResumableStep = optimizer(lr, momentum)
+    if package_of(type(choice)) == "strategies":
+        bundled: ResumableStep = copy.deepcopy(choice)
         return bundled
+    optimizer = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
+    optimizer = optimizer.make if isinstance(optimizer, OptimizerKind) else optimizer
+    if isinstance(choice, str) and not is_own(choice):
+        return cast(ResumableStep, optimizer(lr, momentum))
     label = shown_name(choice)
     if isinstance(optimizer, torch.optim.Optimizer) or (
         isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
@@ -330,6 +358,12 @@ def _yogi(lr: float, momentum: float) -> Yogi:
     return Yogi(lr)
 
 
-_OPTIMIZERS: Registry[Callable[[float, float], ServerStep]] = Registry(
-    "server optimizer", {"sgd": _sgd, "momentum": _momentum, "adam": _adam, "yogi": _yogi}
+_OPTIMIZERS: Registry[OptimizerKind] = Registry(
+    "server optimizer",
+    {
+        "sgd": OptimizerKind(_sgd),
+        "momentum": OptimizerKind(_momentum, 0.1),  # 1 - 0.9: as far as the sum of the mean updates
+        "adam": OptimizerKind(_adam, 0.01),
+        "yogi": OptimizerKind(_yogi, 0.01),
+    },
 )

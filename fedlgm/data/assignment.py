@@ -321,6 +321,8 @@ def _hetero_dirichlet(
         sizes[takers] += counts
 
 
+WITHOUT_LABELS = ("iid", "natural")
+"""Schemes that divide data of any targets; the others need classes."""
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "dirichlet-large": dirichlet_large,
     "hsu": hsu,

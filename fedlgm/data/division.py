@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedlgm.data import flower
+from fedlgm.data.assignment import WITHOUT_LABELS
 from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.loader import is_reference, shown_name, users_code
 from fedlgm.noise.keys import KeyRing
-
-_WITHOUT_LABELS = ("iid", "natural")
 
 
 def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:
@@ -90,7 +89,7 @@ def needs_labels(scheme: str) -> bool:
     >>> [needs_labels(scheme) for scheme in ("iid", "dirichlet")]
     [False, True]
     """
-    return scheme in schemes() and scheme not in _WITHOUT_LABELS
+    return scheme in schemes() and scheme not in WITHOUT_LABELS
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlgm_lab.reports.pictures import Picture, over_rounds
 from fedlgm_lab.reports.svg import to_uri
-from simulations.runs.headline import format_metric, headline
+from simulations.runs.headline import format_metric, further_metrics, headline
 from simulations.runs.rows import LayerRow
 from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, number
 
@@ -28,6 +28,7 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
     return [
         (f"test {name}", format_metric(name, value)),
+        *((f"test {other}", text) for other, text in further_metrics(result)),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
         *readers,
         ("epsilon claimed", number(result["claimed_epsilon"])),

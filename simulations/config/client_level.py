@@ -25,7 +25,7 @@ from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks import Task
 from simulations.config.unit import Parts, Settings, UnitKind
 
-_ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
+_OPTIONAL = ("bands", "buffers")
 _ALONE = (
     "conditional on a client's training not depending on clients that the same process has "
     "trained before (tested on public examples)"
@@ -46,6 +46,13 @@ def _options(noise: str) -> tuple[str, ...]:
 
     with prefix_key("privacy.noise"):
         return options_of(noise)
+
+
+def _kinds_with(option: str) -> str:
+    """The kinds of correlated noise that have an option, as a message lists them."""
+    from fedlgm.noise.correlation import names
+
+    return " or ".join(repr(name) for name in names() if option in _options(name))
 
 
 class ClientLevel(UnitKind):
@@ -72,10 +79,10 @@ class ClientLevel(UnitKind):
                 "privacy.noise = 'given' needs privacy.correlation: pass simulate(noise=a "
                 "Correlation)"
             )
-        for key, kinds in _ONLY.items():
+        for key in _OPTIONAL:
             if getattr(privacy, key) is not None and key not in _options(privacy.noise):
                 raise ConfigError(
-                    f"privacy.{key} is for privacy.noise = {kinds}: leave it out here"
+                    f"privacy.{key} is for privacy.noise = {_kinds_with(key)}: leave it out here"
                 )
         if scheme not in run_rules.TURNS:
             self._check_separation(recipe)

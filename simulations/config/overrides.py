@@ -61,7 +61,9 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     for path, parsed in settings(texts):
         section, *keys = path.split(".")
         if not section or len(keys) > 1 or not all(keys):
-            raise ConfigError(f"--set and overrides take section.key=value, got {path!r}")
+            raise ConfigError(
+                f"--set and overrides take section.key=value, got {path!r}{_table(path)}"
+            )
         removed = parsed is None
         changed.add(section)
         if not keys and removed:
@@ -178,3 +180,12 @@ def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dic
                 if key in {*SECTIONS[section].model_fields, *options}
             }
     return base | above
+
+
+def _table(path: str) -> str:
+    """The form that sets a key of a key's table, which has several entries."""
+    section, _, rest = path.partition(".")
+    key, _, entry = rest.partition(".")
+    if not (section and key and entry):
+        return ""
+    return f"; a table is set as a whole: --set '{section}.{key}={{{entry} = VALUE}}'"

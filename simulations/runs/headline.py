@@ -8,8 +8,6 @@ from typing import Any
 
 from fedlgm.errors import RunError
 
-_SHARES = ("accuracy", "f1")
-
 
 def headline(row: Mapping[str, Any]) -> tuple[str, float]:
     """Name and value of the headline metric of a summary or of an evaluated round.
@@ -26,8 +24,23 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric lies in [0, 1] and is shown in percent."""
-    return name in _SHARES
+    """Whether a metric lies in [0, 1] and is shown in percent: accuracies and F1.
+
+    Example:
+        >>> is_share("balanced accuracy"), is_share("perplexity")
+        (True, False)
+    """
+    return name == "f1" or name.endswith("accuracy")
+
+
+def further_metrics(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and text of a summary's metrics beside the headline and the loss."""
+    shown = ("loss", headline(result)[0])
+    return [
+        (name, format_metric(name, float(value)))
+        for name, value in result["metrics"].items()
+        if name not in shown
+    ]
 
 
 def format_metric(name: str, value: float) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
-from simulations.runs.headline import format_metric, headline
+from simulations.runs.headline import format_metric, further_metrics, headline
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.summaries.report_types import (
     ClientRow,
@@ -66,6 +66,7 @@ def summary(result: RunSummary) -> Group:
                 escape(f"test {name}"),
                 f"[bold]{format_metric(name, value)}[/bold]  (loss {result['loss']:.4f})",
             ),
+            *((escape(f"test {name}"), text) for name, text in further_metrics(result)),
             *_epsilon_rows(result),
         ]
     )

@@ -136,6 +136,10 @@ BAD = {
         (*SIMULATE, "--set", "privacy.epsilon"),
         ["take section.key=value, got 'privacy.epsilon'"],
     ),
+    "key of a key": (
+        (*SIMULATE, "--set", "model.adapters.rank=2"),
+        ["a table is set as a whole: --set 'model.adapters={rank = VALUE}'"],
+    ),
     "value without a key": ((*SIMULATE, "--set", "=3"), ["take section.key=value, got '=3'"]),
     "place of the run": (
         ("simulate", "RECIPE", "--engine", "local", "--run-dir", "/proc/x"),

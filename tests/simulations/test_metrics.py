@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from own_objects import DATA, SMALL, Net
+from rich.console import Console
 from sklearn.metrics import f1_score, roc_auc_score
 
 import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.extension.testing import check_task
 from fedlgm.training import tasks
+from simulations.summaries.terminal import summary
 
 
 def auc(outputs, targets):
@@ -60,6 +63,20 @@ def test_it_is_scikit_learns_figure_of_the_released_model(
     else:
         assert result["headline"] == "auc"
         assert "auc" in repr(result)
+
+
+def test_every_metric_is_shown_and_shares_in_percent(arrays: dict, tmp_path: Path) -> None:
+    metrics = {"auc": auc, "balanced accuracy": lambda outputs, targets: 0.25}
+    result = simulations.simulate(
+        **arrays, metrics=metrics, overrides=SMALL, run_dir=tmp_path / "run"
+    )
+    console = Console(width=200, file=io.StringIO())
+    console.print(summary(dict(result)))
+    for text in (console.file.getvalue(), result._repr_html_()):
+        for shown in ("test accuracy", "test auc", "test balanced accuracy", "25.00%"):
+            assert shown in text
+        assert text.count("test accuracy") == 1
+        assert "test loss" not in text
 
 
 def test_metrics_change_nothing_in_a_run(arrays: dict, tmp_path: Path) -> None:

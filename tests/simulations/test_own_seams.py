@@ -97,7 +97,7 @@ def test_a_correlation_that_is_none_is_refused(noise, more, message, outside):
 def test_a_name_is_registered_once():
     with pytest.raises(ConfigError, match="there is a correlation 'banded' already"):
         correlation.register("banded", halves)
-    with pytest.raises(ConfigError, match="there is an audit 'probe' already"):
+    with pytest.raises(ConfigError, match="there is an audit method 'probe' already"):
         audits.register("probe", lambda *given: None)
 
 

@@ -155,6 +155,21 @@ class TestARegisteredName:
             )
             assert result["model_sha256"] == same["model_sha256"] != plain["model_sha256"]
 
+    def test_has_a_usual_rate_for_federations_that_state_none(self) -> None:
+        assert [
+            server_optimizer.usual_lr(name) for name in ("sgd", "momentum", "adam", "yogi")
+        ] == [
+            1.0,
+            0.1,
+            0.01,
+            0.01,
+        ]
+        assert server_optimizer.usual_lr(Own(torch.add)) == 1.0
+        server_optimizer.register("halved", Halved, usual_lr=0.5)
+        assert server_optimizer.usual_lr("halved") == 0.5
+        with pytest.raises(ConfigError, match="'other': usual_lr must be finite and positive"):
+            server_optimizer.register("other", Halved, usual_lr=0)
+
     def test_belongs_to_one_step(self) -> None:
         with pytest.raises(ConfigError, match="there is a server optimizer 'yogi' already"):
             server_optimizer.register("yogi", Halved)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import factor_of
 
@@ -100,8 +100,7 @@ def adapt(
         >>> [name for name, p in model.named_parameters() if p.requires_grad]
         ['0.lora_A.weight', '0.lora_B.weight', '2.weight', '2.bias']
     """
-    if style not in ("both", "ffa"):
-        raise ConfigError(f"adapters: unknown style {style!r}; known: both, ffa")
+    check_known("style", style, Style, "adapters")
     model.requires_grad_(False)
     module_names = [name for name, _ in model.named_modules() if name and _ends(name, also)]
     single = {name: parameter for name, parameter in model.named_parameters() if _ends(name, also)}
