@@ -156,15 +156,15 @@ class Consent:
             ConfigRecord, state[wire.RELEASES]
         )  # Flower's `config_records` is made anew at every access
         keys, costs = f"{client}.keys", f"{client}.costs"
-        past_keys, spent = (
+        past, spent = (
             cast(list[str], record.get(keys, [])),
             cast(list[float], record.get(costs, [])),
         )
-        if len(past_keys) != len(spent):
+        if len(past) != len(spent):
             raise PrivacyError(
                 f"the record of client {client}'s releases is damaged: it refuses another"
             )
-        place = past_keys.index(key) if key in past_keys else len(past_keys)
+        place = past.index(key) if key in past else len(past)
         after = [*spent[:place], self._cost(plan), *spent[place + 1 :]]
         releases = self.facts.releases
         allowance = releases if self.allowance is None else self.allowance
@@ -173,12 +173,10 @@ class Consent:
                 f"client {client} has made the {releases} releases it agreed to "
                 "(privacy.max_participations), or fewer with less noise, and refuses another"
             )
-        if not past_keys:
+        if not past:
             record[keys], record[costs] = [key], after
-        elif place == len(
-            past_keys
-        ):  # in place: Flower checks every entry of a list that it is given
-            past_keys.append(key)
+        elif place == len(past):  # in place: Flower checks every entry of a list that it is given
+            past.append(key)
             spent.append(after[-1])
         else:
             spent[place] = after[place]

@@ -139,11 +139,9 @@ class PrivateUpdates:
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
         """The message with the model under the app's own names, without the mod's own records."""
         self._layers.load_(self._module, model)
-        protocol_keys = {wire.ROUND, wire.CLIENTS, wire.PLAN}
+        keys = {wire.ROUND, wire.CLIENTS, wire.PLAN}
         config = {
-            k: v
-            for k, v in message.content.config_records[wire.CONFIG].items()
-            if k not in protocol_keys
+            k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in keys
         }
         content = RecordDict(
             {wire.ARRAYS: ArrayRecord(self._module.state_dict()), wire.CONFIG: ConfigRecord(config)}

@@ -84,13 +84,8 @@ class UserUpdates(WholeUpdates):
         members = [client for user in asked.clients for client in self._users[user]]
         rows = self._rows(asked._replace(clients=members), order)
         for user in asked.clients:
-            rows_of_user = [
-                row for row in (next(rows) for _ in self._users[user]) if row is not None
-            ]
-            yield (
-                [user],
-                torch.stack(rows_of_user).mean(dim=0, keepdim=True) if rows_of_user else None,
-            )
+            batch = [row for row in (next(rows) for _ in self._users[user]) if row is not None]
+            yield [user], torch.stack(batch).mean(dim=0, keepdim=True) if batch else None
 
     def _rows(self, asked: Asked, order: KeyRing) -> Iterator[Tensor | None]:
         """Each client's update [D], in order. A block may be overwritten when the next one is

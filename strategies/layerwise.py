@@ -236,7 +236,7 @@ class LayerwiseFedAvg(FedAvg):
             require_finite(model, pending.round)
         except DivergedError as error:
             error.largest = tuple(
-                sorted(pending.norms.items(), key=lambda entry: -entry[1])[:_LARGEST]
+                sorted(pending.norms.items(), key=lambda pair: -pair[1])[:_LARGEST]
             )
             if error.largest:
                 said = ", ".join(f"client {client} ({norm:.3g})" for client, norm in error.largest)

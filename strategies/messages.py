@@ -54,11 +54,7 @@ class NumberingGrid(Grid, ABC):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to pushed messages, each returned once."""
-        return [
-            self._replies.pop(message_id)
-            for message_id in message_ids
-            if message_id in self._replies
-        ]
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
 
 def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:

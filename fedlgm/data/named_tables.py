@@ -219,9 +219,7 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries
             f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}"
         ) from error
     if len(frame.columns) == 1 and (
-        mark := next(
-            (character for character in ";\t|" if character in str(frame.columns[0])), None
-        )
+        mark := next((sign for sign in ";\t|" if sign in str(frame.columns[0])), None)
     ):
         raise DataError(
             f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "

@@ -182,20 +182,14 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def _to_group_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
-    group_norm: nn.GroupNorm = norm(batch_norm.num_features)
+    layer: nn.GroupNorm = norm(batch_norm.num_features)
     if isinstance(batch_norm, nn.BatchNorm1d):
-        groups = math.gcd(group_norm.num_groups, max(1, group_norm.num_channels // 8))
-        group_norm = nn.GroupNorm(groups, group_norm.num_channels)
+        groups = math.gcd(layer.num_groups, max(1, layer.num_channels // 8))
+        layer = nn.GroupNorm(groups, layer.num_channels)
     if not batch_norm.affine:
-        return nn.GroupNorm(
-            group_norm.num_groups, group_norm.num_channels, eps=batch_norm.eps, affine=False
-        )
-    group_norm.eps, group_norm.weight, group_norm.bias = (
-        batch_norm.eps,
-        batch_norm.weight,
-        batch_norm.bias,
-    )
-    return group_norm
+        return nn.GroupNorm(layer.num_groups, layer.num_channels, eps=batch_norm.eps, affine=False)
+    layer.eps, layer.weight, layer.bias = batch_norm.eps, batch_norm.weight, batch_norm.bias
+    return layer
 
 
 def _norm(groups: int) -> Any:
