@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
@@ -42,10 +43,10 @@ class VotingWork(LocalWork):
 
     votes: Callable[[], CutVotes]
 
+    @override
     def contributions(
         self, mechanism: Mechanism, numerics: Numerics | None = None
     ) -> Contributions:
-        """See `LocalWork.contributions`."""
         return VotingUpdates(self, mechanism, numerics)
 
 
@@ -62,8 +63,8 @@ class VotingUpdates(ClientUpdates):
         super().__init__(work, mechanism, numerics)
         self._votes = work.votes
 
+    @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`."""
         plan, model, source = asked.plan, asked.model, self.work.source
         groups = super().updates(asked, order)
         if not asked_for(plan):

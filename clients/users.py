@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions, WholeUpdates
@@ -105,8 +106,8 @@ class UserWork(LocalWork):
 
     users: Users
 
+    @override
     def contributions(
         self, mechanism: Mechanism, numerics: Numerics | None = None
     ) -> Contributions:
-        """See `LocalWork.contributions`."""
         return UserUpdates(ClientUpdates(self, mechanism, numerics), self.users, numerics)

@@ -14,6 +14,8 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
+from typing_extensions import override
+
 SHORT = frozenset(
     {
         "fedlgm.allocation",
@@ -144,10 +146,10 @@ class _Former(MetaPathFinder, InspectLoader):
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
 
+    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `MetaPathFinder.find_spec`."""
         name = new_name(fullname)
         spec = importlib.util.find_spec(name) if name is not None else None
         if spec is None:

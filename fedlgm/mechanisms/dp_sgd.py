@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, check_known
 from fedlgm.mechanisms.layerwise_gaussian import (
@@ -132,8 +133,8 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         """The next step's plan."""
         return example_plan(layers, facts, **self._release(layers, facts, transcript))
 
+    @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """See `BoundsExamples.scaling`."""
         if self.style == "flat":
             return FlatClip(float(plan.clip[0]))
         return PerLayerClip(tuple(np.where(plan.released, plan.clip, 0.0).tolist()))
@@ -268,8 +269,8 @@ class NormalisedSGD(_Normalised):
 
     stabiliser: float = 0.01
 
+    @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """See `BoundsExamples.scaling`."""
         return AutoS(float(plan.clip[0]), self.stabiliser)
 
 
@@ -293,6 +294,6 @@ class PSACSGD(_Normalised):
 
     stabiliser: float = 0.1
 
+    @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """See `BoundsExamples.scaling`."""
         return PSAC(float(plan.clip[0]), self.stabiliser)

@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
@@ -84,8 +85,8 @@ class _Reweighting(Bounded, BoundsExamples):
         super().__post_init__()
         check_risk(self.error_rates or None, self.emphasis, len(self.error_rates))
 
+    @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """See `BoundsExamples.scaling`."""
         return Reweighted(self.bound, tuple((plan.clip / self.bound).tolist()))
 
     def _sound_plan(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm import privacy
 from fedlgm.errors import PrivacyError
@@ -189,8 +190,8 @@ class OneMechanism(Process):
             b=self.facts.sampling.separation
         )
 
+    @override
     def check_mechanism(self, mechanism: _Mechanism, layers: LayerTable) -> None:
-        """See `Mechanism.check_run`."""
         mechanism.check_run(layers, self.facts)
 
     def check(self, plan: _Plan) -> None:

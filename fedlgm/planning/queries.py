@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled, sealed
@@ -223,8 +224,8 @@ class BelowBound(_LayerBits):
 
     name: ClassVar[str] = "below-bound"
 
+    @override
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`."""
         return (norms <= clip).to(norms.dtype) - 0.5
 
 
@@ -242,8 +243,8 @@ class BelowShare(_LayerBits):
 
     name: ClassVar[str] = "below-share"
 
+    @override
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`."""
         return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(
             norms.dtype
         ) - 0.5
@@ -307,8 +308,8 @@ class LayerStrength(AuxiliaryQuery):
         """1 for all norms of the layers."""
         return 1.0
 
+    @override
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`."""
         return SAFETY * layer_directions(norms)
 
     def decode(self, mean: Tensor) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, special
+from typing_extensions import override
 
 _ORDERS = np.concatenate(
     (np.arange(-20, 0), np.arange(1, 21))
@@ -99,8 +100,8 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
                 low = max(low, math.floor(bound))
         return low, high
 
+    @override
     def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> DensePLDPmf:
-        """See `DensePLDPmf.self_compose`."""
         if num_times <= 0:
             raise ValueError(f"num_times must be at least 1, got {num_times}")
         low, high = self._bounds(num_times, tail_mass_truncation)

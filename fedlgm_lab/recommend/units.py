@@ -13,6 +13,7 @@ from itertools import islice
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm import data
 from fedlgm.aggregation.bounded_sum import bound_update
@@ -141,10 +142,10 @@ class Clients(Units):
             gradient *= min(1.0, clip / max(float(gradient.norm()), 1e-12))
         return gradient
 
+    @override
     def observe(
         self, model: Tensor, methods: Sequence[Method]
     ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
-        """See `Units`."""
         keys, epochs = KeyRing.from_seed(0), self.assembly.recipe.training.epochs
         tasks = [
             ClientTask(
@@ -195,10 +196,10 @@ class Examples(Units):
         )
         return self._descend(model, gradients)
 
+    @override
     def observe(
         self, model: Tensor, methods: Sequence[Method]
     ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
-        """See `Units`."""
         self._weights.copy_(model)
         self._module.train()
         means, plans = [], []

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from dp_accounting import dp_event
 from torch import nn
+from typing_extensions import override
 
 from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
@@ -75,8 +76,8 @@ class TestScore(Score):
         """No events; see `Score.events`."""
         return []
 
+    @override
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """See `Score.of`."""
         value = float(summary["metrics"][self._task.headline])
         return value if self._task.better == "higher" else -value
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from typing_extensions import override
 
 from clients.cut_vote import CutVotes, VotingUpdates, VotingWork
 from clients.example_level import ExampleSteps, ExampleWork
@@ -251,13 +252,13 @@ class NodeExamples(ExampleTrainer):
     do: one example would then move the sum by the contributions of all others.
     """
 
+    @override
     def sums(
         self,
         batches: Sequence[Batch],
         plan: ReleasePlan,
         models: Sequence[torch.Tensor] | None = None,
     ) -> BoundedUpdates:
-        """See `ExampleTrainer.sums`."""
         (batch,) = batches  # a node has one client
         try:
             return super().sums([batch], plan, models)
@@ -296,8 +297,8 @@ class _NodeUpdates(VotingUpdates):
     log.
     """
 
+    @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`."""
         try:
             updates = list(super().updates(asked, order))
         except Exception:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from clients import ClientSource, LocalWork
 from clients.cut_vote import CutVotes, VotingWork
@@ -60,8 +61,8 @@ class ClientLevel(UnitKind):
 
     verb, flat = "bounds whole clients", "gaussian"
 
+    @override
     def check(self, recipe: Settings) -> None:
-        """See `UnitKind.check`."""
         federation, privacy, local = (
             recipe.federation,
             recipe.privacy,
@@ -117,8 +118,8 @@ class ClientLevel(UnitKind):
             if privacy.bands is not None and most is not None and privacy.bands > most:
                 raise ConfigError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
 
+    @override
     def warn_of_delta(self, recipe: Settings) -> None:
-        """See `UnitKind.warn_of_delta`."""
         delta, count, unit = recipe.privacy.delta, recipe.sampling.population, recipe.unit
         if delta >= 1 / count and recipe.mechanism.name != "none":
             warnings.warn(
@@ -127,8 +128,8 @@ class ClientLevel(UnitKind):
                 stacklevel=3,
             )
 
+    @override
     def relation(self, recipe: Settings) -> Relation:
-        """See `UnitKind.relation`."""
         if recipe.federation.sampling == "min-separation":
             return "zero-out"
         return "replace-one" if recipe.federation.sampling == "fixed" else recipe.noised_by.relation
@@ -139,8 +140,8 @@ class ClientLevel(UnitKind):
         """See `UnitKind.sampling_and_steps`: clients."""
         return recipe.sampling, None
 
+    @override
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
-        """See `UnitKind.work`."""
         recipe, section = assembly.recipe, assembly.recipe.training
         trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
 
@@ -163,8 +164,8 @@ class ClientLevel(UnitKind):
             why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
         return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
 
+    @override
     def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
-        """See `UnitKind.try_training`."""
         module = assembly.module()
 
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
@@ -175,8 +176,8 @@ class ClientLevel(UnitKind):
 
         try_clients(module, updates, task, x, y, owner)
 
+    @override
     def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
-        """See `UnitKind.try_kernel`."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
         task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
         trainer = assembly.native(

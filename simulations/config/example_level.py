@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from typing_extensions import override
 
 from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
@@ -44,8 +45,8 @@ class ExampleLevel(UnitKind):
     redraws = side_by_side = False
     keys = ("training.sampling_rate", "training.steps", "training.exact_sums")
 
+    @override
     def check(self, recipe: Settings) -> None:
-        """See `UnitKind.check`."""
         federation, training, budget, run = (
             recipe.federation,
             recipe.training,
@@ -150,8 +151,8 @@ class ExampleLevel(UnitKind):
                 "[training] says how it is made (optimizer, lr, momentum): leave them out"
             )
 
+    @override
     def relation(self, recipe: Settings) -> Relation:
-        """See `UnitKind.relation`."""
         return "add-remove"
 
     def sampling_and_steps(
@@ -191,8 +192,8 @@ class ExampleLevel(UnitKind):
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
 
+    @override
     def examples(self, recipe: Settings, partition: Partition) -> list[np.ndarray]:
-        """See `UnitKind.examples`."""
         return list(partition.order[:, None])
 
     def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
@@ -249,8 +250,8 @@ class ExampleLevel(UnitKind):
             self._trainer(assembly, assembly.module()).condition(x),
         )
 
+    @override
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
-        """See `UnitKind.work`."""
         return ExampleWork(
             self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source
         )
@@ -269,12 +270,12 @@ class ExampleLevel(UnitKind):
             module, layers, assembly.mechanism, assembly.device, task, exact, native
         )
 
+    @override
     def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
-        """See `UnitKind.try_training`."""
         try_examples(assembly.module(), assembly.layers, fresh(task), x, y, owner)
 
+    @override
     def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
-        """See `UnitKind.try_kernel`."""
         if assembly.layers.size > MOST_PARAMETERS:
             raise ConfigError(
                 f"at example level it is slower for models of more than {MOST_PARAMETERS:,} "
@@ -286,8 +287,8 @@ class ExampleLevel(UnitKind):
         )
         gradients.sum(x, y, FlatClip(1.0))
 
+    @override
     def words(self, assembly: Parts) -> str:
-        """See `UnitKind.words`."""
         facts, sampling, cohorts = assembly.facts, assembly.facts.sampling, assembly.cohorts
         if facts.steps:
             return (

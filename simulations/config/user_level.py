@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from clients import ClientSource, LocalWork
 from clients.users import UserWork
@@ -24,8 +25,8 @@ class UserLevel(ClientLevel):
     of = "user"
     keys = ("federation.users",)
 
+    @override
     def check(self, recipe: Settings) -> None:
-        """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError(
                 f"privacy.unit = {self.of!r} needs federation.users: the {self.of} of each client, "
@@ -54,8 +55,8 @@ class UserLevel(ClientLevel):
         """
         return f"{super().division(recipe)} {recipe.federation.members}"
 
+    @override
     def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
-        """See `UnitKind.work`."""
         client_work, users = super().work(assembly, source), assembly.recipe.federation.members
         return UserWork(
             client_work.trainer,
@@ -69,21 +70,21 @@ class UserLevel(ClientLevel):
         """See `UnitKind.efforts`: the examples of all clients of a user."""
         return np.array([sizes[list(clients)].sum() for clients in recipe.federation.members])
 
+    @override
     def examples(self, recipe: Settings, partition: Partition) -> list[np.ndarray]:
-        """See `UnitKind.examples`."""
         return [
             np.concatenate([partition[client] for client in clients])
             for clients in recipe.federation.members
         ]
 
+    @override
     def check_nodes(self) -> None:
-        """See `UnitKind.check_nodes`."""
         raise ConfigError(
             f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged "
             "before they are bounded, and a real node sees only its own. Where one node holds all "
             f"data of a {self.of}, use privacy.unit = 'client'"
         )
 
+    @override
     def words(self, assembly: Parts) -> str:
-        """See `UnitKind.words`."""
         return super().words(assembly).replace(" clients,", f" {self.of}s with all their clients,")

@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from contextlib import AbstractContextManager
 
+from typing_extensions import override
+
 from simulations.config.assembly import Assembly
 from simulations.engines.base import Engine, EngineOptions, Serve
 
@@ -51,8 +53,8 @@ class AutoEngine(Engine):
                 return "processes"
         return "ray" if importlib.util.find_spec("ray") is not None else "local"
 
+    @override
     def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
-        """See `Engine.started`."""
         from simulations import engines
 
         return engines.get(self.choose(assembly), self.options).started(assembly)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError
 
@@ -125,8 +126,8 @@ class GridEngine(Engine):
         """Like `started`, but yield a function that returns the grid."""
 
     @contextmanager
+    @override
     def started(self, assembly: Assembly) -> Iterator[Serve]:
-        """See `Engine.started`."""
         with self.grids(assembly) as grid_of:
 
             def serve(

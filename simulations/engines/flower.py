@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from fedlgm.extension.registration import registrations
 from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
@@ -51,8 +53,8 @@ class FlowerEngine(Engine):
         require_ray(self.name)
 
     @contextmanager
+    @override
     def started(self, assembly: Assembly) -> Iterator[Serve]:
-        """See `Engine.started`."""
         import torch
 
         from simulations.engines.ray import gpu_share

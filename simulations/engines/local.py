@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from typing_extensions import override
 
 from clients import AnyClient, LayerwiseClient
 from simulations.config.assembly import Assembly
@@ -37,8 +38,8 @@ class LocalGrid(WorkerGrid):
         """
         return cls(client.as_app(ClientApp()), *more)
 
+    @override
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`."""
         for message in messages:
             yield self._app(message, self._context)
 
@@ -64,7 +65,7 @@ class LocalEngine(GridEngine):
     refuses = ("ray_address", "supernodes")
 
     @contextmanager
+    @override
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        """See `GridEngine.grids`."""
         assembly.check()
         yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))

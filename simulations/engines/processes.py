@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, Message
+from typing_extensions import override
 
 from clients import AnyClient
 from fedlgm import wire
@@ -278,8 +279,8 @@ class ProcessEngine(GridEngine):
             )
 
     @contextmanager
+    @override
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        """See `GridEngine.grids`."""
         problem = fork_problem(assembly)
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from typing_extensions import override
+
 from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine, OpenGrid, require_ray
 
@@ -35,8 +37,8 @@ class RayEngine(GridEngine):
         require_ray(self.name, self.options.ray_address)
 
     @contextmanager
+    @override
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        """See `GridEngine.grids`."""
         from simulations.engines import cluster
         from simulations.engines.ray import RayGrid, gpu_share
 

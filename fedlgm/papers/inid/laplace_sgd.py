@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, check_known
 from fedlgm.mechanisms.dp_sgd import example_plan
@@ -92,8 +93,8 @@ class LaplaceSGD(Bounded, BoundsExamples):
             )
         return self._noise.calibrate(facts)
 
+    @override
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """See `GroupNoise.check_run`."""
         self._noise.check_run(layers, facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -108,6 +109,6 @@ class LaplaceSGD(Bounded, BoundsExamples):
             family=of_clients.family,
         )
 
+    @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """See `BoundsExamples.scaling`."""
         return L1Clip(tuple(np.where(plan.released, plan.clip, 0.0).tolist()))

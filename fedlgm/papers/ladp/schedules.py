@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.errors import check_positive
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
@@ -153,8 +154,8 @@ class ScheduledGaussian(PaperBaseline):
         }
         return charging.of(facts).calibrate(levels)
 
+    @override
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """See `Mechanism.costs`."""
         return np.asarray(self._levels(rounds) ** -2.0)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_bundled
@@ -259,8 +260,8 @@ class FlatClip(_Whole):
 
     clip: float
 
+    @override
     def of_whole(self, norms: Tensor) -> Tensor:
-        """See `_Whole`."""
         return clip_factors(norms, self.clip)
 
 
@@ -297,8 +298,8 @@ class AutoS(_Whole):
                 f"{self.gamma}"
             )
 
+    @override
     def of_whole(self, norms: Tensor) -> Tensor:
-        """See `_Whole`."""
         return SAFETY * self.clip / (norms + self.gamma)
 
 
@@ -332,8 +333,8 @@ class PSAC(_Whole):
                 f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}"
             )
 
+    @override
     def of_whole(self, norms: Tensor) -> Tensor:
-        """See `_Whole`."""
         return SAFETY * self.clip / (norms + self.r / (norms + self.r))
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import package_of
@@ -192,9 +193,8 @@ class MappedRows(KnownLayers):
         super().__init__(module, patch)
         self._generic = [site for site in sites if isinstance(site, GenericSite)]
 
+    @override
     def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
-        """See `Separation.outputs`."""
-
         def of_row(leaves: list[dict[str, Tensor]], values: tuple[Tensor, ...]) -> Any:
             for site, parameters in zip(self._generic, leaves, strict=True):
                 site.of_row = parameters

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError, DataError
@@ -29,14 +30,14 @@ class Binary(RealTargets):
     headline = "accuracy"
     better = "higher"
 
+    @override
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         logits = outputs.reshape(targets.shape)
         losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
         return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
 
+    @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`."""
         real = super().targets(y, part)
         if not np.isin(real, (0, 1)).all():
             wrong = real[~np.isin(real, (0, 1))].flat[0]
@@ -46,8 +47,8 @@ class Binary(RealTargets):
             )
         return real
 
+    @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`."""
         super().check_outputs(outputs, targets, data)
         made_by = outputs.grad_fn
         while made_by is not None and made_by.name().startswith(_RESHAPING):
@@ -58,8 +59,8 @@ class Binary(RealTargets):
                 "because the loss takes logits"
             )
 
+    @override
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """See `Task`."""
         logits = outputs.reshape(targets.shape)
         predicted, present = logits > 0, targets > 0.5
         return {

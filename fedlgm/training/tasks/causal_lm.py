@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.training.tasks.next_token import NextToken
 
@@ -24,14 +25,14 @@ class CausalLM(NextToken):
 
     name = "causal-lm"
 
+    @override
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         return super().losses(outputs[:, :-1], targets[:, 1:])
 
+    @override
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """See `Task`."""
         return super().sums(outputs[:, :-1], targets[:, 1:])
 
+    @override
     def count(self, targets: Tensor) -> int:
-        """See `Task`."""
         return super().count(targets[:, 1:])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.names import IGNORED
@@ -31,15 +32,15 @@ class Classification(Task):
     headline = "accuracy"
     better = "higher"
 
+    @override
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=IGNORED)
         if losses.ndim == 1:
             return losses
         return losses.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
+    @override
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         return (
             self.losses(outputs, targets).mean()
             if targets.ndim > 1
@@ -56,8 +57,8 @@ class Classification(Task):
             )
         return super().prepare(data)
 
+    @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`."""
         class_targets(np.where(y == IGNORED, 0, y) if y.ndim > 1 else y, part, self.name, "class")
         if y.size and (y == IGNORED).all():
             raise DataError(
@@ -70,8 +71,8 @@ class Classification(Task):
         """See `Task`: other numbers become whole ones, or are refused."""
         return y.ndim == 1
 
+    @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
             flat = (
                 "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
@@ -90,13 +91,13 @@ class Classification(Task):
                 "because the loss takes logits"
             )
 
+    @override
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """See `Task`."""
         loss = functional.cross_entropy(outputs, targets, reduction="sum")
         return {"loss": loss, "accuracy": (outputs.argmax(dim=1) == targets).sum()}
 
+    @override
     def count(self, targets: Tensor) -> int:
-        """See `Task`."""
         return int((targets != IGNORED).sum())
 
     def gradient_operations(

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError
@@ -30,20 +31,20 @@ class NextToken(Task):
     headline = "perplexity"
     better = "lower"
 
+    @override
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         losses = functional.cross_entropy(
             outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=PADDING
         ).unflatten(0, targets.shape)
         return losses.sum(1) / (targets != PADDING).sum(1).clamp(min=1)
 
+    @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`."""
         class_targets(np.where(y == PADDING, 0, y), part, self.name, "token")
         return y.astype(np.int64, copy=False)
 
+    @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`."""
         if outputs.ndim != 3 or outputs.shape[:2] != targets.shape:
             hint = (
                 "; without a column of labels the tokens are the targets"
@@ -56,14 +57,14 @@ class NextToken(Task):
             )
         require_classes(self.name, int(outputs.shape[2]), data, "token")
 
+    @override
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """See `Task`."""
         logits, tokens = outputs.flatten(0, 1), targets.flatten()
         loss = functional.cross_entropy(logits, tokens, reduction="sum", ignore_index=PADDING)
         return {"loss": loss, "accuracy": (logits.argmax(1) == tokens).sum()}
 
+    @override
     def count(self, targets: Tensor) -> int:
-        """See `Task`."""
         return int((targets != PADDING).sum())
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.training.tasks.binary import Binary
@@ -83,8 +84,8 @@ class Ranked(Binary):
     name = "ranked"
     headline = "auc"
 
+    @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`."""
         real = super().targets(y, part)
         if math.prod(real.shape[1:]) != 1:
             raise DataError(
@@ -98,9 +99,8 @@ class Ranked(Binary):
             )
         return real
 
+    @override
     def set_metrics(self) -> Mapping[str, Metric]:
-        """See `Task`."""
-
         def part(index: int) -> Metric:
             return lambda outputs, targets: auc(_flat(outputs), _flat(targets))[index]
 

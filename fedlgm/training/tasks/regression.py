@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError, check_known
@@ -39,8 +40,8 @@ class RealTargets(Task):
         """See `Task`: targets become real."""
         return False
 
+    @override
     def outputs(self, data: DataSet) -> int:
-        """See `Task`."""
         return math.prod(data.train_y.shape[1:])
 
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
@@ -53,8 +54,8 @@ class RealTargets(Task):
                 f"{self._no_fit(outputs, targets)}: outputs must have shape {tuple(expected)}"
             )
 
+    @override
     def count(self, targets: Tensor) -> int:
-        """See `Task`."""
         return targets.numel()
 
 
@@ -87,17 +88,17 @@ class Regression(RealTargets):
             )
         super().check_outputs(outputs, targets, data)
 
+    @override
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`."""
         losses = _LOSSES[self._loss](outputs.reshape(targets.shape), targets, reduction="none")
         return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
 
+    @override
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """See `Task`."""
         errors = (outputs.reshape(targets.shape) - targets).double()
         losses = self.losses(outputs, targets).double() * (targets.numel() / max(len(targets), 1))
         return {"loss": losses.sum(), "squares": errors.square().sum(), "mae": errors.abs().sum()}
 
+    @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """See `Task`."""
         return {"loss": means["loss"], "rmse": math.sqrt(means["squares"]), "mae": means["mae"]}

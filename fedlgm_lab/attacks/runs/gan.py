@@ -13,6 +13,7 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm import wire
 from fedlgm.data.class_names import class_number
@@ -80,8 +81,8 @@ class _Watched(LocalGrid):
         super().__init__(client_app)
         self._on_model, self._round = on_model, 0
 
+    @override
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `LocalGrid.deliver`."""
         for message in messages:
             content = message.content
             round_ = int(content.config_records[wire.CONFIG].get(wire.ROUND, 0))  # type: ignore[arg-type]

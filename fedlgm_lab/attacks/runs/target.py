@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from clients import AnyClient, LayerwiseClient
 from fedlgm import data
@@ -307,8 +308,8 @@ class ClientPool(Pool):
 
     unit: ClassVar[Unit] = "client"
 
+    @override
     def by_unit(self, values: np.ndarray) -> np.ndarray:
-        """See `Pool.by_unit`."""
         rows = np.atleast_2d(values)
         counts = np.bincount(self.unit_of, minlength=len(self.trained))
         means = np.stack(

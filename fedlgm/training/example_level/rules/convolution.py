@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from fedlgm.training.example_level.rules.products import ProductRule
 from fedlgm.training.example_level.rules.rule import Use, add_product_, chunks
@@ -46,8 +47,8 @@ class ConvolutionRule(ProductRule):
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
     @classmethod
+    @override
     def dimensions(cls, module: nn.Conv2d | nn.Conv1d) -> int:
-        """See `Rule`."""
         return 2 + len(module.kernel_size)
 
     def __init__(self, module: nn.Conv2d | nn.Conv1d, *args: Any) -> None:
@@ -62,8 +63,8 @@ class ConvolutionRule(ProductRule):
             self._padding = (0, self._padding[1])
         self._options = (self._stride, self._padding, self._dilation, False, (0, 0), 1)
 
+    @override
     def prepare(self, x: Tensor) -> Tensor:
-        """See `Rule`."""
         if self._before and any(self.module._reversed_padding_repeated_twice):
             mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
             x = functional.pad(x, self.module._reversed_padding_repeated_twice, mode=mode)
@@ -88,24 +89,24 @@ class ConvolutionRule(ProductRule):
         """See `Rule`: the patches of a product."""
         return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
 
+    @override
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`."""
         dy = self._images(use.dy)
         return aten.convolution_backward(
             dy, use.x, self._weight(), None, *self._options, [True, False, False]
         )[0]
 
+    @override
     def positions(self, use: Use) -> int:
-        """See `ProductRule`."""
         return use.dy[0, 0].numel()
 
+    @override
     def extent(self) -> tuple[int, int]:
-        """See `ProductRule`."""
         weight = self.module.weight
         return len(weight), weight[0].numel()
 
+    @override
     def columns(self, dy: Tensor) -> Tensor:
-        """See `ProductRule`."""
         return self._images(dy).permute(0, 2, 3, 1).reshape(len(dy), -1, dy.shape[1])
 
     def operand(self, use: Use) -> Tensor:
@@ -126,8 +127,8 @@ class ConvolutionRule(ProductRule):
             torch.bmm(y, strips[:, low : low + positions], out=each[:, :, i])
         return out
 
+    @override
     def operand_bytes(self, use: Use) -> int:
-        """See `ProductRule`."""
         return self._patch_bytes(use) // (self._kernel[0] if self._by_strips() else 1)
 
     def _patch_bytes(self, use: Use) -> int:
@@ -169,8 +170,8 @@ class ConvolutionRule(ProductRule):
             patches.add_(across[:, q : q + high, :, q : q + high])
         return patches.view(n, high * wide, high * wide)
 
+    @override
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
-        """See `ProductRule`."""
         if len(use) == 0:
             return
         p, d = self.extent()
@@ -196,13 +197,13 @@ class ConvolutionRule(ProductRule):
             gradient.permute(0, 2, 3, 1)
         )
 
+    @override
     def in_order(self, gradients: Tensor) -> Tensor:
-        """See `ProductRule`."""
         channels = self.module.weight.shape[1]
         return gradients.unflatten(-1, (*self._kernel, channels)).movedim(-1, -3)
 
+    @override
     def finish(self, sums: Sequence[Tensor]) -> None:
-        """See `Rule`."""
         if "weight" in self.parameters and not self.arranged:
             each = sums[0].view(self.extent())
             for rows in chunks(len(each), each[0].numel() * each.element_size()):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError
 from fedlgm.training.example_level.rules.products import row_squares
@@ -30,17 +31,17 @@ class EmbeddingRule(Rule):
         """See `Rule`: the positions 0, 1, ... of a sequence, [1, length]."""
         return x.dim() > 1 and len(x) == 1
 
+    @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`."""
         return torch.nn.functional.embedding(x, self.module.weight.detach()), ()
 
+    @override
     def keep(self, use: Use) -> Kept:
-        """See `Rule`."""
         x, dy = use.x, use.dy
         return _KeptRows(x.reshape(len(x), -1), dy.reshape(len(x), -1, dy.shape[-1]), self.module)
 
+    @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """See `Rule`."""
         x, dy = use.x, use.dy
         rows, width = self.module.weight.shape
         dy = _without_padding(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.training.example_level.rules.products import row_squares
 from fedlgm.training.example_level.rules.rule import Kept, KeptGradients, Rule, Use, chunks
@@ -16,13 +17,13 @@ aten = torch.ops.aten
 class _AffineRule(Rule):
     """weight * xhat + bias: gradients sum(dy * xhat) and sum(dy) over an example's positions."""
 
+    @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`."""
         out, mean, scale = self._normalise(x)
         return out, (mean.view(len(x), -1), scale.view(len(x), -1))
 
+    @override
     def keep(self, use: Use) -> Kept:
-        """See `Rule`."""
         gradients = self.instantiate(use)
         return KeptGradients(gradients, [row_squares(gradient) for gradient in gradients])
 
@@ -37,12 +38,12 @@ class LayerNormRule(_AffineRule):
     module: nn.LayerNorm
 
     @classmethod
+    @override
     def dimensions(cls, module: nn.LayerNorm) -> int:
-        """See `Rule`."""
         return 1 + len(module.normalized_shape)
 
+    @override
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`."""
         shape, weight = list(self.module.normalized_shape), self.module.weight.detach()
         statistics = (
             value.view(*use.x.shape[: -len(shape)], *(1,) * len(shape)) for value in use.saved
@@ -52,8 +53,8 @@ class LayerNormRule(_AffineRule):
             use.dy, use.x, shape, *statistics, weight, self.bias_of(), wanted
         )[0]
 
+    @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """See `Rule`."""
         x, size, gradients = use.x, self.module.weight.numel(), []
         dy = use.dy.reshape(len(x), -1, size)
         if "weight" in self.parameters:
@@ -84,8 +85,8 @@ class GroupNormRule(_AffineRule):
     module: nn.GroupNorm
 
     @classmethod
+    @override
     def dimensions(cls, module: nn.Module) -> int:
-        """See `Rule`."""
         return 2
 
     def input_gradient(self, use: Use) -> Tensor:

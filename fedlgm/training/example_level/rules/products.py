@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.training.example_level.rules.rule import (
     Kept,
@@ -149,8 +150,8 @@ class ProductRule(Rule):
         """Add sum_i f_i dY_i^T X_i to `total` [p * d]."""
         raise NotImplementedError
 
+    @override
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """See `Rule`."""
         self.arranged = False
         if "weight" in self.parameters and self.positions(use) == 1:
             return self._add_single_rows(use, sums, scale)
@@ -187,8 +188,8 @@ class ProductRule(Rule):
         for total in sums[1:]:
             total.add_(scaled.sum(0, dtype=total.dtype))
 
+    @override
     def keep(self, use: Use) -> Kept:
-        """See `Rule`."""
         self.arranged = False
         biases, of_bias = self._biases(use)
         if "weight" not in self.parameters:
@@ -201,8 +202,8 @@ class ProductRule(Rule):
             return KeptGradients([flat, *biases], [row_squares(flat), *of_bias])
         return _KeptRows(self, use, biases, of_bias)
 
+    @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """See `Rule`."""
         biases, _ = self._biases(use)
         if "weight" not in self.parameters:
             return biases

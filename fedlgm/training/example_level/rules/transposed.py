@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.rule import Rule, Scale, Use, add_product_
@@ -19,26 +20,26 @@ class TransposedLinearRule(LinearRule):
 
     module: Any
 
+    @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`."""
         return torch.nn.functional.linear(x, self.module.weight.detach().t(), self.bias_of()), ()
 
+    @override
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`."""
         return use.dy @ self.module.weight.detach().t()
 
+    @override
     def extent(self) -> tuple[int, int]:
-        """See `ProductRule`."""
         return tuple(self.module.weight.shape)
 
+    @override
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """See `ProductRule`."""
         return torch.bmm(
             self.columns(use.x[rows]).transpose(1, 2), self.columns(use.dy[rows]), out=out
         )
 
+    @override
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
-        """See `ProductRule`."""
         scaled, x = self._scale(self.columns(use.dy), factors), self.columns(use.x)
         add_product_(total.view(self.extent()), x.flatten(0, 1), scaled.flatten(0, 1))
 
