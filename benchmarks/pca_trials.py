@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 from fedlgm.noise.draws import draw
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm_lab.applications.datasets import fully_random_rows

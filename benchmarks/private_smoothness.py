@@ -9,7 +9,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.inid import laplace_budget, noise_scales
 from fedlgm.noise.draws import draw
 from fedlgm_lab.applications.objectives import Array, Objective

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedlgm.errors import ConfigError, alternatives, describe_problem
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import OWN, is_reference
 from fedlgm.files import read_toml
 from fedlgm.planning.clipping import LEAST_CLIP
@@ -33,6 +33,7 @@ from fedlgm.planning.trust import hides_answers
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.training.models.weights import digest_of_file
 from fedlgm.wire import printable
+from fedlgm.wording import alternatives, describe_problem
 from fedlgm_nodes.protocol.messages import PROTOCOL, Name, public_key
 
 _ROUNDING = 1 + 1e-6

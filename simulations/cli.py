@@ -271,7 +271,8 @@ def calibrate(
 ) -> None:
     """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""
     from fedlgm import privacy
-    from fedlgm.errors import ConfigError, check_positive
+    from fedlgm.checks import check_positive
+    from fedlgm.errors import ConfigError
 
     settings: dict[str, Any] = {
         "steps": steps,

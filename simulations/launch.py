@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedlgm.errors import ConfigError, RunError, prefix_key
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import path_of
 from fedlgm.training.devices import plain_defaults
+from fedlgm.wording import prefix_key
 from simulations import engines
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_auto, resolve_hardware

@@ -12,7 +12,7 @@ import typer.core
 from click import Command, Context, UsageError
 from rich.console import Console, RenderableType
 
-from fedlgm.errors import alternatives
+from fedlgm.wording import alternatives
 
 Found = TypeVar("Found")
 

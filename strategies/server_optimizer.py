@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, DivergedError, Notice, check_positive
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError, DivergedError, Notice
 from fedlgm.extension.loader import misfit, package_of, shown_name, users_code
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry

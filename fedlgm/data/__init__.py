@@ -34,9 +34,10 @@ from fedlgm.data.pixels import Pixels, rescale
 from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
-from fedlgm.errors import ConfigError, DataError, alternatives
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import HUB, is_reference, load_object, users_code
 from fedlgm.files import path_of
+from fedlgm.wording import alternatives
 
 __all__ = [
     "IMAGE_FOLDER",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, check_count, check_positive
+from fedlgm.checks import check_count, check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing, Purpose
 
 _STREAM = 2  # stream of this module below Purpose.PARTITION

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
+from fedlgm.wording import alternatives
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = (

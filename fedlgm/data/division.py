@@ -12,9 +12,10 @@ from fedlgm.data.assignment import WITHOUT_LABELS
 from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_reference, shown_name, users_code
 from fedlgm.noise.keys import KeyRing
+from fedlgm.wording import prefix_key
 
 
 def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:

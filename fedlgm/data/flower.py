@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedlgm import libraries
+from fedlgm.checks import check_positive
 from fedlgm.data.partitioners import partitioners
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import load_object, parameters_of, users_code
 from fedlgm.noise.keys import KeyRing, Purpose
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedlgm import cache as remembered
+from fedlgm.checks import check_count
 from fedlgm.data import assignment, flower
-from fedlgm.errors import ConfigError, DataError, check_count
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import is_reference
 from fedlgm.extension.registry import Registry
 from fedlgm.noise import keys

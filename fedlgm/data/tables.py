@@ -21,7 +21,8 @@ from typing_extensions import TypedDict
 
 from fedlgm.data.names import IGNORED
 from fedlgm.data.pixels import fit_image, readable
-from fedlgm.errors import DataError, Notice, alternatives
+from fedlgm.errors import DataError, Notice
+from fedlgm.wording import alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")

@@ -171,7 +171,7 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
     These exceptions pass unchanged:
       * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A
-        caller that knows the recipe adds the section (`fedlgm.errors.prefix_key`); a label here
+        caller that knows the recipe adds the section (`fedlgm.wording.prefix_key`); a label here
         would repeat it.
       * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer
         clients at once or a smaller model may fit.

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from fedlgm.errors import ConfigError, alternatives, with_article
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import OWN, is_reference, load_object, misfit, object_name
 from fedlgm.extension.registration import is_repeating, module_of
+from fedlgm.wording import alternatives, with_article
 
 T = TypeVar("T")
 

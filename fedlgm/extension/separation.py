@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedlgm.errors import with_article
+from fedlgm.wording import with_article
 
 KNOWN = frozenset(
     [

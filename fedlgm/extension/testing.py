@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
-from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
+from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import prepare_data, require_same_losses
@@ -52,6 +52,7 @@ from fedlgm.training.example_level.bounding import bound_gradients
 from fedlgm.training.example_level.scaling import one_by_one
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.task import SUMMED, figures_of, require_separate_losses, require_sums
+from fedlgm.wording import prefix_key
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4

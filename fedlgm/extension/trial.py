@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_bundled, package_of, users_code
 from fedlgm.extension.restored import fresh
 from fedlgm.training import inputs, models
 from fedlgm.training.devices import fork_rng, or_another_thread
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.task import ExampleLosses, Task, require_separate_losses, require_sums
+from fedlgm.wording import prefix_key
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""

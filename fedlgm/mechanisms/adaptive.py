@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, check_fraction
+from fedlgm.checks import check_fraction
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import spread

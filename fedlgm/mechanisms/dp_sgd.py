@@ -20,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import (
     FlatGaussian,
     LayerwiseGaussian,

@@ -24,15 +24,8 @@ from typing import cast, get_args
 import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import (
-    ConfigError,
-    PrivacyError,
-    check_below_one,
-    check_count,
-    check_known,
-    check_positive,
-    check_rate,
-)
+from fedlgm.checks import check_below_one, check_count, check_known, check_positive, check_rate
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.mechanism import Bounded, one_per_layer
 from fedlgm.mechanisms.profiles import Profile

@@ -30,7 +30,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_below_one, check_known, check_positive
+from fedlgm.checks import check_below_one, check_known, check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
 from fedlgm.noise.draws import Family
 from fedlgm.privacy.gaussian import gaussian_mu

@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, check_below_one, check_positive
+from fedlgm.checks import check_below_one, check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.mechanisms.mechanism import Bounded

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from fedlgm.errors import ConfigError, PrivacyError, check_positive, check_share
+from fedlgm.checks import check_positive, check_share
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.planning.facts import LocalTraining, RunFacts
 from fedlgm.privacy.gaussian import gaussian_delta
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, check_share
+from fedlgm.checks import check_share
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import Bounded, released_scales
 from fedlgm.planning.allocation import shares
 from fedlgm.planning.facts import RunFacts

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
+from fedlgm.checks import check_fraction, check_positive, check_share
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import (
     Bounded,
     Mechanism,

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.planning import charging
 from fedlgm.planning.allocation import shares, spread

@@ -8,7 +8,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
+from fedlgm.wording import alternatives
 
 NOT_OPTIONS = frozenset({"name"})
 

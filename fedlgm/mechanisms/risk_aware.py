@@ -26,7 +26,8 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
+from fedlgm.checks import check_fraction, check_known, check_share
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
 from fedlgm.mechanisms.layerwise_gaussian import unprotected_plan
 from fedlgm.mechanisms.lm_dp_sgd import (

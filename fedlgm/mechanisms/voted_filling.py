@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedlgm.errors import ConfigError, check_share
+from fedlgm.checks import check_share
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable

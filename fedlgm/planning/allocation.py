@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry

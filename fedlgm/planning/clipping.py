@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import check_count
+from fedlgm.checks import check_count
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
-from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
+from fedlgm.checks import check_count, check_known, check_positive, check_rate
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import sealed
 from fedlgm.planning import run_rules
 from fedlgm.planning.allocation import floor_digits

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fedlgm import privacy
 from fedlgm.aggregation.contributions import BoundedBy
-from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.draws import Family
 from fedlgm.planning import charging, plan_text, queries
 from fedlgm.planning.allocation import effective_multiplier, floor_digits

@@ -8,7 +8,8 @@ import numbers
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from fedlgm.errors import ConfigError, check_count, check_known, check_rate
+from fedlgm.checks import check_count, check_known, check_rate
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import sealed
 from fedlgm.noise import integer_noise
 from fedlgm.noise.integer_noise import IntegerNoise

@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.noise.draws import Family, NoiseBackend, grid_step
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.records import Part, Sampling, Shares

@@ -21,9 +21,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm import cache as remembered
-from fedlgm.errors import (
-    ConfigError,
-    PrivacyError,
+from fedlgm.checks import (
     check_below_one,
     check_count,
     check_known,
@@ -31,6 +29,7 @@ from fedlgm.errors import (
     check_rate,
     check_share,
 )
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.privacy.accountants import (
     ACCOUNTANTS,
     COARSE,

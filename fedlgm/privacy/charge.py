@@ -9,7 +9,8 @@ from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, LedgerError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
-from fedlgm.errors import check_count, check_positive, check_share
+from fedlgm.checks import check_count, check_positive, check_share
 from fedlgm.noise import integer_noise
 from fedlgm.noise.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet

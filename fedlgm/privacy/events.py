@@ -11,7 +11,8 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent as DpEvent
 
-from fedlgm.errors import ConfigError, check_count, check_rate, check_share
+from fedlgm.checks import check_count, check_rate, check_share
+from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
 

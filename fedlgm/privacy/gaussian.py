@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import scipy
 
-from fedlgm.errors import ConfigError, check_positive, check_share
+from fedlgm.checks import check_positive, check_share
+from fedlgm.errors import ConfigError
 from fedlgm.privacy.plain import plain_numbers
 
 _RTOL = 1e-14

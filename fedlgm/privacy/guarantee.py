@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
-from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError, PrivacyError
 
 Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""

@@ -11,14 +11,8 @@ from typing import Literal
 import numpy as np
 from dp_accounting import dp_event
 
-from fedlgm.errors import (
-    ConfigError,
-    check_count,
-    check_known,
-    check_positive,
-    check_rate,
-    check_share,
-)
+from fedlgm.checks import check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.errors import ConfigError
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeat_event
 from fedlgm.privacy.plain import plain_numbers

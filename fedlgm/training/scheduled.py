@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import prefix_key
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.rates import factors
 from fedlgm.training.sequential import SequentialTrainer
+from fedlgm.wording import prefix_key
 
 
 class ScheduledTrainer(SequentialTrainer):

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, DataError, check_count, check_positive
+from fedlgm.checks import check_count, check_positive
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.mechanisms.inid import Rule, laplace_budget, noise_scales
 from fedlgm.noise.draws import Family, draw
 from fedlgm.privacy.gaussian import gaussian_mu

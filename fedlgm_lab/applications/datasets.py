@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, DataError, check_count, check_known
+from fedlgm.checks import check_count, check_known
+from fedlgm.errors import ConfigError, DataError
 
 Array = npt.NDArray[np.float64]
 

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, DataError, check_count, check_known
+from fedlgm.checks import check_count, check_known
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.mechanisms.inid import laplace_budget, noise_scales
 from fedlgm.mechanisms.profiles import Profile, as_profile
 from fedlgm.noise.draws import Family

@@ -8,10 +8,11 @@ from typing import Literal, Self
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from fedlgm.errors import ConfigError, describe_problem
+from fedlgm.errors import ConfigError
 from fedlgm.files import read_toml
 from fedlgm.noise.draws import Family
 from fedlgm.privacy.guarantee import Relation
+from fedlgm.wording import describe_problem
 from fedlgm_lab.applications import pca
 from simulations.config.overrides import Overrides, settings
 from simulations.config.sections import Count, Section, Seed

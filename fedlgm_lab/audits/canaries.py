@@ -32,7 +32,8 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning import charging
 from fedlgm.planning.layers import LayerTable

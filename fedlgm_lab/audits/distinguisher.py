@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, Notice, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.noise.draws import Family
 from fedlgm.noise.keys import KeyRing
 from fedlgm_lab.audits import bounds

@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm_lab.audits import bounds

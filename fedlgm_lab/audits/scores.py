@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_below_one
+from fedlgm.checks import check_below_one
+from fedlgm.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

@@ -12,10 +12,11 @@ import torch
 
 from fedlgm import data
 from fedlgm.data import DataSet
-from fedlgm.errors import ConfigError, DataError, Notice, prefix_key
+from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.training import inputs
 from fedlgm.training.tasks import Task
+from fedlgm.wording import prefix_key
 from simulations.config.named_sections import Data
 from simulations.config.recipe import Recipe
 

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import data
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import models, tasks
 from fedlgm.training.tasks import Task
+from fedlgm.wording import prefix_key
 from fedlgm_lab.risk.exposure import LayerRisk, ShadowTraining, layer_risk, public_bias_weights
 from simulations.config.messages import in_section
 from simulations.config.named_sections import Data, Model

@@ -31,7 +31,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedlgm.errors import ConfigError, Notice, alternatives, describe_problem
+from fedlgm.errors import ConfigError, Notice
+from fedlgm.wording import alternatives, describe_problem
 from fedlgm_lab.studies.claims import Claim
 from fedlgm_lab.studies.search import LEAST_SEEDS
 from simulations.config import extends

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import object_name
 from fedlgm.training import models
+from fedlgm.wording import alternatives
 from fedlgm_lab.studies.methods import FORMS, parse_entry
 from simulations.config.own import Own
 

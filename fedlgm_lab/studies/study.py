@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedlgm import data as data_sets
-from fedlgm.errors import ConfigError, FedlgmError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.files import path_of
 from fedlgm.training import models
 from fedlgm.training.devices import plain_defaults

@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
-from fedlgm.errors import ConfigError, check_positive, prefix_key
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.planning.facts import RunFacts, Sampling
@@ -28,6 +29,7 @@ from fedlgm.training import inputs, tasks
 from fedlgm.training.devices import torch_threads
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.task import metrics_of
+from fedlgm.wording import prefix_key
 from simulations.config.assembly import Assembly
 from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary

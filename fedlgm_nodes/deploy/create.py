@@ -17,10 +17,11 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from fedlgm.errors import ConfigError, RunError, describe_problem
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import create_durably, draft_folder, is_used
 from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm.planning.trust import hides_answers
+from fedlgm.wording import describe_problem
 from fedlgm_nodes.deploy import certificates
 from fedlgm_nodes.deploy.layout import DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
 from fedlgm_nodes.protocol.messages import public_text

@@ -9,8 +9,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedlgm.errors import ConfigError, describe_problem
+from fedlgm.errors import ConfigError
 from fedlgm.files import read_toml
+from fedlgm.wording import describe_problem
 from fedlgm_nodes.protocol.messages import Name
 
 _HEX = r"^[0-9a-f]{64}$"

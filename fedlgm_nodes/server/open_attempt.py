@@ -28,8 +28,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedlgm.errors import RunError, first_problem
+from fedlgm.errors import RunError
 from fedlgm.files import write_durably
+from fedlgm.wording import first_problem
 
 _KEY_BYTES = 16
 

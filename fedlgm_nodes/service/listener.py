@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedlgm.errors import RunError, first_problem
+from fedlgm.errors import RunError
+from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import MIB, Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol

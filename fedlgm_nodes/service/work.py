@@ -18,11 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm import mechanisms
-from fedlgm.errors import first_problem
 from fedlgm.mechanisms import Mechanism
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import LocalTraining, models, tasks
 from fedlgm.training.tasks import Task
+from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
 

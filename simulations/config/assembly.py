@@ -18,7 +18,7 @@ from clients.serving import Serving
 from fedlgm import data
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_reference, object_or_name
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import Examples, prepare_data
@@ -36,6 +36,7 @@ from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.own_figures import own_figures
+from fedlgm.wording import prefix_key
 from simulations import tools
 from simulations.config import trials
 from simulations.config.facts import facts_of, published_examples

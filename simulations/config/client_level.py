@@ -14,7 +14,7 @@ from typing_extensions import override
 from clients import ClientSource, LocalWork
 from clients.cut_vote import CutVotes, VotingWork
 from fedlgm.aggregation.contributions import raw_updates
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import Examples, try_clients
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -24,6 +24,7 @@ from fedlgm.privacy.guarantee import Relation
 from fedlgm.training import ClientTask
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks import Task
+from fedlgm.wording import prefix_key
 from simulations.config.unit import Parts, Settings, UnitKind
 
 _OPTIONAL = ("bands", "buffers")

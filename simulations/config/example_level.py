@@ -16,7 +16,7 @@ from typing_extensions import override
 from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
 from fedlgm.data import Partition
-from fedlgm.errors import ConfigError, PrivacyError, prefix_key
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.restored import fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
@@ -28,6 +28,7 @@ from fedlgm.training.example_level.trial import try_examples
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
 from fedlgm.training.tasks import Task
+from fedlgm.wording import prefix_key
 from simulations.config.unit import Parts, Settings, UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, is_own, server_step
 

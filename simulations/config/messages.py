@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedlgm import data, mechanisms
-from fedlgm.errors import FOREIGN, ConfigError, describe_problem, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.training import kinds, models, tasks
+from fedlgm.wording import FOREIGN, describe_problem, prefix_key
 from simulations.config.named_sections import (
     Data,
     MechanismSection,

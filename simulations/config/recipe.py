@@ -13,7 +13,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, alternatives, check_positive, prefix_key
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of
 from fedlgm.planning.distributed_trust import Shares
@@ -21,6 +22,7 @@ from fedlgm.planning.facts import Sampling
 from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
 from fedlgm.privacy.guarantee import Relation, Unit
+from fedlgm.wording import alternatives, prefix_key
 from simulations.config import extends, fixed_noise, messages, public_seed
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel

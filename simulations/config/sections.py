@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedlgm.errors import prefix_key
 from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import Scheme
 from fedlgm.privacy.guarantee import Accountant, Relation, Trust, Unit
 from fedlgm.training import LocalTraining
 from fedlgm.training.devices import NoiseChoice
+from fedlgm.wording import prefix_key
 from simulations.config.public_seed import PublicSeed
 from strategies import server_optimizer as server_optimizers
 

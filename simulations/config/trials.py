@@ -8,12 +8,12 @@ import numpy as np
 from torch import nn
 
 from fedlgm.data import DataSet
-from fedlgm.errors import prefix_key
 from fedlgm.extension.loader import is_reference, load_object, object_or_name, users_code
 from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import require_same_losses
 from fedlgm.training import models
 from fedlgm.training.tasks import Task
+from fedlgm.wording import prefix_key
 from simulations.config.own import Own
 from simulations.config.unit import Parts
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedlgm.checks import check_known
 from fedlgm.data.dataset import as_numbers
-from fedlgm.errors import ConfigError, RunError, check_known
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of, write_whole
 from fedlgm.planning.layers import LayerTable

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedlgm.errors import RunError, describe_problem
+from fedlgm.errors import RunError
+from fedlgm.wording import describe_problem
 
 
 def misfit(value: Any, kind: Any) -> str:

@@ -8,7 +8,8 @@ from typing import TypedDict
 from rich.console import Group
 from rich.markup import escape
 
-from fedlgm.errors import ConfigError, check_share
+from fedlgm.checks import check_share
+from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.summaries.charges import client_rows, event_groups

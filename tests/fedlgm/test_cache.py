@@ -121,11 +121,11 @@ def test_a_kept_division_is_the_computed_one(
     other = partition(labels, 7, scheme, seed=4, **values)
     assert other.order.tolist() != first.order.tolist()
 
-    @functools.wraps(_SCHEMES[scheme])
+    @functools.wraps(_SCHEMES.find(scheme))
     def never(*arguments: object, **options: object) -> np.ndarray:
         raise AssertionError("divided again")
 
-    monkeypatch.setitem(_SCHEMES, scheme, never)
+    monkeypatch.setitem(_SCHEMES._items, scheme, never)
     again = partition(labels, 7, scheme, seed=3, **values)
     assert (again.order.tolist(), again.offsets.tolist()) == (
         first.order.tolist(),

@@ -20,7 +20,8 @@ from fedlgm.aggregation.kernels import torch_kernels
 from fedlgm.aggregation.kernels.layout import Layout, layout_of
 from fedlgm.aggregation.kernels.philox import SERVER_STREAM
 from fedlgm.aggregation.kernels.spec import Noise
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.noise.draws import Family
 
 Backend = Literal["triton", "torch"]

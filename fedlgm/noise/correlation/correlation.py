@@ -20,7 +20,8 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import sealed
 from fedlgm.noise.correlation import blt, sensitivities
 from fedlgm.noise.correlation.toeplitz import Reduce

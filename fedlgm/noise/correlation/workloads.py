@@ -12,7 +12,8 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.errors import ConfigError, check_below_one, check_rate
+from fedlgm.checks import check_below_one, check_rate
+from fedlgm.errors import ConfigError
 
 
 @dataclass(frozen=True)

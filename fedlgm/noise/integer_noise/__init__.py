@@ -4,7 +4,7 @@ distinguishes them.
 
 from __future__ import annotations
 
-from fedlgm.errors import check_known
+from fedlgm.checks import check_known
 from fedlgm.noise.integer_noise.gaussian import DiscreteGaussian
 from fedlgm.noise.integer_noise.law import IntegerNoise
 from fedlgm.noise.integer_noise.skellam import Skellam

@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
 from fedlgm.mechanisms.mechanism import Bounded, BoundsExamples

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import check_positive
+from fedlgm.checks import check_positive
 from fedlgm.mechanisms.ladp import check_threshold
 from fedlgm.mechanisms.ladp_frame import (
     bound_by_training,

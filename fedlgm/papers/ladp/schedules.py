@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedlgm.errors import check_positive
+from fedlgm.checks import check_positive
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import charging

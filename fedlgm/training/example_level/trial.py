@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
+from fedlgm.errors import ConfigError, FedlgmError, Notice
 from fedlgm.extension.trial import check_losses, require_alike
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import inputs, models
@@ -27,6 +27,7 @@ from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks.task import ExampleLosses, require_separate_losses
+from fedlgm.wording import prefix_key
 
 TRIED = 4
 """Number of examples in a trial."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedlgm.errors import check_known
+from fedlgm.checks import check_known
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 

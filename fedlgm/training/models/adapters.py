@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.checks import check_known
+from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import factor_of
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 from fedlgm.training.models.copies import copy_model
 
 

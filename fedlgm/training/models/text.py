@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError
 
 
 class GatedUnit(nn.Module):

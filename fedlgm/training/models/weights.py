@@ -10,10 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
 from fedlgm.files import path_of
 from fedlgm.planning.layers import factor_of
 from fedlgm.training.models.huggingface import original
+from fedlgm.wording import alternatives
 
 _BASES = ("base", "base_layer")  # where `LowRank` and `peft` keep the layer that they adapt
 _PEFT = "base_model.model."

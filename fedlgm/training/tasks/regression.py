@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from fedlgm.checks import check_known
 from fedlgm.data.dataset import DataSet
-from fedlgm.errors import ConfigError, DataError, check_known
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.training.tasks.task import Task, require_finite
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {

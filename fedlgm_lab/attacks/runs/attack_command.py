@@ -240,7 +240,7 @@ def _population(
     overrides: list[str] | None,
     as_json: bool,
 ) -> Population:
-    from fedlgm.errors import check_known
+    from fedlgm.checks import check_known
     from fedlgm_lab.attacks.runs import membership
     from fedlgm_lab.attacks.runs.target import Target
 

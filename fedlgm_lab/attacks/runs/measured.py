@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from fedlgm import data
+from fedlgm.checks import check_known
 from fedlgm.data import DataSet
 from fedlgm.data.class_names import class_number
-from fedlgm.errors import ConfigError, check_known, prefix_key
+from fedlgm.errors import ConfigError
 from fedlgm.files import PRIVATE
+from fedlgm.wording import prefix_key
 from fedlgm_lab.attacks.frechet import PublicClassifier
 from fedlgm_lab.attacks.gan import GanSettings
 from fedlgm_lab.attacks.inception import InceptionFeatures

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, RunError, alternatives
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension.loader import is_reference
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import fingerprint, release
 from fedlgm.noise.run_noise import RunNoise
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.wording import alternatives
 from fedlgm_lab.audits import Audit, AuditResult, Canaries, Check, Subject, audit_record
 from fedlgm_lab.audits.audit import Progress, plenty
 from fedlgm_lab.audits.probe import checks, probe

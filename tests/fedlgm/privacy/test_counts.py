@@ -10,7 +10,8 @@ import pytest
 from dp_accounting import dp_event
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, LedgerError, check_count
+from fedlgm.checks import check_count
+from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate_levels, composed_epsilon
 from fedlgm.privacy.events import decode, encode, gaussian_event, repeat_event

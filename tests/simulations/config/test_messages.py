@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, FedlgmError, prefix_message
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.training import models, tasks
+from fedlgm.wording import prefix_message
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.messages import section_kind
