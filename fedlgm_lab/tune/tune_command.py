@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Any
 
 import typer
 
 from fedlgm import libraries
 from simulations.shell import JsonOption, RecipeArgument, SetOption, show
-
-if TYPE_CHECKING:
-    from fedlgm_lab.tune.search_result import SearchResult
 
 
 def tune(
@@ -55,10 +53,10 @@ def tune(
         score_epsilon=score_epsilon,
         folder=out,
     )
-    show(cast("SearchResult", dict(result)), summary, as_json)
+    show(dict(result), summary, as_json)
 
 
-def summary(found: SearchResult) -> libraries.Group:
+def summary(found: Mapping[str, Any]) -> libraries.Group:
     """The result of a search and its cost."""
     from rich.console import Group
     from rich.markup import escape
@@ -107,7 +105,7 @@ def summary(found: SearchResult) -> libraries.Group:
     return Group(table, *map(Text, nothing + lines))
 
 
-def _score(result: SearchResult) -> str:
+def _score(result: Mapping[str, Any]) -> str:
     """The noise in the scores of a search, in words; empty if there is none."""
     if result["score_epsilon"] is None:
         return ""
