@@ -1,5 +1,4 @@
-"""Errors that the user can fix. One clear message says what is wrong, where, and what would be
-right.
+"""Errors that the user can fix. One clear message states the error, its place, and the remedy.
 
 The command line prints the message and exits with status 2. Any other exception is a bug and keeps
 its traceback.
@@ -48,7 +47,7 @@ def check_share(owner: str = "", /, **values: Any) -> None:
 
 
 def check_below_one(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1); arguments and errors are those of `check_positive`."""
+    """Refuse values outside [0, 1); arguments and errors as in `check_positive`."""
     _check(owner, values, lambda number: 0 <= number < 1, "lie in [0, 1)")
 
 
@@ -58,7 +57,7 @@ def check_rate(owner: str = "", /, **values: Any) -> None:
 
 
 def check_fraction(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1]; arguments and errors are those of `check_positive`."""
+    """Refuse values outside [0, 1]; arguments and errors as in `check_positive`."""
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 
@@ -187,7 +186,7 @@ FOREIGN = {
 
 
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
-    """Suggestions for an unknown name: the similar known names, or else all of them.
+    """Suggestions for an unknown name: similar known names, or all known names if none is similar.
 
     Args:
         name: the unknown name.

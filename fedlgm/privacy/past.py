@@ -84,7 +84,7 @@ class Past:
             return float(total.get_epsilon(delta))
 
     def _grown(self, counts: Counter[str], empty: Any) -> Any:
-        """The accountant of these releases: the last one with what has been added since, or a new
+        """Accountant of these releases: the last accountant plus the releases added since, or a new
         one.
         """
         fineness = empty._value_discretization_interval
