@@ -1,5 +1,4 @@
-"""Errors that the user can fix. One clear message says what is wrong, where, and what would be
-right.
+"""Errors that the user can fix. One clear message states the error, its place, and the remedy.
 
 The command line prints the message and exits with status 2. Any other exception is a bug and keeps
 its traceback.

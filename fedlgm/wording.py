@@ -76,7 +76,7 @@ FOREIGN = {
 
 
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
-    """Suggestions for an unknown name: the similar known names, or else all of them.
+    """Suggestions for an unknown name: similar known names, or all known names if none is similar.
 
     Args:
         name: the unknown name.

@@ -130,8 +130,8 @@ class RunResult(Figures):
         intercept.
 
         Each column of the frame is an output, by the name of its class if it has one. The one
-        output of the tasks "binary" and "ranked" is the logit of the second class. Coefficients are
-        those of the model's inputs: of standardised columns if the data were standardised.
+        output of the tasks "binary" and "ranked" is the logit of the second class. The coefficients
+        belong to the model's inputs: to the standardised columns if the data were standardised.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -404,8 +404,8 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run, or open a finished one. The final model is that of an
-    uninterrupted run.
+    """Continue an interrupted run, or open a finished run. The final model is the same as that of
+    an uninterrupted run.
 
     Example:
         >>> import simulations, tempfile

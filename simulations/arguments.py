@@ -139,8 +139,8 @@ def recipe_of(
     overrides: Overrides,
     keys: Overrides = (),
 ) -> Recipe:
-    """The recipe of a run with objects: it names them, and `keys` holds those that it stores
-    completely.
+    """The recipe of a run with objects. It names the objects; `keys` holds the objects that the
+    recipe stores completely.
 
     Other arguments are those of `simulate`.
     """

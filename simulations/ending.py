@@ -34,8 +34,8 @@ class _Stopped(SystemExit):
 
     Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop
     them if they catch everything. The command would then continue as if it had not been stopped. An
-    exception that is being handled is alive, so one that disappears before the command ends was
-    dropped.
+    exception that is being handled is alive, so an exception that disappears before the command
+    ends was dropped.
     """
 
     def __del__(self) -> None:

@@ -96,8 +96,8 @@ def resume(
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
     The trackers named in its recipe continue; `trackers` are additional objects. A finished run
-    returns its summary, after the same checks of its ledger, recipe and objects. The arguments are
-    those of `simulate`; `simulations.resume` has an example.
+    returns its summary, after the same checks of its ledger, recipe and objects. Arguments as in
+    `simulate`; `simulations.resume` has an example.
 
     Raises:
         ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message

@@ -95,7 +95,7 @@ def standardise(
     Raises:
         ConfigError: the ranges or the unit do not fit.
         DataError: the inputs are not a table, or private statistics have already standardised them.
-        LedgerError: the ledger is that of other data, or holds statistics and `continue_ledger` is
+        LedgerError: the ledger belongs to other data, or holds statistics and `continue_ledger` is
             not set.
 
     Example:

@@ -190,7 +190,7 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
     """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN
     or Inf.
 
-    Each row is what an empty `BoundedSum` becomes if this client's update is added to it.
+    Each row equals an empty `BoundedSum` to which only this client's update was added.
 
     Args:
         updates: [b, D], on the CPU.

@@ -181,7 +181,7 @@ def by_partitioner(
 def _fill_options(
     kind: type, clients: int, ring: KeyRing, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Options of a class, completed by those that a run knows."""
+    """Options of a class, completed with the options that a run knows."""
     parameters = parameters_of(kind)
     defaults = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.

@@ -258,7 +258,7 @@ def _constants(name: str, given: Any) -> tuple[float, float]:
 
 
 def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
-    """Refuse descriptions that are not those of the inputs' columns, each with a name of its own.
+    """Refuse descriptions that do not fit the columns of the inputs, or that share a name.
 
     Args:
         columns: the descriptions.

@@ -51,7 +51,7 @@ def windows(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET
 ) -> tuple[Samples, Samples]:
     """Training and test examples: windows of `length` characters; the target of each character is
-    the next one.
+    the next character.
 
     Windows of a text do not overlap. By a fixed, public rule every tenth window, counted through
     all texts, is a test example. The remainder at a text's end is not used.

@@ -20,9 +20,9 @@ from fedlgm.errors import DataError, Notice
 def user_numbers(users: Any, count: int) -> np.ndarray:
     """Number of each example's user, from 0 in the order of the names, int64 [count].
 
-    Names that differ only in case, spaces, zeros or the form of their characters cause a notice: if
-    they are those of one person, the person is two units, and the stated epsilon is too small for
-    it.
+    Names that differ only in case, spaces, zeros or the form of their characters cause a notice. If
+    two such names belong to one person, the person counts as two units, and the stated epsilon is
+    too small for this person.
 
     Args:
         users: numbers or names, [count].

@@ -306,8 +306,8 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
-    """Parameters of a function or class that a caller may name, without those that the library
-    supplies.
+    """Parameters of a function or class that a caller may set, without parameters that the library
+    sets.
     """
     return tuple(
         key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled

@@ -22,9 +22,9 @@ def rows_apart(
 ) -> Tensor:
     """Values of a user's object for each row [1, ...] alone, as one tensor.
 
-    Every row has a fresh copy of the object, so nothing that it remembers reaches another row. An
-    object that would remember is refused, because its author expects other values, and so is one
-    that keeps state outside of itself.
+    Every row gets a fresh copy of the object, so nothing that a copy remembers reaches another row.
+    An object that would remember rows is refused, because its author expects other values. An
+    object that keeps state outside the object is refused, too.
 
     Args:
         owner: the object.

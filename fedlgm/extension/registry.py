@@ -79,7 +79,7 @@ class Registry(Generic[T]):
         self._items[name] = item
 
     def find(self, name: Any) -> Any:
-        """The object that a recipe's value names: a registered one, or a user's own.
+        """The object that a recipe's value names: a registered object, or a user's own object.
 
         Args:
             name: one of `names()`, or "package.module:name".

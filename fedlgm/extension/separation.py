@@ -441,7 +441,7 @@ def _why_class(kind: type) -> str | None:
 
 
 def _writes(function: FunctionType, unseen: bool) -> str | None:
-    """Why a user's function could keep state by itself; None if it could not.
+    """Reason why a user's function could keep state between calls; None if it could not.
 
     Args:
         function: the function.

@@ -2,9 +2,9 @@
 example.
 
 If the server adds the noise, a round of the facts is a step, the population is the number of
-examples and the sampling rate is that of a step's batch. If clients add it (`facts.steps`), a round
-consists of a client's local steps. In both cases the plan gives the bounds and the noise of one
-step's sum.
+examples, and the sampling rate is the rate of a step's batch. If clients add it (`facts.steps`), a
+round consists of a client's local steps. In both cases the plan gives the bounds and the noise of
+one step's sum.
 
 Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al.,
 2022); Xia et al. (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the

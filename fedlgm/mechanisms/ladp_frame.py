@@ -72,8 +72,8 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
 
 
 def bound_by_training(training: LocalTraining) -> float:
-    """Half of the paper's sensitivity Delta_f, which bounds the distance of a client's model from
-    the global one.
+    """Half of the paper's sensitivity Delta_f. It bounds the distance between a client's model and
+    the global model.
 
     Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f =
     2 eta E G_c (Theorem 2), which is too few if an epoch has several.

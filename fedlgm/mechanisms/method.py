@@ -224,8 +224,9 @@ class Method:
         it carries.
 
         Returns:
-            The plan with the fields `more`; `last` if it is equal and the mechanism one of this
-            package's: what is computed of a plan is then computed once, and not in every round.
+            The plan with the fields `more`. If `last` is equal to this plan and the mechanism
+            belongs to this package, `last` itself: values derived from the plan are then computed
+            only once, not in every round.
         """
         name = self.mechanism.name
         if type(plan) not in (

@@ -191,8 +191,9 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for
             the weights of least bias (Appendix D.2; negative ones count as 0), or
             "bias-greatest-root" for the equation's greatest root, which the text does not exclude.
-            That root has the largest bias, and all of its weights have the wrong sign, so their
-            magnitudes are used. "bias" and "bias-greatest-root" do not use the error rates.
+            This root has the largest bias, and all its weights have the wrong sign, so the
+            magnitudes of the weights are used. "bias" and "bias-greatest-root" do not use the error
+            rates.
 
     Example:
         >>> from fedlgm import Sampling

@@ -21,10 +21,11 @@ class VotedFilling(FlatGaussian):
 
     Each client of the first round cuts its update in both ways and votes for the cut that lowers
     the loss on its own data more (`fedlgm.planning.queries.CutVote`). If more than half of the
-    released vote is for `fedlgm.planning.filling`, all later rounds are those of `water-filling`,
-    else those of `gaussian`. Both have the same noise and charge, and the choice depends only on a
-    released value. The first round is that of `gaussian`, with slightly more noise: the vote takes
-    `share` of its budget. If the first round is void, the next one has the vote.
+    released vote is for `fedlgm.planning.filling`, all later rounds are rounds of `water-filling`,
+    and otherwise rounds of `gaussian`. Both have the same noise and charge, and the choice depends
+    only on a released value. The first round is a round of `gaussian` with slightly more noise,
+    because the vote takes `share` of the round's budget. If the first round is void, the next one
+    has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update.

@@ -67,10 +67,10 @@ def add_noise_(
 
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of
-            sizes], each of which becomes what it would alone.
+            sizes]. Each vector gets the same result as it would get alone.
         parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0
             adds nothing.
-        streams: one generator for each part, of one vector after another.
+        streams: one generator for each part of each vector, one vector after another.
         family: "gaussian" or "laplace".
 
     Returns:
@@ -121,8 +121,8 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the
     scale.
 
-    See `add_noise_`. Rows are added one by one, because PyTorch may round the last numbers of a
-    vector, for which there are no full registers, in another way than the others.
+    See `add_noise_`. Rows are added one by one, because the last numbers of a vector do not fill a
+    register, and PyTorch may round them differently from the other numbers.
     """
     check_scale(scale)
     if scale > 0:

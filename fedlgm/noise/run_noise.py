@@ -1,8 +1,8 @@
 """The draw of a release's noise: independent, or correlated with the noise of all rounds so far.
 
 Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of
-round r. The rings of the rounds so far are therefore the whole state, and a resumed run draws the
-same bits as an uninterrupted one. Rings and releases together reveal the sums, so the rings must
+round r. The key rings of the past rounds are therefore the whole state, and a resumed run draws the
+same bits as an uninterrupted run. Rings and releases together reveal the sums, so the rings must
 stay as secret as the sums.
 """
 

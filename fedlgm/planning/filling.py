@@ -1,11 +1,11 @@
 """One common cap on the norms of a client's layers, as high as the bound of the whole update
 permits.
 
-An update is a client's own, so any function of it may replace it before the plan bounds it:
-sensitivity, noise and charge depend on the bound alone. Water-filling chooses which part of a large
-update the bound keeps. Flat clipping scales all layers by one factor, so a layer with a large norm
-leaves little of the bound to the others. Water-filling cuts only the layers above a common level c,
-with sum_j min(||g_j||, c)^2 = S^2:
+An update belongs to one client, so any function of the update may replace it before the plan bounds
+it. The sensitivity, the noise and the charge depend only on the bound. Water-filling chooses which
+part of a large update the bound keeps. Flat clipping scales all layers by one factor, so a layer
+with a large norm leaves little of the bound to the other layers. Water-filling cuts only the layers
+above a common level c, with sum_j min(||g_j||, c)^2 = S^2:
 
 * an update within S is not changed;
 * if all layers have at least the norm S / sqrt(K), each is cut to S / sqrt(K), as by per-layer

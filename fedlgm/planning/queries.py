@@ -3,8 +3,8 @@
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
 encoding of this contribution and the decoding of a released mean. A plan adds only the noise, so it
 cannot state a bound that the query does not keep. Contributions are also clipped to the bound
-before they are added to a sum. The unit is that of the layers' bounds: a client or, if the trainer
-bounds examples, an example.
+before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if the
+trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -352,14 +352,14 @@ class CutVote(AuxiliaryQuery):
         return norms.new_zeros(len(norms), 1)
 
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Noisy share of clients that prefer water-filling, float64 [1]; those that abstain count
+        """Noisy share of clients that prefer water-filling, float64 [1]; abstaining clients count
         as half.
         """
         return np.asarray(mean.double().numpy() + 0.5)
 
 
 def layer_directions(norms: Tensor) -> Tensor:
-    """Rows of layer norms [n, K] as unit vectors; 0 where all norms are 0 or one is not finite.
+    """Rows of layer norms [n, K] as unit vectors; 0 where all norms are 0 or a norm is not finite.
 
     >>> layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, math.nan]])).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]

@@ -134,7 +134,7 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
             max_participations.
 
     Raises:
-        ConfigError: a rule is broken; the message gives the first one with its remedy.
+        ConfigError: a rule is broken; the message states the first broken rule and its remedy.
     """
     for rule in RULES:
         if rule.broken(run):

@@ -162,7 +162,7 @@ class NoisedBy:
         return ()
 
     def source(self) -> Source | None:
-        """The source of this trust's own noise; None if it is that of
+        """Source of the noise under this trust model; None for
         `fedlgm.noise.run_noise.Independent`.
         """
         return None

@@ -321,7 +321,7 @@ def composed_epsilon(
 
     delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed,
     without an accountant, and an event without one (Gaussian noise) makes the result `inf`. The
-    relation is that of the events.
+    relation is the relation of the events.
 
     Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters
     (for delta below about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at

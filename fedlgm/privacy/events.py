@@ -24,8 +24,8 @@ LARGEST_PURE = 700.0
 class WholeOrdersDpEvent(dp_event.DpEvent):
     """A release whose Renyi divergence at every whole order a >= 2 is at most rho a.
 
-    An order between two whole ones costs as much as the larger one, because divergences do not fall
-    with the order.
+    An order between two whole orders costs as much as the larger whole order, because divergences
+    do not decrease with the order.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon

@@ -11,7 +11,7 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
-    """The event, or one of the same kind with less noise that costs as much as the Gaussian
+    """The event, or an event of the same kind with less noise that costs as much as the Gaussian
     release.
 
     Args:

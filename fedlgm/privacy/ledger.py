@@ -5,8 +5,9 @@ Every row is one release. A release that is repeated after a crash with the same
 inputs has the same bits and the same row; with fresh noise it has a second row. The ledger may show
 more than was released (after a crash between charge and release), never less.
 
-In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its
-position in the run, and its event is the cost that the round adds to that of the rounds before it.
+In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is the
+position of the round in the run. The row's event is the cost that this round adds to the cost of
+the earlier rounds.
 
 All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of
 different units or relations do not add up. Either all rows state the same protection or none states
@@ -45,7 +46,7 @@ class Ledger:
     """Append-only record of releases on disk, from which epsilon is computed.
 
     `charge` a release before anything noisy leaves the process, then `release` it. `epsilon(delta)`
-    composes all rows. The neighbouring relation and the unit are those of the charged plans
+    composes all rows. The neighbouring relation and the unit are taken from the charged plans
     (`protects`).
 
     Example:
@@ -141,7 +142,7 @@ class Ledger:
         """Record one release of each of several clients; all rows are on disk when it returns, or
         none.
 
-        A disk confirms many rows as fast as one. Arguments and errors are those of `charge`.
+        A disk confirms many rows as fast as one. Arguments and errors as in `charge`.
 
         Args:
             event: the proven cost of each release.

@@ -86,7 +86,7 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
 
 
 def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
-    """Check an opened ledger, and complete one that was only begun if it is opened for charges.
+    """Check an opened ledger. If it is opened for charges, complete a ledger that was only begun.
 
     Raises:
         LedgerError: the file is not a ledger, is damaged, or belongs to another run.

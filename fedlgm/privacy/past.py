@@ -84,8 +84,8 @@ class Past:
             return float(total.get_epsilon(delta))
 
     def _grow_accountant(self, counts: Counter[str], empty: Any) -> Any:
-        """The accountant of these releases: the last one with what has been added since, or a new
-        one.
+        """The accountant of these releases: the last accountant plus the releases added since, or a
+        new accountant.
         """
         fineness = empty._value_discretization_interval
         before, accountant = self._composed.pop(fineness, (Counter[str](), empty))

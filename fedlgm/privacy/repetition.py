@@ -1,8 +1,8 @@
 """One release's privacy loss, composed repeatedly with itself for growing numbers of rounds.
 
 Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
-on the number of rounds. This module computes exactly, and once, only the few that decide; the
-result is that of `dp_accounting.pld.common.self_convolve`, bit for bit.
+on the number of rounds. This module computes only the few decisive moments exactly, and only once.
+The result equals that of `dp_accounting.pld.common.self_convolve`, bit for bit.
 """
 
 from __future__ import annotations

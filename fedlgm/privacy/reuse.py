@@ -1,5 +1,5 @@
-"""A second run on one ledger: refused unless it is meant, because its cost adds to that of the
-first.
+"""A second run on one ledger is refused unless it is intended, because it adds to the first run's
+cost.
 """
 
 from __future__ import annotations

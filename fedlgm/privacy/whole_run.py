@@ -6,9 +6,9 @@ Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism
 auxiliary queries together, the same in every round.
 
 * Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t
-  is charged a Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), sens_t
-  being that of the first t rounds: the charges of a prefix compose to the cost of the prefix, and
-  those of all rounds to that of the run.
+  is charged a Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), where
+  sens_t is the sensitivity of the first t rounds. The charges of the first rounds compose to the
+  cost of these rounds, and the charges of all rounds compose to the cost of the run.
 * With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than
   ceil(T / b) Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of
   C). Each of the rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the
@@ -137,7 +137,7 @@ class WholeRun:
 
         The release is a further row of C: the same coefficients on the past and an independent z. A
         client moves it by at most the row's bound, for any outcome of its coins, so it is charged
-        without amplification. Arguments and errors are those of `event`.
+        without amplification. Arguments and errors as in `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)

@@ -22,7 +22,7 @@ from fedlgm.training.tasks import Task
 
 
 class ClientsApart:
-    """Trains each client with a trainer of its own, so that no trainer, model or task sees two
+    """Trains each client with a separate trainer, so that no trainer, model or task sees two
     clients.
 
     If the task or the maker cannot be copied, one trainer trains all clients, and `shared_state`

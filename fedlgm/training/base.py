@@ -74,7 +74,7 @@ class Trainer(Protocol):
         """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks:
         float32 [b, D], b >= 1.
 
-        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one
-        is requested.
+        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next
+        tensor is requested.
         """
         ...

@@ -29,7 +29,7 @@ class _Proximal:
 class FedProx(_Proximal, SequentialTrainer):
     """`SequentialTrainer` with the proximal term.
 
-    Privacy is that of plain training, because every update is bounded after training.
+    The privacy is the same as with plain training, because every update is bounded after training.
 
     Args:
         arguments: see `SequentialTrainer`.

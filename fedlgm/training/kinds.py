@@ -78,7 +78,7 @@ _KINDS: Registry[TrainerKind] = Registry(
 
 
 def names() -> tuple[str, ...]:
-    """Names of all trainers except the plain one.
+    """Names of all trainers except the plain trainer.
 
     Example:
         >>> "fedprox" in names()

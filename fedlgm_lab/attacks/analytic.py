@@ -127,8 +127,8 @@ def _entering(module: nn.Module, image: Tensor) -> Tensor:
 def _first_linear(
     module: nn.Module, observation: Observation, shape: Shape
 ) -> tuple[int, Slot, Slot] | None:
-    """Index, weight and bias of the first layer if it is linear, sees the image itself and is
-    visible; else None.
+    """Index, weight and bias of the first layer if it is linear, visible and gets the image; else
+    None.
     """
     first = _first_layer(module)
     if (

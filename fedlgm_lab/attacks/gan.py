@@ -140,8 +140,8 @@ class ClassReconstruction:
 
     @torch.no_grad()
     def samples(self, count: int) -> Tensor:
-        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new
-        ones.
+        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1], drawn anew by every
+        call.
         """
         labels = torch.full((count,), self.target)
         return torch.cat([self._drawn(part) for part in labels.split(500)])

@@ -55,7 +55,7 @@ class Observation:
         Under local trust this is the client's message. Under central trust it is the released sum
         minus every other contribution, which the adversary of differential privacy knows. If noise
         is correlated over rounds, this adversary also knows the noise of earlier rounds and sees
-        this round's noise again in later ones: all rounds of the run together leave noise sigma /
+        this round's noise again in later rounds. All rounds of the run together leave noise sigma /
         ||C[:, t]|| on the update. The release serves measurement only, so nothing is charged.
         """
         bounded, sigma = bound_update(update, plan), plan.round_sigma

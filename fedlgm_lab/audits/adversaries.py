@@ -2,7 +2,7 @@
 released models.
 
 The noise is measured on releases through the public path, so that noise of too few nodes, or too
-little of each, is noticed. The distance of neighbouring sums is that of the probe.
+little of each, is noticed. The distance of neighbouring sums is the same as in the probe.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def register(name: str, audit: OwnAudit) -> None:
 
 
 def _own(name: str) -> OwnAudit | None:
-    """A registered audit, or the one that a reference names; None for the library's methods."""
+    """A registered audit, or the audit that a reference names; None for the library's methods."""
     if name in get_args(Method):
         return None
     form = "(subject, settings, progress) -> AuditResult"

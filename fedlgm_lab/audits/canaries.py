@@ -242,11 +242,11 @@ class _Part:
     """The canaries that take part in a round.
 
     Attributes:
-        orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take
-            part.
-        signs: the same with 0 for canaries that are not in, [m].
-        directions: sum of the signed directions of those that are in, [D].
-        count: number of those that are in.
+        orientation: sign of every canary's direction in that round, [m]; 0 for a canary that cannot
+            take part.
+        signs: the same signs, but 0 for canaries that are not included, [m].
+        directions: sum of the signed directions of the included canaries, [D].
+        count: number of included canaries.
     """
 
     orientation: Array

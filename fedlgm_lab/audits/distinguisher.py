@@ -233,10 +233,10 @@ class Discriminant:
 
     Features are the released numbers themselves if there are at least 16 trials for each of them.
     Otherwise they are the projection of the numbers on the difference of the two means, each number
-    in units of its own variance, so that a number without noise outweighs all others; correlations
-    among many numbers are then not learnt. Unless the discriminant has to be linear, features of
-    the noise scales are added: the log-likelihood ratio of the numbers' own variances, and the
-    logarithm of the mean square of all deviations.
+    in units of its own variance, so that a number without noise outweighs all other numbers. In
+    this case correlations among many numbers are not learnt. Unless the discriminant has to be
+    linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
+    variances, and the logarithm of the mean square of all deviations.
 
     Attributes:
         direction: direction of the projection, [n]; None if the numbers themselves are the

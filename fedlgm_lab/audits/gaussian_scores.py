@@ -71,8 +71,8 @@ def noise_ratio(
 
     Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is
     part of the tested quantity. The planned signals are in units of the planned noise, so a release
-    exactly as planned has the ratio 1. A release with ratio r costs as much as the planned one with
-    its noise divided by r.
+    exactly as planned has the ratio 1. A release with ratio r costs as much as the planned release
+    with its noise divided by r.
 
     The least-squares slope over its standard error has a noncentral t law, which is inverted. The
     bound is exact for independent Gaussian noise, and in all coordinates if the noise was observed

@@ -90,8 +90,9 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
     """Significance |z| of rounds' correlations at each distance [T], and that of the most similar
     two layers' noise.
 
-    Two layers are compared in the numbers that both have, if these are eight or more. Correlations
-    at one distance are those of each layer with itself, over all rounds and layers together.
+    Two layers are compared in the numbers that both have, if these are eight or more. The
+    correlations at one distance are the correlations of each layer with itself, over all rounds and
+    layers together.
 
     Args:
         heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are

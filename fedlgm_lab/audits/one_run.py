@@ -73,7 +73,7 @@ def audit_record(
 def epsilon_at_ratio(
     reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False
 ) -> float:
-    """Epsilon of releases whose noise is that of the plan divided by `ratio`.
+    """Epsilon of releases whose noise is the plan's noise divided by `ratio`.
 
     Args:
         reported: reported figures, of which rate, relation and delta are used.
@@ -107,7 +107,7 @@ def epsilon_at_ratio(
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
     """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the
-    last watched one.
+    last watched release.
     """
     share = record.layer_signal[:, layer] * record.multipliers
     return repeat_last(share, len(reported.multipliers)) / reported.multipliers

@@ -51,7 +51,7 @@ class ProbeReading:
 
 
 def probe(subject: Subject) -> ProbeReading:
-    """Try the subject on neighbouring populations, in its first round and in a later one.
+    """Try the subject on neighbouring populations, in its first round and in a later round.
 
     Example:
         >>> reading = probe(Subject.of("snr-consistent"))

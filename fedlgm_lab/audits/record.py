@@ -66,7 +66,7 @@ class CanaryRecord:
         rate: float = 1.0,
         presence: Presence = "release",
     ) -> CanaryRecord:
-        """Record of rounds, from `Canaries.rows` or stored ones.
+        """Record of rounds, from `Canaries.rows` or from stored rows.
 
         Raises:
             ConfigError: there are no rows, or rows are incomplete.

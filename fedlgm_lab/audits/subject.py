@@ -303,7 +303,7 @@ class Subject:
         )
 
     def reported_epsilon(self, plan: ReleasePlan, whole: bool = True) -> float:
-        """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
+        """Reported epsilon: the proven epsilon, otherwise the claimed epsilon, otherwise `inf`.
 
         Args:
             plan: the first round's plan.

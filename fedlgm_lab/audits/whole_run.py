@@ -215,7 +215,7 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never
+        """Lower bound on a layer's signal-to-noise over the planned value; 0 if it was never
         observed.
         """
         at = self.known[:, layer]

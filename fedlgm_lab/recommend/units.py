@@ -177,7 +177,7 @@ class Clients(Units):
 
 
 class Examples(Units):
-    """Examples whose gradients are bounded one by one; arguments as of `Clients`."""
+    """Examples whose gradients are bounded one by one; arguments as in `Clients`."""
 
     def __init__(self, assembly: Assembly, most: int) -> None:
         super().__init__(assembly)

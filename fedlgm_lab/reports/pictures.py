@@ -49,8 +49,7 @@ def over_rounds(
     dark: bool = True,
     percent: bool = False,
 ) -> Picture | None:
-    """Curves over the rounds, or bars if there is only one; None if there is nothing finite to
-    show.
+    """Curves over the rounds, or bars if there is only one round; None if no value is finite.
 
     Args:
         title: heading.

@@ -185,8 +185,8 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Error rate of a threshold on gradient norms for each layer, chosen on one half of the
-    examples for the other.
+    """Error rate, for each layer, of a threshold on gradient norms: chosen on one half of the
+    examples, applied to the other.
 
     Args:
         members: norms of members' gradients in each layer, [n, L].

@@ -1,5 +1,5 @@
-"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead over
-the others.
+"""`fedlgm compare`: a study of methods, budgets and partitions, with the lead of the first method
+over the others.
 """
 
 from __future__ import annotations

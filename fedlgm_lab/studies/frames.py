@@ -127,7 +127,7 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
 def cells_of(
     frame: pd.DataFrame, keys: list[str], values: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The combinations of some columns' values, each once, in order; those of a mapping are
+    """Each combination of the values of some columns once, in order; the values of a mapping are
     fixed.
     """
     seen = set()
@@ -191,7 +191,7 @@ def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """A finished run's metrics. Those that were not measured in the run are measured on its final
+    """A finished run's metrics. Metrics that were not measured in the run are measured on its final
     model.
 
     The names that `own.evaluate` returns are unknown before its call, so it is called again.

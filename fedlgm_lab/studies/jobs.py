@@ -193,7 +193,7 @@ def plan_jobs(
         methods: result of `methods_of`.
         axes: values by recipe key. A budget or noise multiplier has no effect on a method without
             privacy, and an option of [mechanism] no effect on a method that lacks it. Such a method
-            has one run where others have one for each value.
+            has one run, while other methods have one run for each value.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.

@@ -31,7 +31,7 @@ class Ended:
 
 
 def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
-    """Complete one run; the arguments and errors are those of `run`."""
+    """Complete one run; arguments and errors as in `run`."""
     if job.refused:
         return Ended(job.refused, ConfigError(job.refused))
     path = out / job.folder

@@ -63,7 +63,7 @@ class StudyDifference(Difference):
 
 
 class Study:
-    """Finished runs of a grid. Figures are those of the final models on the test set.
+    """Finished runs of a grid. The figures are measured with the final models on the test set.
 
     `Study.read` reads the figures from the file `study.json` that every study writes into its
     folder; its frames have no seconds and no folders.

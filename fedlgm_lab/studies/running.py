@@ -1,5 +1,5 @@
 """Completes the runs of a study, in this process or in worker processes, without repeating finished
-ones.
+runs.
 
 Every run has a separate folder. If a set is started again with the same arguments, finished runs
 are read, an interrupted one is continued, and the others are run.
@@ -84,11 +84,11 @@ def _is_unfinished(job: Job, out: Path) -> bool:
 def _outcomes(
     todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
 ) -> Iterator[tuple[Job, Ended]]:
-    """Yield the runs with their outcomes: those that need no other process, then the others, as
+    """Yield runs with their outcomes: first runs that need no other process, then the others as
     they end.
 
-    Finished runs come first, then interrupted ones, because a run of other settings or objects ends
-    the set, and no new run should be charged before.
+    Finished runs come first, then interrupted runs. A run of other settings or objects ends the
+    set, and no new run should be charged before such a run is found.
     """
     todo = sorted(todo, key=lambda job: (_is_unfinished(job, out), not (out / job.folder).exists()))
     away = (

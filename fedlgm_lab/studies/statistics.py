@@ -55,8 +55,8 @@ def difference(a: Any, b: Any) -> Difference:
     Returns:
         The difference. If all seeds differ by exactly the same amount, the interval has width zero.
         Then p is 1 for no difference, and 0 for figures that do not depend on the seed, with at
-        least five seeds. In all other cases it is that of the sign test, 2^(1 - seeds), since
-        accuracies on a small test set agree by chance.
+        least five seeds. In all other cases p is the value of the sign test, 2^(1 - seeds), since
+        accuracies on a small test set can agree by chance.
 
     Raises:
         ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.

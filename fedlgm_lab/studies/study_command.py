@@ -40,7 +40,7 @@ def study(
         list[str] | None,
         typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
     ] = None,
-    print_names: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
     workers: Annotated[
@@ -56,7 +56,7 @@ def study(
     as_json: JsonOption = False,
 ) -> None:
     """Run every combination of a grid and show the figures; finished runs are not repeated."""
-    if print_names:
+    if listed:
         _list(as_json)
         return
     from fedlgm_lab.studies import claims, files, frames, records

@@ -1,4 +1,4 @@
-"""Private selection: draw the number of runs, make them, and publish only the best one.
+"""Private selection: draw the number of runs, make the runs, and publish only the best run.
 
 Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the
 number of runs, the
@@ -128,7 +128,7 @@ def tune(
     recipe.
 
     Args:
-        recipe: as for `simulate`; its budget is that of one run.
+        recipe: as for `simulate`; its budget is the budget of one run.
         search: {"section.key": [values]}; a run draws each combination with the same probability.
             All combinations must cost the same, so keys that change noise or releases are refused.
         expected_runs: mean of the number of runs, above 1 (Poisson: at least 1).

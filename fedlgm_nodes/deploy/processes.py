@@ -57,7 +57,7 @@ class Look:
         self._folder, self._say, self._told = folder, say, dict[str, str]()
 
     def __call__(self) -> dict[str, str]:
-        """Role -> what is wrong and what to do, each of which is said once."""
+        """Role -> fault and remedy; each is reported once."""
         before, self._told = self._told, faults(self._folder)
         for role, fault in self._told.items():
             if before.get(role) != fault:
@@ -66,7 +66,7 @@ class Look:
 
 
 def faults(folder: DeploymentFolder) -> dict[str, str]:
-    """Role -> what is wrong with its process, and what to do, of those that `up` started on this
+    """Role -> fault of its process and its remedy, for the processes that `up` started on this
     machine.
     """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none

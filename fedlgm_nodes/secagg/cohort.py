@@ -176,8 +176,9 @@ class Cohort:
     """The members of one attempt, whose adverts all hold.
 
     Attributes:
-        digest: name of the cohort. On a ring it covers the ring's shape, so that nodes that compute
-            another one, or know none, share neither secrets nor masks with these.
+        digest: name of the cohort. On a ring the digest covers the ring's shape. Nodes that compute
+            another shape, or know no ring, therefore share neither secrets nor masks with these
+            members.
         complete: whether every member is every other's neighbour.
 
     Args:

@@ -292,8 +292,8 @@ class SecureSum:
     def _require(
         self, clients: Collection[int], what: str, answered: Collection[int] | None = None
     ) -> None:
-        """Refuse to go on with too few nodes; those that `answered` need no masking key, and the
-        others no seed.
+        """Refuse to continue with too few nodes. Nodes that `answered` need no masking key, and the
+        other nodes need no seed.
         """
         if len(clients) < self.terms.threshold:
             void = (

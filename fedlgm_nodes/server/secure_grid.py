@@ -81,7 +81,7 @@ class SecureGrid(NodeGrid):
 
     A node that is lost in a step takes no further part in the round. Below the threshold a step
     waits as long as the patience permits. Then the run ends if nothing has been charged yet, and
-    the round is void otherwise. A round for fewer nodes than the threshold is void, and none is
+    the round is void otherwise. A round for fewer nodes than the threshold is void, and no node is
     asked.
 
     Attributes:
@@ -240,9 +240,9 @@ class _Attempt:
         """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
         if it can.
 
-        The nodes are asked for their adverts once more: one that has lost its keys makes others,
-        which are not used. No data are read, and nothing is charged. Only signed adverts count,
-        because relays can forge refusals.
+        The nodes are asked for their adverts once more. A node that has lost its keys makes new
+        adverts, which are not used. No data are read, and nothing is charged. Only signed adverts
+        count, because relays can forge refusals.
 
         Raises:
             RunError: too few nodes answer.
@@ -424,8 +424,8 @@ class _Attempt:
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
-        """Header fields of a step that is asked ahead, where they differ from those of the step
-        that it comes with.
+        """Header fields of a step that is asked ahead, where they differ from the fields of the
+        step that carries it.
         """
         given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]
@@ -437,9 +437,9 @@ class _Attempt:
     def _trip(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> list[Asked]:
-        """Ask these clients one step, and wait; those that answered.
+        """Ask these clients one step, wait, and return the clients that answered.
 
-        With it every node is asked a step of the `further` attempt, which keeps the answers.
+        The same messages ask every node a step of the `further` attempt, which keeps the answers.
 
         Raises:
             RunError: fewer than the threshold.

@@ -102,8 +102,8 @@ class Account:
         return at_least(event, least, self._policy.privacy.delta)
 
     def _least(self, accountant: str) -> float:
-        """Noise multiplier of one of as many releases as the policy allows, which together cost its
-        budget.
+        """Noise multiplier of one release if as many releases as the policy allows together cost
+        the whole budget.
         """
         budget, releases = self._policy.privacy, self._policy.ask.releases
         multiplier = privacy.calibrate(

@@ -285,10 +285,10 @@ class NodeLedger:
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Keep proof that this ledger is not the one for which its service has signed, so that it
-        will not open again.
+        """Keep proof that this ledger is not the ledger for which its service has signed, so that
+        it will not open again.
 
-        The ledger does not open even if it has since grown longer than the signed one.
+        The ledger does not open even if it has since grown longer than the signed ledger.
         """
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()

@@ -197,8 +197,8 @@ def moment(elapsed: float, every: float, longest: float) -> float:
     """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as
     long, or `longest`.
 
-    The time of training depends on the number of examples, and so few possible times reveal little
-    of it. If `every` equals `longest` there is only one.
+    The time of training depends on the number of examples. So few possible times reveal little
+    about this number. If `every` equals `longest`, there is only one possible time.
 
     Example:
         >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]

@@ -42,9 +42,9 @@ _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 class WholeData:
     """All of the node's data, whose whole update is bounded.
 
-    The cost is that under replace-one, without amplification, since a reader of the reply knows
-    that this node took part. Correlated noise spreads a participation over later rounds, so the
-    cost follows from the norm of its column of C.
+    The cost is accounted under replace-one and without amplification, since a reader of the reply
+    knows that this node took part. Correlated noise spreads a participation over later rounds, so
+    the cost follows from the norm of its column of C.
 
     Attributes:
         name: the unit's name.
@@ -119,7 +119,8 @@ class WholeData:
 
         Args:
             data: the node's examples.
-            targets: the targets that the task makes of those of several examples.
+            targets: function that turns the targets of several examples into the targets of the
+            task.
             apart: whether each example's target is made without the others, where single examples
                 are protected.
         """
@@ -149,10 +150,10 @@ class WholeData:
 
 
 class SingleExamples:
-    """One example. This node bounds and noises every step's gradients.
+    """One example. This node bounds the gradients of every step and adds noise to them.
 
-    The cost is that of the steps under add-or-remove-one; the node keeps secret which examples a
-    step samples.
+    The cost is the cost of the steps under add-or-remove-one. The node keeps secret which examples
+    a step samples.
     """
 
     name: Unit = "example"
@@ -245,11 +246,12 @@ plan."""
 
 
 class NodeExamples(ExampleTrainer):
-    """A node's examples. If a batch fails, its examples are bounded one by one, and those that fail
-    count as zero.
+    """A node's examples. If a batch fails, its examples are bounded one by one, and examples that
+    fail count as zero.
 
     A failure depends on this node's data, see `_NodeUpdates`. Leaving out the whole batch would not
-    do: one example would then move the sum by the contributions of all others.
+    protect single examples: one example could then change the sum by the contributions of all other
+    examples.
     """
 
     @override

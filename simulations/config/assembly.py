@@ -137,8 +137,8 @@ class Assembly:
         return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
 
     def module(self) -> nn.Module:
-        """A fresh initial model, which is public, initialised from model.seed, or else the run's
-        seed, or else 0.
+        """A fresh initial model, which is public. Its seed is model.seed, otherwise the run's seed,
+        otherwise 0.
         """
         section = self.recipe.model
         with in_section("model", section.name):

@@ -305,7 +305,7 @@ class ExampleLevel(UnitKind):
 
 
 def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
-    """The largest number of rounds, among halves of the planned ones, that the budget allows."""
+    """The largest number of rounds that the budget allows, found by halving the planned number."""
     rounds = facts.releases // 2
     while rounds >= 1:
         try:

@@ -1,4 +1,4 @@
-"""TOML files that `extends` another one: recipes and studies."""
+"""TOML files that extend another file by the key `extends`: recipes and studies."""
 
 from __future__ import annotations
 

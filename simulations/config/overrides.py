@@ -145,8 +145,8 @@ def removes(section: str, key: str, value: Any) -> bool:
 
 
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values over its previous ones; options that only the previously named object has
-    are dropped.
+    """A section's values, merged over the previous values. Options that only the previously named
+    object has are dropped.
     """
     base = dict(below)
     replacing = _REPLACING.get(section, frozenset())

@@ -74,8 +74,8 @@ class Own:
         return any(value is not None for value in vars(self).values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The objects, and the registrations with which another process finds those that a recipe
-        names.
+        """The objects, and the registrations by which another process finds the objects that a
+        recipe names.
         """
         return {**vars(self), "registered": registrations()}
 
@@ -202,7 +202,7 @@ def _key_if_set(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 
 def _mechanism_section(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as a recipe's section: with its options if it is registered, else only its
+    """A mechanism as a recipe's section: with its options if it is registered, otherwise only its
     name.
     """
     require_mechanism(mechanism)

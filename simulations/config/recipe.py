@@ -342,8 +342,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
 
 
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
-    """Plain values of a recipe, including those that it extends; arguments and errors are those of
-    `load`.
+    """Plain values of a recipe, including values of the recipe that it extends; arguments and
+    errors as in `load`.
 
     Example:
         >>> read("digits")["data"]["name"]

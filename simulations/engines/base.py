@@ -87,7 +87,7 @@ class Engine(ABC):
                 raise ConfigError(f"{what} is for engine {owner!r}, not {self.name!r}")
 
     def workers(self, recipe: Recipe) -> int:
-        """Number of processes that train: the caller's, or else the recipe's, or else one per
+        """Number of processes that train: the caller's, otherwise the recipe's, otherwise one per
         core.
         """
         return self.options.workers or recipe.run.workers or os.cpu_count() or 1

@@ -206,8 +206,8 @@ def _unpickle(path: str) -> Own:
 
 
 def _secret(context: Context) -> int:
-    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the
-    node's own state.
+    """Root of the keys of a node without a seed. A simulation takes the root from the run's folder;
+    a real node keeps it in its own state.
     """
     folder = str(context.run_config.get("keys", ""))
     if folder:

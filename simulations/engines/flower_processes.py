@@ -97,7 +97,7 @@ def with_children(process: psutil.Process) -> set[psutil.Process]:
 
 
 def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = set) -> None:
-    """End processes, and kill those that take longer than 10 seconds.
+    """End processes, and kill processes that need longer than 10 seconds.
 
     Args:
         family: the processes.

@@ -149,9 +149,9 @@ def export(
 ) -> Exported:
     """Write a finished run's model to one file.
 
-    The `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters,
-    frozen ones and buffers. Metadata (see `metadata`) are inside a safetensors or ONNX file. A .pt
-    file cannot hold them, so they are in a JSON file of the same name.
+    The stored `state_dict` belongs to the recipe's model and uses PyTorch's names: trained
+    parameters, frozen parameters and buffers. Metadata (see `metadata`) are inside a safetensors or
+    ONNX file. A .pt file cannot hold them, so they are in a JSON file of the same name.
 
     The adapters of a model (LoRA) are exported to a separate folder (see
     `simulations.exports.adapter_files`).

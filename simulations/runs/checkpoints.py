@@ -62,7 +62,7 @@ class Checkpoints:
         return [_metadata(file).get("ledger_head", "") for file in self.files()]
 
     def rounds(self) -> int:
-        """Number of rounds of the newest checkpoint that states it; 0 without one."""
+        """Number of rounds of the newest checkpoint that states it; 0 without such a checkpoint."""
         said = (_metadata(file).get("rounds", "") for file in reversed(self.files()))
         return next((int(text) for text in said if text.isdigit()), 0)
 
@@ -82,7 +82,7 @@ class Checkpoints:
         return float(stated) if isinstance(stated, int | float) else None
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint, atomically, and remove those that are no longer needed.
+        """Add a checkpoint, atomically, and remove checkpoints that are no longer needed.
 
         Raises:
             DiskError: the checkpoint cannot be written.

@@ -47,8 +47,8 @@ def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterat
     """Remove a folder from `create`, and those above it, if the block raises before the run has
     charged a round.
 
-    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned. The
-    block's errors of the disk are those of `RunFolder.writing`.
+    After an interruption, or after an error of a run that `RunFolder.open` returned, the folder is
+    kept. Disk errors of the block are raised as in `RunFolder.writing`.
 
     Args:
         folder: the run's folder.

@@ -71,8 +71,8 @@ def settled_multiplier(
     first: Charge,
     where: str,
 ) -> float | None:
-    """The run's noise multiplier by its ledger, from which a second epsilon follows; else that of a
-    checkpoint.
+    """The run's noise multiplier from its ledger, from which a second epsilon follows, or otherwise
+    from a checkpoint.
 
     Args:
         recipe: recipe of the run.
@@ -82,7 +82,7 @@ def settled_multiplier(
         where: the run's folder, for the message.
 
     Raises:
-        LedgerError: rounds with the stated multiplier would cost something else.
+        LedgerError: rounds with the stated multiplier would have another cost.
     """
     charged = _charged_multiplier(recipe, sizes, first)
     if charged is None or stated is None:

@@ -26,8 +26,8 @@ _KEYED = "hmac-sha256:"
 class ProvenanceFile:
     """The file; `simulations.runs.provenance` describes its content.
 
-    A hash of private data would show a reader who knows all but one of the examples whether a guess
-    of this one is right, which no noise covers. Hashes that may depend on data are therefore keyed,
+    A reader who knows all examples but one could test a guess of the last example against a hash of
+    private data, and no noise covers the hash. Hashes that may depend on data are therefore keyed,
     and the key is a private file.
 
     Args:

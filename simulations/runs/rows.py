@@ -1,4 +1,4 @@
-"""Rows of a round: a public one, and a private one for the run's operator."""
+"""Rows of a round: a public row, and a private row for the run's operator."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
         delta: delta at which epsilon is stated.
 
     Raises:
-        ConfigError: no delta is given, it lies outside (0, 1), or the file is that of a run folder.
+        ConfigError: no delta is given, it lies outside (0, 1), or the file belongs to a run folder.
         LedgerError: the file is not a ledger, or was changed.
 
     Example:

@@ -1,7 +1,7 @@
 """The kernels in plain torch: for CPUs and for accelerators without Triton.
 
-The operations are those of the Triton kernels, in the same order: sums without noise and Philox
-words agree bit for bit, noise up to float32 rounding.
+The operations are the same as in the Triton kernels, in the same order. Sums without noise and
+Philox words agree bit for bit; noise agrees up to float32 rounding.
 """
 
 from __future__ import annotations

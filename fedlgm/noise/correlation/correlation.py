@@ -208,8 +208,7 @@ class Correlation:
     ) -> float:
         """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
 
-        It never falls with the number of rounds. Arguments, errors and source are those of
-        `sensitivity`.
+        It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
         """
         if not 0 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
@@ -248,10 +247,10 @@ class Correlation:
         """Largest column norm of C, rounded up: the largest shift by one participation under
         sampling.
 
-        Suppose that every client belongs to one of at least `bands` groups and takes part in its
-        group's rounds by a secret coin of probability p. The run then costs ceil(T / groups)
-        Poisson-sampled Gaussians of rate p and noise multiplier s / (c times this norm)
-        (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        Suppose that every client belongs to one of at least `bands` groups. In each round of its
+        group, the client takes part with probability p, decided by a secret coin. The run then
+        costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier s / (c times
+        this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
         """
         return self._rounded_up(
             float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max())

@@ -155,8 +155,8 @@ class Skellam(IntegerNoise):
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """The Gaussian curve at whole orders. An order in between costs as much as the next whole
-        one.
+        """The Gaussian curve at whole orders. A fractional order costs as much as the next whole
+        order.
         """
         from fedlgm.privacy.events import WholeOrdersDpEvent
 

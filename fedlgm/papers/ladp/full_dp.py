@@ -17,8 +17,8 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 class FullDP(ScheduledGaussian):
     """NbAFL: a client's upload is clipped to C and noised. The clipped vector here is the update.
 
-    The sensitivity is 2 C. The published one, 2 C / m (m: examples of the smallest client), treats
-    the minimiser of an average as an average of minimisers, which is false for networks. The
+    The sensitivity is 2 C. The published value, 2 C / m (m: examples of the smallest client),
+    treats the minimiser of an average as an average of minimisers, which is false for networks. The
     broadcast's noise is omitted: it adds nothing to the guarantee of the uploads.
     """
 

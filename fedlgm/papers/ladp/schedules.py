@@ -1,11 +1,11 @@
 """Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and
 DPA.
 
-A schedule gives each round's noise relative to the least one. `calibration = "equal-total"` scales
-the whole schedule so that all rounds together meet the run's (epsilon, delta) by the run's
-accountant, which makes the comparison fair. `calibration = "matched"` is the LaDP-FL paper's frame:
-every schedule starts at the noise of Full DP, the recipe's epsilon is that of one release, and the
-paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
+A schedule gives the noise of each round relative to the smallest noise of a round. `calibration =
+"equal-total"` scales the whole schedule so that all rounds together meet the run's (epsilon, delta)
+by the run's accountant, which makes the comparison fair. `calibration = "matched"` is the LaDP-FL
+paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is that of one
+release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
 
 Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a
 staircase of a few levels: the noise that is added has exactly the levels that are accounted for.
@@ -142,8 +142,8 @@ class ScheduledGaussian(PaperBaseline):
     def calibrate(self, facts: RunFacts) -> float:
         """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").
 
-        Under local trust a client may be drawn in any rounds, so its releases are assumed to be the
-        least noisy ones.
+        Under local trust a client may be drawn in any rounds, so the calculation assumes that its
+        releases are in the rounds with the least noise.
         """
         if self.calibration == "matched":
             return self.matched_multiplier(facts)

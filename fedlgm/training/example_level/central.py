@@ -84,8 +84,8 @@ def train(
     Each step draws a Poisson batch at the sampling rate q of the facts, sums the bounded gradients
     of its examples, charges the ledger, adds the plan's noise, divides by the public q N and moves
     the weights against the result. An empty batch also makes a step, which releases pure noise. The
-    neighbouring relation is that of the facts, usually adding or removing one example. The returned
-    epsilon covers all charges on the ledger.
+    neighbouring relation is taken from the facts; usually it is adding or removing one example. The
+    returned epsilon covers all charges on the ledger.
 
     The example of `fedlgm.training.example_level.central` runs three steps.
 

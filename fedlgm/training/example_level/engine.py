@@ -406,11 +406,11 @@ class ExampleGradients:
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of a shared input differently, such as one that uses
-        only the first.
+        """Refuse a model that treats the rows of a shared input differently, such as a model that
+        uses only the first row.
 
-        The rows hold the same numbers in the forward pass, but each carries the gradient of its own
-        example.
+        The rows hold the same numbers in the forward pass, but each row carries the gradient of its
+        own example.
         """
         together, *alone = (
             self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH)

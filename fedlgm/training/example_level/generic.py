@@ -23,8 +23,8 @@ class GenericSite:
     """A module without a rule, with all modules inside it.
 
     The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a
-    gradient per example. A module that `torch.func.vmap` does not support, such as a recurrent one,
-    is called example by example.
+    gradient per example. A module that `torch.func.vmap` does not support, such as a recurrent
+    module, is called example by example.
 
     Args:
         module: maps tensors whose first dimension is the example to tensors with such a dimension
@@ -189,9 +189,7 @@ class GenericSite:
     def _find_axes(
         self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
     ) -> Sequence[int]:
-        """The example's dimension in each output: the one that grows with the number of
-        examples.
-        """
+        """The examples' dimension in each output, which grows with the number of examples."""
         if self._axes is None:
             shapes = []
             with torch.no_grad(), fork_rng(None):

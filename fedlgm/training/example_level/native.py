@@ -125,8 +125,8 @@ class NativeExampleGradients:
 
 
 def _factors(scaling: Scaling, norms: Tensor) -> tuple[Tensor, int]:
-    """Factors of the norms [n, K], zero for an example with one that is not finite, and the number
-    of such examples.
+    """Factors of the norms [n, K], zero for an example with a norm that is not finite, and the
+    number of such examples.
     """
     counted = norms.isfinite().all(dim=1, keepdim=True)
     return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0), int(

@@ -1,8 +1,9 @@
 """Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
 
 For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much
-as the arithmetic. The operations are those of `passes.Pass`, in its order, so the bits are the
-same. The few float64 numbers of every example are NumPy's, whose calls cost a third of PyTorch's.
+as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the bits are
+the same. The few float64 numbers of every example are NumPy's, whose calls cost a third of
+PyTorch's.
 """
 
 from __future__ import annotations

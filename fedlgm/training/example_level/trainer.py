@@ -135,8 +135,7 @@ class ExampleTrainer:
         Args:
             batches: the batches.
             plan: the step's plan.
-            models: weights [D] of each batch's sum; by default the current `weights` are those of
-                all.
+            models: weights [D] of each batch's sum; by default all sums use the current `weights`.
         """
         if self._scaled is None or self._scaled[0] is not plan:
             self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
@@ -179,7 +178,7 @@ class ExampleTrainer:
             yield self._batch(x, y, rows)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
-        """`private_figures` of a batch; the arguments are those of `sum`."""
+        """`private_figures` of a batch; arguments as in `sum`."""
         return private_figures(
             self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows)
         )
@@ -319,8 +318,9 @@ def local_steps(
     them. A client without data makes the same steps. `clients.example_level.ExampleSteps` calls
     this function; docs/how-to/example-level.md has a run.
 
-    The clients take each step in turn, and each result is what it would be alone: a step consists
-    of many small pieces of work, which cost half as much if they are done several times in a row.
+    The clients take each step one after another, and each client's result is the same as if it were
+    computed alone. A step consists of many small operations, which cost half as much if they are
+    repeated directly.
 
     Args:
         trainer: trainer for the plan's layers.

@@ -1,9 +1,9 @@
 """A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
 
-`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models that would
-be trained as something else than their author means: state, random draws, rows that influence each
-other, and gradients that are not autograd's. If rows are not apart by construction, it is the only
-evidence, and the guarantee is conditional.
+`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models whose
+training would differ from their author's intention: models with state or random draws, with rows
+that influence each other, or with gradients that differ from autograd's. If rows are not apart by
+construction, it is the only evidence, and the guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _hostile(factor: float, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
-    """Compare the outputs of some rows of a batch with those of the same rows alone."""
+    """Compare the outputs of some rows of a batch with the outputs of the same rows alone."""
     outputs = inputs.call(module.train(), x)
     for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
         if not inputs.close(

@@ -77,8 +77,8 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
 
     Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
     over the positions, all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
-    classes. The layers are those of the figures published with it; the LM-DP-SGD paper calls this
-    network 12-layer Deep-CNN.
+    classes. The layers are the same as in the figures that were published with it. The LM-DP-SGD
+    paper calls this network 12-layer Deep-CNN.
 
     Args:
         in_shape: shape (C, H, W) of one input.

@@ -189,7 +189,7 @@ class Examples:
 
 
 def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
-    """Numbers of the packed parameters, and of what is kept of one example's gradient."""
+    """Number of packed parameters, and number of values that are kept of one example's gradient."""
     pair = (ctypes.c_int64 * 2)()
     library.fedlgm_sizes(ops.data_ptr(), len(ops), pair)
     return pair[0], pair[1]

@@ -1,11 +1,12 @@
 """The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept
 on disk.
 
-It is stored with other kept results (`fedlgm.cache.folder`), under a name of its source and flags,
-with its length and SHA-256 beside it: a damaged file would end the process when it is loaded, so it
-is compiled again instead. Before use the kernel must reproduce a known answer bit for bit, so a
-compiler that reorders arithmetic is refused. A compiler that fails is also recorded there and not
-tried at every start; another compiler is, and `fedlgm doctor` tries again.
+The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name is derived from its
+source and flags, and its length and SHA-256 are stored beside it. A damaged file would end the
+process when it is loaded, so the kernel is compiled again instead. Before use the kernel must
+reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. The failure
+of a compiler is also recorded there, so that this compiler is not tried at every start. Another
+compiler is tried, and `fedlgm doctor` tries the failed compiler again.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def instruction_set() -> InstructionSet | None:
 
 
 def reason(*, again: bool = False) -> str | None:
-    """The reason why this machine has no kernel; None if it has one.
+    """The reason why this machine has no kernel; None if it has a kernel.
 
     Args:
         again: whether to try a compiler again that has failed before.
@@ -138,8 +139,8 @@ def _kernel_folder() -> Path | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process compiles, the others wait for it; the lock ends with its process, and so does
-    what it left.
+    """One process compiles, and the other processes wait for it. The lock ends with its process;
+    the next holder of the lock deletes unfinished files.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -22,7 +22,7 @@ class Memory:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor; the same memory for the same name until a larger one is needed."""
+        """A contiguous tensor; a name keeps its memory until a larger tensor is needed."""
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
             self._held[name] = torch.zeros(size, dtype=self._dtype, device=self._device)

@@ -24,8 +24,8 @@ class Classification(Task):
     """Cross-entropy of class scores, and accuracy.
 
     Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further
-    axes (the pixels of a segmentation) are averaged for each example, without those whose target is
-    -100.
+    axes (the pixels of a segmentation) are averaged for each example, without entries whose target
+    is -100.
     """
 
     name = "classification"
@@ -68,7 +68,7 @@ class Classification(Task):
         return y.astype(np.int64, copy=False)
 
     def labels(self, y: np.ndarray) -> bool:
-        """See `Task`: other numbers become whole ones, or are refused."""
+        """See `Task`: other numbers become whole numbers, or are refused."""
         return y.ndim == 1
 
     @override

@@ -162,8 +162,8 @@ def lira(people: Population) -> dict[str, MembershipResult]:
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of a model of the population on its members and on the others, whose difference
-    outputs leak.
+    """Accuracy of a model of the population on members and on non-members; outputs leak the
+    difference.
     """
     with torch.no_grad():
         (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]

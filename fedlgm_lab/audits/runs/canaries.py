@@ -138,9 +138,7 @@ def audit_stored(
 
 
 def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
-    """A finished run's reported epsilon, which is the proven one, or the claimed one if none is
-    proven.
-    """
+    """Reported epsilon of a finished run: the proven epsilon, or the claimed one if none is proven."""
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
         epsilon = float(result["claimed_epsilon"])

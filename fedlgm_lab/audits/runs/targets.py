@@ -41,7 +41,7 @@ def kind_of(target: str) -> Kind:
     """Kind of a target.
 
     Raises:
-        ConfigError: it is none of the three.
+        ConfigError: the target is none of the three.
     """
     if target in mechanisms.names(None):
         return "mechanism"

@@ -1,6 +1,6 @@
 """A node's five steps of secure aggregation: advertise, share, mask, agree, unmask.
 
-Every step may be requested again, after a lost connection or a restart, and then gives the same
+Every step may be requested again after a lost connection or a restart. It then gives the same
 answer. The node trusts only the signatures of the services that its own policy lists. It keeps
 these rules:
 
@@ -9,9 +9,10 @@ these rules:
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
 * it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer
-  that dropped out. It does so only once `threshold` survivors, enough of them everywhere on a ring
-  of neighbours, have signed the set that it has signed, or once all members that shared secrets
-  have signed that they sent a vector, in which case all of them are the set.
+  that dropped out. It reveals shares in only two cases. Either `threshold` survivors have signed
+  the same set as this node, and on a ring of neighbours enough of these survivors are in every part
+  of the ring. Or all members that shared secrets have signed that they sent a vector; these members
+  are then the set.
 """
 
 from __future__ import annotations
@@ -144,8 +145,9 @@ class Participant:
                 charge is on disk, and charges one digest once.
             make: called with the cohort's digest. It returns uint32 [size], the same words for the
                 same digest.
-            sharing: client numbers of all members that shared, ascending; None if they are those of
-                `sealed` and this node, as they are if every member is its neighbour.
+            sharing: client numbers of all members that shared, ascending. None means the clients of
+                `sealed` and this node, which are all members that shared if every member is this
+                node's neighbour.
         """
         session, cohort = self._session_and_cohort(attempt)
         near = {*sealed, self._client}

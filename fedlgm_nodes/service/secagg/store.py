@@ -108,7 +108,7 @@ class SessionStore:
         return None if row is None else Session(**json.loads(row[0]))
 
     def open(self, attempt: str, session: Session) -> None:
-        """Keep a new session, and delete those that are neither among the newest nor among the
+        """Keep a new session. Delete sessions that are neither among the newest nor among the
         newest open ones.
         """
         with self._translate_errors(), transaction(self._db):

@@ -21,7 +21,7 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    The experiment is $MLFLOW_EXPERIMENT_NAME, or else "fedlgm". The server is MLflow's own
+    The experiment is $MLFLOW_EXPERIMENT_NAME, otherwise "fedlgm". The server is MLflow's own
     ($MLFLOW_TRACKING_URI, or else files or a database in this directory).
     """
 

@@ -277,7 +277,7 @@ class _KeptRows:
     """Inputs and output gradients, for one product of scaled rows.
 
     Examples with unreliable ghost norms are instantiated, measured and added separately, so that
-    the measured gradient is the one that is added.
+    the measured gradient is the added gradient.
     """
 
     def __init__(
