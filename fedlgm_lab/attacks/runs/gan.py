@@ -190,7 +190,7 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
     if not len(own) or not len(missing):
         raise ConfigError(
-            "the last client is the curious one: it must hold images, and lack a class that "
-            "others hold; use data.partition = 'isolation' (see fedlgm partition)"
+            "the last client is the curious client: it must hold images, and lack a class that "
+            "other clients hold; use data.partition = 'isolation' (see fedlgm partition)"
         )
     return int(missing.max())
