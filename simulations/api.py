@@ -155,7 +155,7 @@ class RunResult(Figures):
         layer, columns = linear_of(self.model()), self._folder.provenance.read().get("columns")
         if layer is None:
             raise RunError(
-                "coefficients are those of a model of one linear layer: this model has others"
+                "only a model of one linear layer has coefficients: this model has other layers"
             )
         if columns is None or len(columns) != layer.in_features:
             raise RunError(

@@ -94,8 +94,8 @@ def isolation(
     """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the
     private class.
 
-    All classes are divided evenly at random, the private one among the other clients only. The last
-    client is the curious one.
+    All classes are divided evenly at random; the private class is divided only among the other
+    clients. The last client is the curious one.
 
     Args:
         labels: labels, int [n].
@@ -129,8 +129,8 @@ def isolation_i(
     """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
     Each client but the last has `labels_per_client` labels, among them the private one. The last,
-    curious client has one label less and lacks the private one. All clients have the same number of
-    samples.
+    curious client has one label less and lacks the private label. All clients have the same number
+    of samples.
 
     The paper does not say how a client's samples divide over its labels. Here the private class is
     divided evenly among the clients, a client's other labels have equal shares of the rest, and
@@ -199,8 +199,8 @@ def isolation_ii(
     """Quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
 
     Two heterogeneous Dirichlet divisions (FedLab's `hetero_dir_partition`, without its unbounded
-    retries): the public classes over all clients, the private one over all but the last. At the
-    paper's alpha = 0.01 about half of a hundred clients stay empty.
+    retries): the public classes over all clients, and the private class over all clients except the
+    last. At the paper's alpha = 0.01 about half of a hundred clients stay empty.
 
     Args:
         labels: labels, int [n].

@@ -59,7 +59,7 @@ def breast_cancer() -> DataSet:
 
     The table has 30 measurements of 569 tumours, standardised with mean and standard deviation of
     the test examples, which are public. It names no sites, so split and sites are fixed: every
-    fifth row is a test example, and the others are assigned to the sites in turn.
+    fifth row is a test example, and the other rows are assigned to the sites one after another.
     """
     from sklearn.datasets import load_breast_cancer
 

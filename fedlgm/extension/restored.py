@@ -203,7 +203,7 @@ class Restored:
 
 @contextmanager
 def restored_around(restored: Restored | None) -> Iterator[None]:
-    """Undo what was left behind, before and after the code inside; training modes stay as they are
+    """Undo remaining changes, before and after the code inside; training modes stay as they are
     outside.
     """
     if restored is None:

@@ -224,8 +224,8 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
         torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others
     ):
         raise ConfigError(
-            "an update depends on what was trained before or with it: model, task or trainer "
-            "remember or mix what they "
-            "see, which would carry one client's data into another's update, or draw random "
+            "an update depends on what was trained before or with it: the model, the task or the "
+            "trainer remembers or mixes "
+            "examples, which would carry one client's data into another's update, or draws random "
             "numbers without PyTorch" + or_another_thread()
         )

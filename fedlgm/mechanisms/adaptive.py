@@ -38,7 +38,7 @@ class AdaptiveAllocation(Bounded):
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j).
 
     The noise is then equally large relative to every layer's weights. If p are the last round's
-    shares, the next ones are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
+    shares, the next shares are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
     sqrt(p_j). The first round takes the target of the initial model, which is public; for equal
     weights this is the "uniform" rule. Shares change slowly because correlated noise cancels only
     between equal scales, and because a split that jumps from round to round costs accuracy. Noise

@@ -31,11 +31,11 @@ class VotedLayers(Bounded):
     """The first round releases all layers and a noisy vote; later rounds train and release only the
     winners.
 
-    A client votes for a quarter of the layers, those in which its update is longest
+    A client votes for the quarter of the layers in which its update is longest
     (`fedlgm.planning.queries.LayerVote`). The vote costs `share` of the first round's budget, and
     every round costs one release of the run's multiplier. If the model has adapters, only they
     compete, and other layers, such as a new head, are released in every round. If the first round
-    is void, the next one has the vote.
+    is void, the vote takes place in the next round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).

@@ -34,7 +34,7 @@ class Mechanism:
 
     A subclass is a frozen dataclass whose fields are its options in a recipe. It implements `plan`,
     which must be pure: it returns equal plans for equal arguments, and none of its arguments holds
-    private data. The neighbouring relation and the trust model are those of the run's facts.
+    private data. The neighbouring relation and the trust model are taken from the run's facts.
 
     Example:
         >>> import numpy as np

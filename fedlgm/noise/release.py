@@ -112,7 +112,7 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum; the arguments are those of `release`.
+        """The noise of this sum; arguments as in `release`.
 
         Raises:
             ConfigError: the sum has another type than float32 or float64.

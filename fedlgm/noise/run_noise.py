@@ -213,7 +213,7 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. A secret ring leads to a different one for every
+        """The run's ring for a round's noise. A secret ring leads to a different ring for every
         different past.
 
         The same sum after different earlier releases is a different release. With the same z, the

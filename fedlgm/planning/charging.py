@@ -209,7 +209,7 @@ class OneMechanism(Process):
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Always true, because the run's cost is that of all its rounds."""
+        """Always true, because the run's cost is the cost of all its rounds."""
         return True
 
     def position(self, rounds: int) -> int:

@@ -45,9 +45,9 @@ class ReleasePlan:
 
     A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to
     the sum, `release` adds noise of scale `sigma`, and the ledger is charged with `event`, which
-    follows from these fields. The neighbouring relation is `facts.relation`: a unit that is added
-    or removed moves layer j of the sum by at most `clip[j]`, and a replaced one by twice as much. K
-    is the number of layers.
+    follows from these fields. The neighbouring relation is `facts.relation`: adding or removing a
+    unit changes layer j of the sum by at most `clip[j]`, and replacing a unit changes it by at most
+    twice as much. K is the number of layers.
 
     Attributes:
         layers: the model's layers.
@@ -281,8 +281,8 @@ class ReleasePlan:
         participants.
 
         Participants are drawn once for a round. Two releases of one draw are not two sampled
-        mechanisms: the first release reveals information about the draw, so the second one is not
-        amplified.
+        mechanisms: the first release reveals information about the draw, so the second release is
+        not amplified.
         """
         return charging.of(self.facts).repeated_event(self)
 

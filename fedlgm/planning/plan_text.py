@@ -1,7 +1,7 @@
 """The text of a plan, which travels to clients and lies in checkpoints.
 
-Clients' noise is keyed by it, so the order of its keys and the absence of what a plan does not have
-are fixed.
+Clients' noise is keyed by this text. The order of its keys is therefore fixed, and so is the
+omission of fields that a plan does not have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The least price of a release, which is that of a Gaussian release with a given noise
-multiplier.
-"""
+"""The least cost of a release: the cost of a Gaussian release with a given noise multiplier."""
 
 from __future__ import annotations
 

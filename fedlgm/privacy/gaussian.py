@@ -3,8 +3,8 @@
 `mu` is the l2 distance between the means of two neighbouring releases, in noise standard
 deviations. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
 release with noise multiplier z has mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z.
-The neighbouring relation is that of the sensitivity from which mu was computed. Privacy profile:
-Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
+The neighbouring relation is the relation of the sensitivity from which mu was computed. Privacy
+profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
 """
 
 from __future__ import annotations

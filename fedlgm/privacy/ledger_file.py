@@ -122,7 +122,7 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold a ledger in the block. The lock is that of a file beside it, which stays.
+    """Hold a ledger in the block. The lock is on a file beside the ledger, which is not deleted.
 
     A lock of the ledger's own file would end SQLite's locks of this process when it is closed.
 

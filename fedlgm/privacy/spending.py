@@ -1,6 +1,6 @@
 """Spending of a ledger's participants: charged events with counts, composed to epsilon.
 
-Events are the ledger's JSON text, so that equal ones are counted before composition.
+Events are the ledger's JSON text, so that equal events are counted before composition.
 """
 
 from __future__ import annotations

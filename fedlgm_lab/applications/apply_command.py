@@ -13,7 +13,7 @@ app = typer.Typer(
     cls=Commands, help="Run coordinate descent or PCA over a federation.", no_args_is_help=True
 )
 SettingsArgument = Annotated[
-    Path | None, typer.Argument(help="TOML file of settings; by default the bundled one.")
+    Path | None, typer.Argument(help="TOML file of settings; by default the bundled file.")
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the settings; repeatable.")

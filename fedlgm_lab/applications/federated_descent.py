@@ -2,9 +2,9 @@
 
 The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r -
 1) mod K. Clients add up their rows' clipped partial derivatives, and the server takes the proximal
-step. Without noise the path is that of `coordinate_descent.descend` on all rows together, up to the
-factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's share is bounded before a
-client adds it up, so a client's sum needs no further bound.
+step. Without noise the path equals the path of `coordinate_descent.descend` on all rows together,
+up to the factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's share is bounded
+before a client adds it up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CoordinateSums:
     """Trainer: the sums over a client's rows of all clipped partial derivatives at the current
     theta.
 
-    All K sums cost about as much as one pass over the rows; the round's plan selects the one that
+    All K sums cost about as much as one pass over the rows; the round's plan selects the sum that
     leaves the client.
 
     Args:

@@ -97,9 +97,9 @@ class ClassReconstruction:
             raise ConfigError(f"the class to reconstruct must lie in [0, {classes}), got {target}")
         if len(y) == 0 or bool((y == target).any()):
             raise ConfigError(
-                f"the curious client must hold images, but none of class {target}: use "
+                f"the curious client must hold images, but no image of class {target}: use "
                 f"data.partition = 'isolation' with data.private_class = {target}, whose last "
-                "client is the curious one"
+                "client is the curious client"
             )
         self.target, self.settings = target, settings or GanSettings()
         self._x, self._y, self._classes = x, y, classes

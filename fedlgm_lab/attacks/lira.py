@@ -136,7 +136,7 @@ def pooled(
     attack: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
     **options: object,
 ) -> MembershipResult:
-    """Attack every model in turn with the other pairs as shadow models, and pool the decisions.
+    """Attack each model, with the other pairs as shadow models, and pool the decisions.
 
     The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have
     been trained with it than without it, and the scores would show this. Decisions about one

@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy
 arrays.
 
-A score is any number that tends to be higher for canaries that were in than for those that were
-left out. Every bound holds with probability `confidence` over the canaries' fair coins and the
+A score is any number that tends to be higher for included canaries than for canaries that were left
+out. Every bound holds with probability `confidence` over the canaries' fair coins and the
 mechanism's noise, under the neighbouring relation by which in and out differ. The assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release

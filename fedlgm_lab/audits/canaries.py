@@ -61,10 +61,10 @@ class Canaries:
         count: number m of canaries.
         keys: the auditor's own ring, never that of the noise.
         presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of
-            ten, each time in its direction or the opposite one by a fair coin, for bounds on single
-            releases. With "run" a fair coin decides for the whole run, and an included canary takes
-            part with probability `rate`, as a client does, for bounds on the run as a whole. In a
-            run whose rounds are one mechanism (see the module) both are the same.
+            ten, each time in its direction or in the opposite direction by a fair coin, for bounds
+            on single releases. With "run" a fair coin decides for the whole run, and an included
+            canary takes part with probability `rate`, as a client does, for bounds on the run as a
+            whole. In a run whose rounds are one mechanism (see the module) both are the same.
         rate: the run's sampling rate q.
 
     Raises:

@@ -178,7 +178,7 @@ def audit_release(
         if on_trial is not None:
             on_trial(trial + 1, trials)
     if len({len(row) for part in rows for row in part}) != 1:
-        raise ConfigError("releases differ in length: pad what is not released with zeros")
+        raise ConfigError("releases differ in length: pad numbers that are not released with zeros")
     without, with_ = (np.stack(part) for part in rows)
     cut = trials // 2
     learned = Discriminant.fit(without[:cut], with_[:cut], linear=noise == "gaussian")

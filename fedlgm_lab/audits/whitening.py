@@ -4,7 +4,7 @@ afterwards.
 Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1).
 Multiplication of the releases by C gives a release with independent noise, in which a client that
 takes part in the rounds pi contributes C 1_pi times its bound (`privacy.whole_run`). C is lower
-triangular, so the first rounds can be whitened without the later ones.
+triangular, so the first rounds can be whitened without the later rounds.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class Clients(Units):
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`; the optimizer is that of the clients, on the examples of all of them.
 
-        Other trainers than the plain one may rely on the bound and on the server's step. They make
-        rounds of one client with one batch each.
+        Trainers other than the plain trainer may rely on the bound and on the server's step. They
+        make rounds of one client with one batch each.
         """
         if self.assembly.trainer_kind is kinds.PLAIN:
             return self._descend(model, map(self._gradient, rows))

@@ -2,7 +2,7 @@
 runs.
 
 Every run has a separate folder. If a set is started again with the same arguments, finished runs
-are read, an interrupted one is continued, and the others are run.
+are read, an interrupted run is continued, and the remaining runs are started.
 
 No two runs share noise, because a reader of two models with the same noise at different scales
 could subtract it. Without a seed every run has keys from the operating system; with a seed its keys

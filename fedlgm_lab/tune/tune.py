@@ -124,8 +124,8 @@ def tune(
     compared by the task's headline metric on the public test set or, with `score_epsilon`, by a
     noised score of the private training data (`fedlgm_lab.tune.score.PrivateScore` has the proof).
     The whole search, every score included, is charged before its first run. A search that was
-    stopped stays charged and cannot be continued. Unit and neighbouring relation are those of the
-    recipe.
+    stopped stays charged and cannot be continued. The unit and the neighbouring relation are taken
+    from the recipe.
 
     Args:
         recipe: as for `simulate`; its budget is the budget of one run.
@@ -185,8 +185,8 @@ def _create(path: Path, planned: Search) -> None:
     if is_used(path):
         raise RunError(
             f"{path} already exists: a search is made once and never continued, because the number "
-            "of its runs must not depend on their results; a stopped one stays charged, and a new "
-            "one is charged again: choose another folder"
+            "of its runs must not depend on their results; a stopped search stays charged, and "
+            "a new search is charged again: choose another folder"
         )
     try:
         with draft_folder(path) as draft:

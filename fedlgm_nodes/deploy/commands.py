@@ -59,7 +59,7 @@ def init(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Port of the SuperLink; by default a free one."),
+        typer.Option(min=1, max=65535, help="Port of the SuperLink; by default a free port."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
     unit: Annotated[

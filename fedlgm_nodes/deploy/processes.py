@@ -46,7 +46,7 @@ _HEAD = 1 << 20
 
 
 class Look:
-    """Names processes that have ended or stand still: those that `up` started on this machine.
+    """Names processes that `up` started on this machine and that have ended or are stopped.
 
     Args:
         folder: the deployment's folder.

@@ -162,7 +162,7 @@ def _next_name(stem: str, present: Iterable[str]) -> str:
 
 
 def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
-    """The run folder of this recipe: the latest one, or a new one."""
+    """The run folder of this recipe: the latest folder, or a new one."""
     stem = _stem(recipe)
     folder.runs.mkdir(mode=0o700, exist_ok=True)
     present = sorted(
@@ -174,7 +174,7 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
 
 
 def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -> str:
-    """Name of a run that begins. If another user registers runs, it is the newest one that has not
+    """Name of a run that begins. If another user registers runs, it is the newest run that has not
     begun.
 
     Raises:

@@ -1,7 +1,7 @@
 """Secure aggregation: code common to nodes and server, for a protocol in which the server learns
 only a sum mod 2^32.
 
-The protocol is that of Bonawitz et al. (2017) against a malicious server, with keys signed by
+This is the protocol of Bonawitz et al. (2017) against a malicious server, with keys signed by
 enrolled services. In cohorts of more than 200 nodes a node may share secrets only with its
 neighbours on a ring, as in Bell et al. (2020). `fedlgm_nodes.service.secagg` has a node's five
 steps and `fedlgm_nodes.server.secagg` the server's. The page `docs/how-to/secure-aggregation.md`

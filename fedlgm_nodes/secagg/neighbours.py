@@ -162,7 +162,7 @@ class Neighbours:
 
 
 def _most(population: int, marked: int, drawn: int, bits: int, places: int) -> int:
-    """Smallest number that the marked ones among those drawn exceed with probability at most
+    """Smallest number that the count of marked members in a draw exceeds with probability at most
     2^-bits / places.
     """
     tail, total = 0, math.comb(population, drawn)

@@ -218,9 +218,9 @@ class _Attempt:
         """Whether every node still holds what it has shared; asked again if a node may have lost it
         since.
 
-        Nothing has been charged yet, so that all nodes can exchange new keys. The answer is the one
-        that a node gave before, or new shares from a node whose older store was restored. Arguments
-        as for `total`.
+        Nothing has been charged yet, so that all nodes can exchange new keys. A node repeats its
+        earlier answer, or gives new shares if an older store of the node was restored. Arguments as
+        for `total`.
         """
         if time.monotonic() - self._shared_at < _RESTART_S:
             return True

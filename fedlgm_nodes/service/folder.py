@@ -172,7 +172,7 @@ class NodeFolder:
 
     def secret(self, ledger: NodeLedger) -> bytes:
         """The noise key, 32 bytes. Until the first release every start of the service creates a new
-        one.
+        key.
 
         If someone else had made the key, this person could have kept a copy and could subtract all
         noise. The ledger therefore records the digest of the key that its service makes, and no

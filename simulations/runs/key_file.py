@@ -40,8 +40,8 @@ class KeyFile:
         if not self.path.is_file():
             if charged and needed:
                 raise RunError(
-                    f"{self.path} is gone: neither who may take part next nor the noise of the "
-                    "rounds that were released can be known without it; restore it from a backup, "
+                    f"{self.path} is gone: without it, neither the next participants nor the noise "
+                    "of the released rounds can be determined; restore it from a backup, "
                     "or start a new run"
                 )
             self.create(charged)

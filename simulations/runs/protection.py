@@ -90,7 +90,7 @@ def settled_multiplier(
     if not math.isclose(stated, charged, rel_tol=1e-6):
         raise LedgerError(
             f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round "
-            f"{first.round} would cost something else than the ledger says: it was changed; "
+            f"{first.round} would have another cost than in the ledger: the checkpoint was changed; "
             "restore `checkpoints/` from a backup"
         )
     return stated

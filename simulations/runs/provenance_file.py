@@ -57,8 +57,8 @@ class ProvenanceFile:
         sizes = self.read().get("layers")
         if not sizes:
             raise LedgerError(
-                f"{self._path} does not name the layers of the run's mechanism, so what was "
-                "guaranteed is not known: restore the file from a backup"
+                f"{self._path} does not name the layers of the run's mechanism, so the "
+                "guarantee is not known: restore the file from a backup"
             )
         return dict(sizes)
 

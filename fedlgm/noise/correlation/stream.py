@@ -23,11 +23,11 @@ class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 
     Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n
-    bytes. A round's noise is rounded to float32 before it is used, so the kept values are the added
-    ones, and rounding does not accumulate over rounds. "blt" keeps its buffers, [m, n], in float64,
-    because they are not added themselves and their rounding errors would accumulate. Arithmetic is
-    in double precision and the same for every coordinate. The bits depend neither on the number of
-    threads nor on how a vector is cut into pieces.
+    bytes. A round's noise is rounded to float32 before it is used. The kept values are therefore
+    the added values, and rounding does not accumulate over rounds. "blt" keeps its buffers, [m, n],
+    in float64, because the buffers themselves are not added, and their rounding errors would
+    accumulate. Arithmetic is in double precision and the same for every coordinate. The bits depend
+    neither on the number of threads nor on how a vector is cut into pieces.
 
     Example:
         >>> import fedlgm.noise.correlation as correlation

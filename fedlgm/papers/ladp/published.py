@@ -41,9 +41,9 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     Theorem 3.
 
     Every client computes these quantities from its own weights (local trust). The recipe's epsilon
-    and delta are those of one release, of which the paper charges q epsilon. This class deviates
-    from the paper in two points: clients have equal weight, over the public cohort size, and a
-    client makes E epochs (the paper's loop, taken literally, makes E + 1).
+    and delta refer to one release; the paper charges q epsilon for it. This class deviates from the
+    paper in two points: clients have equal weight, over the public cohort size, and a client makes
+    E epochs (the paper's loop, taken literally, makes E + 1).
 
     Attributes:
         threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.

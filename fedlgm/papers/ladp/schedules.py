@@ -4,8 +4,8 @@ DPA.
 A schedule gives the noise of each round relative to the smallest noise of a round. `calibration =
 "equal-total"` scales the whole schedule so that all rounds together meet the run's (epsilon, delta)
 by the run's accountant, which makes the comparison fair. `calibration = "matched"` is the LaDP-FL
-paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is that of one
-release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
+paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is the epsilon of
+one release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
 
 Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a
 staircase of a few levels: the noise that is added has exactly the levels that are accounted for.

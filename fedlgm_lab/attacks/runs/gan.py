@@ -191,7 +191,7 @@ def _isolated_class(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> i
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own_rows]))
     if not len(own_rows) or not len(missing):
         raise ConfigError(
-            "the last client is the curious one: it must hold images, and lack a class that "
-            "others hold; use data.partition = 'isolation' (see fedlgm partition)"
+            "the last client is the curious client: it must hold images, and lack a class that "
+            "other clients hold; use data.partition = 'isolation' (see fedlgm partition)"
         )
     return int(missing.max())

@@ -233,6 +233,6 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
 
 @cache
 def _classifier(name: str, folder: str | None) -> PublicClassifier:
-    """One classifier per data set: distances are comparable only under the same one."""
+    """One classifier per data set: distances are comparable only under the same classifier."""
     images = Images.of(data.load(name, folder))
     return PublicClassifier.train(*images.test, images.classes)

@@ -122,7 +122,7 @@ def test_models_that_do_not_fit_are_refused(linear, models, tmp_path):
         ConfigError, match=r"which is enough for a linear model only: export this model as \.onnx"
     ):
         predict(tmp_path / "deep.safetensors", tmp_path / "rows.csv")
-    with pytest.raises(RunError, match=r"coefficients are those of a model of one linear layer"):
+    with pytest.raises(RunError, match=r"only a model of one linear layer has coefficients"):
         deep.coefficients()
     with pytest.raises(RunError, match=r"is a folder: export its model first"):
         predict(linear.folder, tmp_path / "rows.csv")
