@@ -31,7 +31,7 @@ test-all: test test-slow
 
 # Rounding depends on instruction set, threads and OpenBLAS; results of tests must not. By default the tests that compare
 # with a reference or with recorded bits; all of them: `make test-rounding TESTS=tests`.
-TESTS ?= $(addprefix tests/fedlgm/,aggregation correlation example_level mechanisms models papers tasks training) \
+TESTS ?= $(addprefix tests/fedlgm/,aggregation mechanisms noise papers training) \
 	$(addprefix tests/simulations/,test_adapters.py test_bits.py test_huggingface.py engines runs) tests/strategies
 test-rounding: .venv/installed-test
 	for capability in default avx2 avx512; do for threads in 1 2; do for blas in "" Haswell; do \
