@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_images():
 
 def test_refuses():
     x, y = torch.zeros(4, 1, 8, 8), torch.tensor([1, 2, 3, 4])
-    with pytest.raises(ConfigError, match="none of class 1"):
+    with pytest.raises(ConfigError, match="no image of class 1"):
         ClassReconstruction(network(), target=1, x=x, y=y, classes=10)
     with pytest.raises(ConfigError, match="must lie in"):
         ClassReconstruction(network(), target=10, x=x, y=y, classes=10)
