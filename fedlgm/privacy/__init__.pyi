@@ -2,6 +2,7 @@
 
 from . import accountants as accountants
 from . import accounting as accounting
+from . import attackers as attackers
 from . import cost as cost
 from . import events as events
 from . import gaussian as gaussian
@@ -11,6 +12,8 @@ from . import whole_run as whole_run
 from .accounting import calibrate as calibrate
 from .accounting import composed_epsilon as composed_epsilon
 from .accounting import epsilon as epsilon
+from .attackers import AttackRates as AttackRates
+from .attackers import attack_rates as attack_rates
 from .distributed import discrete_gaussian_tau as discrete_gaussian_tau
 from .distributed import distributed_epsilon as distributed_epsilon
 from .events import DpEvent as DpEvent

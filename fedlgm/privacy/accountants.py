@@ -152,6 +152,14 @@ _ACCOUNTANTS: Registry[_Makes] = Registry(
 )
 
 
+def deltas_of(accountant: Any, epsilons: np.ndarray) -> np.ndarray:
+    """Upper bounds on delta at several epsilons, [n], of what an accountant has composed."""
+    with quiet():
+        if isinstance(accountant, PLDAccountant):
+            return np.asarray(accountant._pld.get_delta_for_epsilon(epsilons.tolist()))
+        return np.array([accountant.get_delta(epsilon) for epsilon in epsilons])
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe."""

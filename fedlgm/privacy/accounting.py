@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import scipy.optimize
 from dp_accounting import dp_event
@@ -51,7 +52,7 @@ from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times what it is
-_LOST = (
+LOST = (
     2.0**-52
 )  # of delta per release, to the rounding of the grid's Fourier transforms: five times what was measured
 _NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
@@ -346,26 +347,56 @@ def composed_epsilon(
         4.3772
     """
     check_below_one(delta=delta)
+    precision, others = merge_events(events)
+    if precision > 0 and not others and 0 < delta < 1 and accountant == "pld":
+        return gaussian_epsilon(math.sqrt(precision), delta)  # exact, in closed form
+    return _composed_epsilon(with_gaussian(precision, others), float(delta), accountant)
+
+
+Merged = tuple[tuple[str, int], ...]
+"""Events in their JSON text, with their numbers."""
+
+
+def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float, Merged]:
+    """Equal events counted together, and Gaussian releases without sampling as one of them.
+
+    Args:
+        events: pairs (event, number of compositions).
+
+    Returns:
+        mu^2 of the one Gaussian release (0 without any), and the other events.
+
+    Raises:
+        ConfigError: a number of compositions is not a whole number of at least 0.
+
+    Example:
+        >>> merge_events([(gaussian_event(2.0), 4), (gaussian_event(1.0, 0.1), 0)])
+        (1.0, ())
+    """
     merged: Counter[str] = Counter()
-    precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
+    precision = 0.0
     for event, count in (unfold_event(event, count) for event, count in events):
         record = encode(event)  # which checks its numbers
         if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             merged[json.dumps(record)] += count
-    if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":
-        return gaussian_epsilon(math.sqrt(precision), delta)  # exact, in closed form
-    if precision > 0:
-        merged[json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))] = 1
-    return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
+    return precision, tuple(sorted(merged.items()))
+
+
+def with_gaussian(precision: float, others: Merged) -> Merged:
+    """All events of `merge_events` in one list."""
+    if not precision > 0:
+        return others
+    text = json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))
+    return tuple(sorted((*others, (text, 1))))
 
 
 def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> bool:
     """Whether grids of privacy losses resolve this delta for so many releases, see
     `composed_epsilon`.
     """
-    return sum(count for _, count in events) * _LOST <= _NEGLIGIBLE * delta
+    return sum(count for _, count in events) * LOST <= _NEGLIGIBLE * delta
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
@@ -395,7 +426,7 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         return _epsilon_of(decoded, delta, SEARCHES)
     if accountant == "rdp" or is_resolved(decoded, delta):
         return _epsilon_of(decoded, delta, accountant)
-    lost = sum(count for _, count in decoded) * _LOST  # both are upper bounds
+    lost = sum(count for _, count in decoded) * LOST  # both are upper bounds
     grid = _epsilon_of(decoded, delta - lost, accountant) if lost < delta else math.inf
     orders = RenyiAccountant()
     return min(
@@ -406,18 +437,28 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     )
 
 
+def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
+    """An accountant of dp_accounting that has composed the events.
+
+    Raises:
+        PrivacyError: the accountant cannot handle one of the events.
+    """
+    composed = new_accountant(accountant, [event for event, _ in events])
+    for event, count in events:
+        if not composed.supports(event):
+            other = "pld" if accountant == "rdp" else "rdp"
+            raise PrivacyError(
+                f"the {accountant} accountant cannot account for {event}; use accountant = "
+                f"{other!r}"
+            )
+        with quiet():
+            composed.compose(event, count)
+    return composed
+
+
 def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
     try:
-        composed = new_accountant(accountant, [event for event, _ in events])
-        for event, count in events:
-            if not composed.supports(event):
-                other = "pld" if accountant == "rdp" else "rdp"
-                raise PrivacyError(
-                    f"the {accountant} accountant cannot account for {event}; use accountant = "
-                    f"{other!r}"
-                )
-            with quiet():
-                composed.compose(event, count)
+        composed = compose(events, accountant)
         with quiet():
             return float(composed.get_epsilon(delta))
     except (

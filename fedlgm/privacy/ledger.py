@@ -337,6 +337,13 @@ class Ledger:
         )
         return Spending.of(self._rows(query, _last(through), abandoned), SERVER)
 
+    def profiles(self) -> list[list[tuple[privacy.DpEvent, int]]]:
+        """Charged events with counts; under local trust one list for each participant whose
+        events are not part of another's.
+        """
+        with self._translate_errors():
+            return self._spending(None, 0).worst()
+
     def worst_profile(self) -> list[tuple[privacy.DpEvent, int]]:
         """Charged events with counts, each the maximum over participants.
 

@@ -14,6 +14,7 @@ from fedlgm import privacy
 
 _Counts = Counter[str]  # event -> how often
 _Profile = frozenset[tuple[str, int]]
+_Events = list[tuple[privacy.DpEvent, int]]
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,15 @@ class Spending:
 
     def epsilon(self, delta: float, accountant: str) -> float:
         """Largest proven epsilon at `delta` of any participant."""
-        profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
         return max(
-            (
-                _profile_epsilon(profile, delta, accountant)
-                for profile in _maximal_profiles(profiles)
-            ),
-            default=0.0,
+            privacy.accounting.composed_epsilon(events, delta, accountant)
+            for events in self.worst()
         )
+
+    def worst(self) -> list[_Events]:
+        """Events with counts of each participant whose events are not part of another's."""
+        profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
+        return [_decode(profile) for profile in _maximal_profiles(profiles)]
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
         """Proven epsilon at `delta` of each client with its own releases."""
@@ -98,9 +100,12 @@ def claimed_epsilon(
     return max(naive.values(), default=0.0)
 
 
+def _decode(profile: _Profile) -> _Events:
+    return [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
+
+
 def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
-    events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
-    return privacy.accounting.composed_epsilon(events, delta, accountant)
+    return privacy.accounting.composed_epsilon(_decode(profile), delta, accountant)
 
 
 def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:

@@ -89,6 +89,7 @@ def test_the_commands_of_distributed_trust_run(
     "page",
     [
         *(
+            "epsilon",
             "own-model",
             "own-data",
             "own-task",
