@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -73,10 +74,10 @@ class Watch:
         worker = self.target.worker() if self.target is not None else None
         if worker is not None and not worker.runs:
             raise KilledError(killed_message(worker.pid))
-        if worker is not None and psutil.pid_exists(worker.pid):
-            self._tell(
-                processes.stopped_fault("the run's server process", psutil.Process(worker.pid))
-            )
+        if worker is not None:
+            with suppress(psutil.NoSuchProcess):  # it ends just now
+                process = psutil.Process(worker.pid)
+                self._tell(processes.stopped_fault("the run's server process", process))
         self.misses_app = worker is None and link is not None and not self._has_app()
         self._looked = time.monotonic()
 
