@@ -230,7 +230,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
     """Divide samples by user, so that no user's samples are split.
 
     Args:
-        labels: labels, int [n]; only their number matters.
+        labels: labels, int [n]; only n is used.
         clients: number of clients, at most the number of users. With as many clients as users,
             client i is the user with the i-th smallest id. With fewer, users are assigned at
             random, in equal numbers per client, give or take one.

@@ -124,7 +124,7 @@ class ProvenanceFile:
                     else ""
                 )
                 raise OtherObjectsError(
-                    f"{self._run} was run with another {what}; pass the same one{weights}"
+                    f"{self._run} was run with another {what}; pass the same {what}{weights}"
                 )
 
     def check_named(self, given: Iterable[str]) -> None:

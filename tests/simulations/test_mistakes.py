@@ -663,7 +663,7 @@ def test_tokens_without_a_label_are_no_classes(tmp_path, monkeypatch):
 def test_a_finished_run_is_not_opened_with_new_weights(tmp_path):
     run(run_dir=tmp_path / "run", model=nn.Linear(5, 2))()
     with pytest.raises(
-        FedlgmError, match=r"another model; pass the same one \(its initial weights are part"
+        FedlgmError, match=r"another model; pass the same model \(its initial weights are part"
     ):
         simulations.resume(
             tmp_path / "run", model=nn.Linear(5, 2), data={"train": (X, Y), "test": (X, Y)}
