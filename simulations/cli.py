@@ -290,8 +290,15 @@ def calibrate(
             "give either --epsilon or --noise-multiplier: each follows from the other"
         )
     reached = privacy.epsilon(multiplier, delta, **settings)
+    rates = privacy.attack_rates(
+        multiplier,
+        steps=steps,
+        sampling_rate=sampling_rate,
+        relation=relation,  # type: ignore[arg-type]  # checked
+    )
     if as_json:
-        print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
+        figures = {"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings}
+        print_json(figures | {"attack_rates": rates.figures()})
     else:
         console.print(
             f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta "
@@ -302,6 +309,7 @@ def calibrate(
             "accountant",
             style="dim",
         )
+        console.print(rates.sentence("units"), style="dim")
 
 
 @app.command(rich_help_panel=_READ)

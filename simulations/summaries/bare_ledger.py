@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from fedlgm.checks import check_share
 from fedlgm.errors import ConfigError
+from fedlgm.privacy.attackers import AttackFigures, attack_rates
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.summaries.charges import client_rows, event_groups
@@ -30,6 +31,7 @@ class BareLedgerReport(TypedDict):
         events: charges, grouped.
         epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
         clients: largest spending first; empty under central trust, where the server releases.
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in words.
     """
 
     ledger: str
@@ -42,6 +44,8 @@ class BareLedgerReport(TypedDict):
     delta: float
     accountant: str
     clients: list[ClientRow]
+    attack_rates: AttackFigures
+    attack: str
 
 
 def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
@@ -78,6 +82,7 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
     check_share(delta=delta)
     with Ledger(file) as ledger:
         head, protects, stated = ledger.verify(), ledger.protects(), ledger.guarantee()
+        rates = attack_rates(ledger)
         return {
             "ledger": str(file),
             "ledger_head": str(head),
@@ -89,6 +94,8 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
             "delta": delta,
             "accountant": _ACCOUNTANT,
             "clients": client_rows(ledger, delta, _ACCOUNTANT),
+            "attack_rates": rates.figures(),
+            "attack": rates.sentence(f"{protects.partition(',')[0] or 'unit'}s"),
         }
 
 
@@ -98,6 +105,7 @@ def bare_ledger_table(report: BareLedgerReport) -> Group:
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
         f"at delta {report['delta']:g} ({report['accountant']} accountant); protects "
         f"{report['protects'] or 'a unit and relation that the ledger does not state'}\n"
+        f"{report['attack']}\n"
         "verified: rows follow from each other\nledger head "
         f"{report['ledger_head']}{worst_off(report['clients'])}\n"
         + (

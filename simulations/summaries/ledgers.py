@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedlgm.privacy.attackers import attack_rates
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import note_on_epsilon
@@ -21,7 +22,12 @@ def ledger_report(run: Path) -> LedgerReport:
     """
     folder = RunFolder.open(run)
     folder.verify()
-    return checked_ledger_report(folder)
+    report = checked_ledger_report(folder)
+    with Ledger(folder.ledger_file) as ledger:
+        rates = attack_rates(ledger)
+    report["attack_rates"] = rates.figures()
+    report["attack"] = rates.sentence(f"{folder.recipe().unit}s")
+    return report
 
 
 def checked_ledger_report(folder: RunFolder) -> LedgerReport:

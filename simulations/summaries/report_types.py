@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 from fedlgm.data.tables import Column
+from fedlgm.privacy.attackers import AttackFigures
 from simulations.runs.rows import LayerRow
 
 
@@ -110,6 +111,8 @@ class LedgerReport(TypedDict):
         epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
         budget: epsilon that the recipe permits.
         clients: largest spending first; empty under central trust, where the server releases.
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
+            words; only in the report of `fedlgm ledger`.
     """
 
     run: str
@@ -125,6 +128,8 @@ class LedgerReport(TypedDict):
     budget: float
     accountant: str
     clients: list[ClientRow]
+    attack_rates: NotRequired[AttackFigures]
+    attack: NotRequired[str]
 
 
 class Protection(TypedDict, total=False):

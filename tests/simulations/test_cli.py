@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.privacy import calibrate
+from fedlgm.privacy import attack_rates, calibrate
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
 from simulations.ending import ending
@@ -235,6 +235,8 @@ def test_calibrate_from_noise_is_the_inverse(run, relation, accountant):
     status, again, err = run("calibrate", "--noise-multiplier", str(multiplier), *options)
     assert (status, json.loads(again)) == (0, json.loads(out)), err
     assert json.loads(again)["epsilon"] == pytest.approx(3, rel=1e-5)
+    rates = attack_rates(multiplier, steps=20, sampling_rate=0.2, relation=relation)
+    assert json.loads(again)["attack_rates"] == rates.figures()
 
 
 @pytest.mark.parametrize("options", [(), ("--epsilon", "3", "--noise-multiplier", "1")])
@@ -262,6 +264,8 @@ def test_report_and_ledger(run, finished):
     assert status == 0
     report = json.loads(out)
     assert report["epsilon"] <= report["budget"] == 8.0
+    assert 0.01 < report["attack_rates"]["tpr"]["0.01"] < 0.2
+    assert "of the clients" in report["attack"]
     assert sum(event["count"] for event in report["events"]) == 3
     assert run("ledger", finished)[0] == run("report", finished)[0] == 0
     for options, words in (
@@ -292,6 +296,8 @@ def test_the_cost_of_a_ledger_without_a_run_folder(run):
     ]
     status, out, _ = run("ledger", "app.sqlite", "--delta", "1e-5")
     assert (status, "epsilon charged 2.943" in out) == (0, True), out
+    assert report["attack_rates"]["mu"] == pytest.approx(0.5**0.5, rel=1e-4)
+    assert "finds at most 5.3 % of the clients" in " ".join(out.split())
     status, _, err = run("ledger", "app.sqlite")
     assert (status, "add --delta" in err) == (2, True), err
     Path("text").write_text("no ledger")

@@ -130,7 +130,7 @@ def test_a_ledger_has_the_rates_of_its_charges(tmp_path: Path) -> None:
 def test_the_sentence() -> None:
     rates = attack_rates(1.0, sampling_rate=0.01, steps=1000)
     assert rates.sentence("clients") == (
-        "an attacker who accepts 1 % false alarms finds at most 2.9 % of the clients"
+        "an attacker who accepts 1 % false alarms finds at most 3 % of the clients"
     )
     assert "accepts 0.1 % false alarms finds at most 0.41 % of" in rates.sentence("rows", 0.001)
 
