@@ -33,6 +33,7 @@ from clients import AnyClient, ClientData, LayerwiseClient, OneClient
 from clients.cut_vote import VotingWork
 from fedlgm import mechanisms
 from fedlgm.errors import LedgerError
+from fedlgm.extension import registration
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.correlation import strategies
 from fedlgm.noise.keys import KeyRing
@@ -109,6 +110,7 @@ REGISTRIES = (
     strategies._STRATEGIES._items,
     server_optimizer._OPTIMIZERS._items,
     audit._METHODS._items,
+    registration._calls,
 )
 """What `register` functions fill; the modules that own them register at import, and no other module
 does."""
@@ -124,7 +126,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test leaves nothing to the next one. A fixture for each of these would cost more than many
     of the tests.
 
-    Models without a seed start alike. A registered name is gone. Ctrl-C goes on ending the tests,
+    Models without a seed start alike. A registered name is gone, also for
+    worker processes. Ctrl-C goes on ending the tests,
     although the command and Ray take signals over. urllib, which keeps the proxies of its first
     call, reads them again."""
     GENERATOR.manual_seed(0)

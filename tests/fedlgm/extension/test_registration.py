@@ -13,7 +13,6 @@ import pytest
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.extension import registration
 from fedlgm.extension.registration import registrations
 from fedlgm.noise import correlation
 from fedlgm.planning import allocation
@@ -82,10 +81,7 @@ def test_only_registrations_from_outside_the_packages_are_recorded() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_an_own_object_brings_the_names_into_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registration, "_calls", {})  # not those of other tests' modules
+def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> None:
     run(1)
     allocation.register("nameless", lambda s, d: d**0.25)
     (tmp_path / "own.pkl").write_bytes(cloudpickle.dumps(Own()))
