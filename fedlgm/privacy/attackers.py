@@ -14,7 +14,6 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypedDict
 
 import numpy as np
 from dp_accounting import dp_event
@@ -32,7 +31,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.privacy.accountants import SEARCHES, deltas_of
 from fedlgm.privacy.accounting import LOST, Merged, compose, merge_events, with_gaussian
 from fedlgm.privacy.events import accountant_of, decode, gaussian_event, is_private
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, AttackFigures, Relation
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.plain import plain_numbers
 
@@ -43,24 +42,6 @@ false-positive rate that an attack could be tested at."""
 _MOST_MU = 1e3
 _ADVANTAGE = np.union1d(np.linspace(0, 1, 4001), np.logspace(-6, -3, 500))
 """False-positive rates between which the advantage against several units is bounded."""
-
-
-class AttackFigures(TypedDict):
-    """Bounds on attacks, for JSON.
-
-    Attributes:
-        tpr: true-positive rate by false-positive rate.
-        advantage: see `AttackRates.advantage`.
-        mu: see `AttackRates.mu`; None instead of infinity.
-
-    Example:
-        >>> AttackFigures(tpr={"0.1": 0.1}, advantage=0.0, mu=0.0)["mu"]
-        0.0
-    """
-
-    tpr: dict[str, float]
-    advantage: float
-    mu: float | None
 
 
 @dataclass(frozen=True, eq=False)

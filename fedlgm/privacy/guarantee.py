@@ -52,6 +52,24 @@ class Claim(TypedDict, total=False):
     event: dict[str, Any]
 
 
+class AttackFigures(TypedDict):
+    """Bounds on attacks, for JSON.
+
+    Attributes:
+        tpr: true-positive rate by false-positive rate.
+        advantage: see `fedlgm.privacy.AttackRates`.
+        mu: see `fedlgm.privacy.AttackRates`; None instead of infinity.
+
+    Example:
+        >>> AttackFigures(tpr={"0.1": 0.1}, advantage=0.0, mu=0.0)["mu"]
+        0.0
+    """
+
+    tpr: dict[str, float]
+    advantage: float
+    mu: float | None
+
+
 def caveat_of(noise_reproducible: bool) -> str:
     """The caveat after every guarantee, in full or in short, if noise came from a public seed;
     otherwise empty.

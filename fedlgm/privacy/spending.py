@@ -14,7 +14,6 @@ from fedlgm import privacy
 
 _Counts = Counter[str]  # event -> how often
 _Profile = frozenset[tuple[str, int]]
-_Events = list[tuple[privacy.DpEvent, int]]
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,15 @@ class Spending:
 
     def epsilon(self, delta: float, accountant: str) -> float:
         """Largest proven epsilon at `delta` of any participant."""
-        return max(
-            privacy.accounting.composed_epsilon(events, delta, accountant)
-            for events in self.worst()
-        )
+        return max(_profile_epsilon(profile, delta, accountant) for profile in self._worst())
 
-    def worst(self) -> list[_Events]:
+    def worst(self) -> list[list[tuple[privacy.DpEvent, int]]]:
         """Events with counts of each participant whose events are not part of another's."""
+        return [_decode(profile) for profile in self._worst()]
+
+    def _worst(self) -> list[_Profile]:
         profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
-        return [_decode(profile) for profile in _maximal_profiles(profiles)]
+        return _maximal_profiles(profiles)
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
         """Proven epsilon at `delta` of each client with its own releases."""
@@ -100,7 +99,7 @@ def claimed_epsilon(
     return max(naive.values(), default=0.0)
 
 
-def _decode(profile: _Profile) -> _Events:
+def _decode(profile: _Profile) -> list[tuple[privacy.DpEvent, int]]:
     return [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
 
 

@@ -10,7 +10,8 @@ from rich.markup import escape
 
 from fedlgm.checks import check_share
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.attackers import AttackFigures, attack_rates
+from fedlgm.privacy.attackers import attack_rates
+from fedlgm.privacy.guarantee import AttackFigures
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.summaries.charges import client_rows, event_groups

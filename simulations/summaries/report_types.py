@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 from fedlgm.data.tables import Column
-from fedlgm.privacy.attackers import AttackFigures
+from fedlgm.privacy.guarantee import AttackFigures
 from simulations.runs.rows import LayerRow
 
 
