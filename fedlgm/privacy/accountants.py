@@ -14,6 +14,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
+from fedlgm.checks import check_known
 from fedlgm.extension.registry import Registry
 from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
 from fedlgm.privacy.grid import sampled_gaussian
@@ -127,8 +128,9 @@ def new_accountant(
     Raises:
         ConfigError: no accountant has this name.
     """
-    made: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
-    return made
+    check_known("accountant", name, _ACCOUNTANTS.names())  # nobody's own: guarantees rest on it
+    accountant: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
+    return accountant
 
 
 def _pld(interval: float, events: Iterable[dp_event.DpEvent]) -> PldAccountant:

@@ -1,4 +1,4 @@
-"""What an epsilon means: how often an attacker can be right about one unit.
+"""Bounds on how often an attacker can be right about one unit.
 
 An attacker sees all that was released, knows all other data, and decides whether one unit took
 part. Its false-positive rate is the share of absent units that it calls present; its true-positive
@@ -37,8 +37,8 @@ from fedlgm.privacy.plain import plain_numbers
 
 _EPSILONS = np.linspace(0.0, 16.0, 801)
 _LEAST_DELTA = 1e-10
-"""Least delta at which `AttackRates.mu` covers the profile. The tail below it decides at no
-false-positive rate that an attack could be tested at."""
+"""Least delta at which `AttackRates.mu` covers the profile. Nobody can measure an attack at
+false-positive rates as small as this."""
 _MOST_MU = 1e3
 _ADVANTAGE = np.union1d(np.linspace(0, 1, 4001), np.logspace(-6, -3, 500))
 """False-positive rates between which the advantage against several units is bounded."""
@@ -117,10 +117,13 @@ class AttackRates:
         """Smallest mu of a Gaussian release whose profile lies nowhere below this one.
 
         The comparison is made up to epsilon = 16 and where delta is at least 1e-10. Infinite if no
-        mu below 1000 is enough, as for a delta that does not vanish. A group of k units has k mu.
+        mu below 1000 is enough, and for one pair of epsilon and delta, whose delta never vanishes.
+        A group of k units has k mu.
         A Gaussian release of sensitivity 1 and standard deviation 1 / mu has this profile exactly;
         Laplace noise and other pure guarantees fit it badly.
         """
+        if len(self.epsilons) == 1:  # delta is the same at every larger epsilon
+            return math.inf
         compared = (self.deltas >= _LEAST_DELTA) & (self.deltas > 0)
         epsilons, deltas = self.epsilons[compared], self.deltas[compared]
         if not len(deltas):
@@ -143,10 +146,11 @@ class AttackRates:
             >>> round(attack_rates(1.0).figures()["tpr"]["0.01"], 4)
             0.0924
         """
+        mu = self.mu
         return {
-            "tpr": {f"{share:g}": round(self.tpr(share), 8) for share in (0.1, 0.01, 0.001)},
-            "advantage": round(self.advantage, 8),
-            "mu": None if math.isinf(self.mu) else round(self.mu, 6),
+            "tpr": {f"{share:g}": self.tpr(share) for share in (0.1, 0.01, 0.001)},
+            "advantage": self.advantage,
+            "mu": None if math.isinf(mu) else mu,
         }
 
     def sentence(self, who: str = "participants", false_positive_rate: float = 0.01) -> str:

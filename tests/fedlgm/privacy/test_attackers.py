@@ -109,6 +109,8 @@ def test_one_budget_says_less_than_the_run() -> None:
     assert alone.tpr(0.01) > 5 * attack_rates(event, steps=steps).tpr(0.01)
     assert alone.advantage == pytest.approx(np.tanh(epsilon / 2), abs=2e-3)
     assert alone.advantage >= np.tanh(epsilon / 2)
+    assert alone.mu == np.inf  # at larger epsilons its delta stays, where a Gaussian's vanishes
+    assert alone.figures()["mu"] is None
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "zero-out", "replace-one"])

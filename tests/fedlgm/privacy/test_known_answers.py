@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid, noise_scales
 from fedlgm.mechanisms.profiles import Profile
@@ -305,3 +305,9 @@ def test_a_rate_just_below_one_costs_what_everybody_costs():
     """Grids lost the whole distribution there."""
     near = epsilon(0.25, 1e-7, steps=1, sampling_rate=1 - 1e-15)
     assert near == epsilon(0.25, 1e-7, steps=1)
+
+
+def test_no_users_accountant_is_loaded_by_reference():
+    for name in ("builtins:list", "gdp"):
+        with pytest.raises(ConfigError, match=f"unknown accountant '{name}'; known: pld, rdp"):
+            composed_epsilon([(gaussian_event(1.0, 0.1), 1)], 1e-5, name)
