@@ -154,8 +154,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
         [2.0]
     """
     if package_of(type(choice)) == "strategies":
-        bundled: ResumableStep = copy.deepcopy(choice)
-        return bundled
+        return cast(ResumableStep, copy.deepcopy(choice))
     optimizer = _OPTIMIZERS.find(choice) if isinstance(choice, str) else choice
     optimizer = optimizer.make if isinstance(optimizer, OptimizerKind) else optimizer
     if isinstance(choice, str) and not is_own(choice):

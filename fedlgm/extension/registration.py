@@ -61,7 +61,7 @@ def repeat(calls: Iterable[Call]) -> None:
 
 
 def is_repeating() -> bool:
-    """Whether another process's registrations are being made, whose names are free by definition."""
+    """Whether another process's registrations are repeated here; they replace those of this one."""
     return _repeating.get()
 
 

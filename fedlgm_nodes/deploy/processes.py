@@ -23,7 +23,13 @@ from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from simulations.engines.flower_command import environment, tail
-from simulations.engines.flower_processes import end, is_port_taken, started_under, with_children
+from simulations.engines.flower_processes import (
+    end,
+    is_alive,
+    is_port_taken,
+    started_under,
+    with_children,
+)
 from simulations.runs.shapes import read_json
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
@@ -119,17 +125,12 @@ def superlink(folder: DeploymentFolder) -> psutil.Process | None:
     )
 
 
-def runs(process: psutil.Process) -> bool:
-    """Whether a process has not ended; another that has its number since does not count."""
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def is_called(process: psutil.Process, command: str) -> bool:
     """Whether a process was started by the name of this command of Flower's and has not ended."""
     with contextlib.suppress(psutil.Error):
-        return runs(process) and any(Path(word).name == command for word in process.cmdline()[:2])
+        return is_alive(process) and any(
+            Path(word).name == command for word in process.cmdline()[:2]
+        )
     return False
 
 
@@ -450,7 +451,7 @@ def _alive(processes: dict[str, _Known]) -> dict[str, psutil.Process]:
     for role, (pid, born, _) in processes.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if abs(_start_time(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+            if abs(_start_time(process) - born) < 0.01 and is_alive(process):
                 running[role] = process
     return running
 

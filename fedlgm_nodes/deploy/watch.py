@@ -11,6 +11,7 @@ import psutil
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.layout import DeploymentFolder
+from simulations.engines.flower_processes import is_alive
 from simulations.runs.folder import RunFolder
 
 _LOOK_S = 1.0
@@ -61,14 +62,14 @@ class Watch:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         link = self._superlink
-        if link is not None and not processes.runs(link):
+        if link is not None and not is_alive(link):
             raise KilledError(
                 f"{processes.ended_fault('superlink', link.pid, self._folder)}; then {RESUMES}"
             )
         if "superlink" not in self._look() and link is not None:
             self._tell(processes.stopped_fault("superlink", link))
         for starter in self._starters:
-            if not processes.runs(starter):
+            if not is_alive(starter):
                 raise KilledError(self._no_starter(f"(process {starter.pid})"))
             self._tell(processes.stopped_fault("flower-superexec", starter))
         worker = self.target.worker() if self.target is not None else None
@@ -98,7 +99,7 @@ class Watch:
         apps = [
             process
             for process in self._family()
-            if process not in self._others and processes.runs(process)
+            if process not in self._others and is_alive(process)
         ]
         for self._app in apps:
             self._tell(processes.stopped_fault("flwr-serverapp", self._app))

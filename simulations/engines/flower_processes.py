@@ -108,7 +108,7 @@ def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = s
             process.terminate()
     gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
     while (
-        left := {process for process in family if _alive(process)}
+        left := {process for process in family if is_alive(process)}
     ) and time.monotonic() < at_all:
         for process in left if time.monotonic() > gently else ():
             with suppress(psutil.Error):
@@ -117,7 +117,8 @@ def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = s
         family = left | more()
 
 
-def _alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; a later process with the same number does not count."""
     with suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
