@@ -30,8 +30,8 @@ app = typer.Typer(
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
-VOID = 1
-"""Exit status of a run with void rounds, which moved nothing."""
+INCOMPLETE = 1
+"""Exit status of a run with void rounds, which moved nothing, or without some node's answers."""
 
 # The users of a deployment's processes may pass through its folder, and need not be able to list
 # it.
@@ -259,8 +259,8 @@ def run(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on the nodes; repeat the command to continue an interrupted run. Exit status 1
-    after void rounds.
+    """Run a recipe on the nodes; repeat the command to continue an interrupted run. The exit status
+    is 1 if a round was void, or if the answer of a node is missing in a round that asked it.
     """
     from fedlgm_nodes.deploy import submit
     from fedlgm_nodes.deploy.server_entry import NodesRecord
@@ -273,8 +273,9 @@ def run(
         print_json(result)
     else:
         _out.print(terminal.summary(result), soft_wrap=False)
-    if NodesRecord.of(RunFolder.open(result["run"])).void():
-        raise typer.Exit(VOID)
+    record = NodesRecord.of(RunFolder.open(result["run"]))
+    if record.void() or record.silent():
+        raise typer.Exit(INCOMPLETE)
 
 
 @app.command()

@@ -228,22 +228,44 @@ class NodesRecord:
         """Number of the run's rounds that were void: nobody was asked, or the round's last attempt
         gave no sum.
         """
-        file = self._folder.private / REPORT
-        reports = (
-            map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
-        )
-        last = {report["round"]: bool(report["answered"]) for report in reports}
+        last = self._last_reports()
         rows = self._folder.rows(private=True) if self._summed else []
         return sum(
-            not row.get("skipped") and not (row.get("cohort", 1) and last.get(row["round"], True))
+            not row.get("skipped")
+            and not (
+                row.get("cohort", 1) and last.get(row["round"], {"answered": True})["answered"]
+            )
             for row in rows
         )
 
+    def silent(self) -> list[str]:
+        """A line for each node whose answer is missing in a round that asked it, with the number of
+        such rounds and the reason in the last of them.
+        """
+        reasons: dict[str, list[str]] = {}
+        for report in self._last_reports().values():
+            for name, why in report["lost"].items():
+                reasons.setdefault(name, []).append(why)
+        return [
+            f"{name} counted as zero in {len(whys)} round{'s' * (len(whys) > 1)}: {whys[-1]}"
+            for name, whys in sorted(reasons.items())
+        ]
+
+    def _last_reports(self) -> dict[int, dict[str, Any]]:
+        """The report of each round's last attempt."""
+        file = self._folder.private / REPORT
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        return {report["round"]: report for report in map(json.loads, lines)}
+
     def print_totals(self, rounds: int) -> None:
-        """Print how many rounds of a run were done, and how many were void."""
+        """Print how many rounds of a run were done, how many were void, and whose answers are
+        missing.
+        """
         void = self.void()
         done = len(self._folder.rows()) - void
         are = "is" if void == 1 else "are"
+        for line in self.silent():
+            self.say(line)
         self.say(
             f"{done} of {rounds} rounds are done"
             + (f"; {void} {are} void and moved nothing" if void else "")

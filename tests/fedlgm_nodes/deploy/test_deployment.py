@@ -24,12 +24,13 @@ from fedlgm_nodes.deploy import certificates, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import REPORT
+from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
 from fedlgm_nodes.server.enrolment import Enrolment
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.engines.flower_command import CONNECTION, environment
 from simulations.engines.flower_processes import free_ports, started_under
+from simulations.runs.folder import RunFolder
 from tests.support import hostile_app
 
 pytestmark = pytest.mark.slow
@@ -204,6 +205,8 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
     for round_ in reports(Path(result["run"])):
         assert round_["answered"] == ["node0", "node1"]
         assert "does not answer" in round_["lost"]["node2"]
+    (line,) = NodesRecord.of(RunFolder.open(result["run"])).silent()  # hence exit status 1
+    assert line.startswith("node2 counted as zero in 2 rounds: its service does not answer")
     assert len(ledger_rows(real, "node2")) == before
     processes.up(real)  # starts what is missing
     assert processes.status(real)["nodes"][2]["service"]

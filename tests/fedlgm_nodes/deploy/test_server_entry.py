@@ -83,7 +83,7 @@ def record_of(tmp_path, reports, rows, summed=True):
         private=tmp_path, append_private=lambda *_: None, rows=lambda private=False: rows
     )
     lines = [
-        json.dumps({"round": number, "answered": ["a"] * answered}) + "\n"
+        json.dumps({"round": number, "answered": ["a"] * answered, "lost": {}}) + "\n"
         for number, answered in reports
     ]
     (tmp_path / REPORT).write_text("".join(lines), encoding="utf-8")
@@ -134,18 +134,38 @@ def test_a_round_that_releases_nothing_is_not_void(tmp_path):
     assert record.void() == 0
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_run_with_void_rounds_ends_with_status_1(tmp_path, monkeypatch, answered):
+def test_the_last_lines_name_each_node_whose_answer_is_missing(tmp_path, capsys):
+    folder = new_folder.create(tmp_path / "run", recipe_for_nodes(recipes.load("nodes"), 3))
+    record = NodesRecord.of(folder)
+    for number, lost in [(1, {}), (2, {"c": "no answer"}), (3, {"c": "is busy", "b": "is down"})]:
+        record.round(RoundReport(number, ["a"], lost, 0, 1.5))
+    record.round(RoundReport(2, ["a", "b", "c"], {}, 0, 1.5))  # the round's second attempt
+    assert record.silent() == [
+        "b counted as zero in 1 round: is down",
+        "c counted as zero in 1 round: is busy",
+    ]
+    record.print_totals(3)
+    assert capsys.readouterr().out.splitlines()[:2] == record.silent()
+    assert NodesRecord.of(new_folder.create(tmp_path / "new", folder.recipe())).silent() == []
+
+
+@pytest.mark.parametrize(
+    ("answered", "lost"),
+    [(True, {}), (False, {}), (True, {"node1": "its service does not answer"})],
+)
+def test_a_run_with_void_rounds_or_missing_nodes_ends_with_status_1(
+    tmp_path, monkeypatch, answered, lost
+):
     folder = new_folder.create(
         tmp_path / "run", recipe_for_nodes(recipes.load("distributed-digits"), 30)
     )
     folder.append({"round": 1, "noise_norm": 1.0, "noise_scale": 1.0}, {"round": 1, "cohort": 30})
-    NodesRecord.of(folder).round(RoundReport(1, ["node3"] * answered, {}, 0, 1.5))
+    NodesRecord.of(folder).round(RoundReport(1, ["node3"] * answered, lost, 0, 1.5))
     monkeypatch.setattr(submit, "run", lambda *_, **__: {"run": str(folder.path)})
     monkeypatch.setattr(DeploymentFolder, "open", lambda path: None)
     said = CliRunner().invoke(commands.app, ["run", "distributed-digits", str(tmp_path), "--json"])
     assert json.loads(said.stdout) == {"run": str(folder.path)}
-    assert said.exit_code == (0 if answered else 1)
+    assert said.exit_code == (0 if answered and not lost else 1)
 
 
 def _hold(path):
