@@ -15,7 +15,9 @@ from fedlgm import libraries
 from fedlgm.data.tables import INTERCEPT
 from fedlgm.errors import RunError
 from fedlgm.files import path_of
+from fedlgm.privacy.attackers import AttackRates
 from fedlgm.privacy.guarantee import caveat_of
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import inputs, models
 from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
@@ -38,6 +40,7 @@ from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
+from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
 
 load_recipe = recipes.load
@@ -78,6 +81,16 @@ class RunResult(Figures):
     def claimed_epsilon(self) -> float:
         """Epsilon that the method's authors would state."""
         return float(self["claimed_epsilon"])
+
+    @cached_property
+    def attack_rates(self) -> AttackRates:
+        """Bounds on every attack on one unit of the run.
+
+        Raises:
+            LedgerError: the ledger is damaged.
+        """
+        with Ledger(self._folder.ledger_file) as ledger:
+            return reported_rates(self._folder.recipe(), ledger)
 
     @property
     def guarantee(self) -> str:

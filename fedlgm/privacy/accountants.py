@@ -12,6 +12,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.checks import check_known
@@ -156,10 +157,35 @@ _ACCOUNTANTS: Registry[_Makes] = Registry(
 
 def deltas_of(accountant: Any, epsilons: np.ndarray) -> np.ndarray:
     """Upper bounds on delta at several epsilons, [n], of what an accountant has composed."""
+    if isinstance(accountant, PLDAccountant):
+        return np.max([_grid_deltas(pmf, epsilons) for pmf in _directions(accountant._pld)], axis=0)
     with quiet():
-        if isinstance(accountant, PLDAccountant):
-            return np.asarray(accountant._pld.get_delta_for_epsilon(epsilons.tolist()))
         return np.array([accountant.get_delta(epsilon) for epsilon in epsilons])
+
+
+def _directions(distribution: Any) -> list[DensePLDPmf]:
+    """Grids of a privacy loss distribution: of adding a unit and of removing one, or one for both."""
+    pmfs = {id(pmf): pmf for pmf in (distribution._pmf_remove, distribution._pmf_add)}
+    return [pmf.to_dense_pmf() for pmf in pmfs.values()]
+
+
+def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
+    """delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), for e >= 0.
+
+    `PLDPmf.get_delta_for_epsilon` has the same value after a loop over all losses, which takes a
+    hundred times as long.
+    """
+    probabilities = pmf._probs
+    losses = (pmf._lower_loss + np.arange(len(probabilities))) * pmf._discretization
+    discounted = probabilities * np.exp(-np.maximum(losses, 0.0))
+    above = np.searchsorted(losses, epsilons, side="right")
+    upper, lower = (
+        np.append(np.cumsum(terms[::-1])[::-1], 0.0)[above] for terms in (probabilities, discounted)
+    )
+    rounding = len(probabilities) * 2.0**-53  # of a sum, relative
+    return np.asarray(
+        pmf._infinity_mass + upper * (1 + rounding) - np.exp(epsilons) * lower * (1 - rounding)
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -164,12 +165,9 @@ class AttackRates:
             >>> attack_rates(0.9359, sampling_rate=0.1, steps=100).sentence("clients")
             'an attacker who accepts 1 % false alarms finds at most 18 % of the clients'
         """
-        percent = 100 * self.tpr(false_positive_rate)
-        digits = 1 - math.floor(math.log10(percent)) if percent > 0 else 0
-        shown = math.ceil(percent * 10**digits - 1e-9) / 10**digits  # two digits, rounded up
         return (
             f"an attacker who accepts {100 * false_positive_rate:g} % false alarms finds at most "
-            f"{shown:g} % of the {who}"
+            f"{percent(self.tpr(false_positive_rate))} of the {who}"
         )
 
     def _tpr(self, rates: np.ndarray) -> np.ndarray:
@@ -177,6 +175,18 @@ class AttackRates:
         for _ in range(self.units):
             rates = _one_unit(rates, self.epsilons, self.deltas)
         return rates
+
+
+def percent(share: float) -> str:
+    """An upper bound on a share as a percentage of two digits, rounded up.
+
+    Example:
+        >>> percent(0.17401), percent(0.0005034), percent(1.0)
+        ('18 %', '0.051 %', '100 %')
+    """
+    percentage = 100 * share
+    digits = 1 - math.floor(math.log10(percentage)) if percentage > 0 else 0
+    return f"{math.ceil(percentage * 10**digits - 1e-9) / 10**digits:g} %"
 
 
 @plain_numbers
@@ -217,7 +227,7 @@ def attack_rates(
     if isinstance(source, Ledger):
         profiles = source.profiles()
     elif isinstance(source, dp_event.DpEvent):
-        profiles = [[(source, steps)]]
+        profiles = [list(_flatten(source, steps))]
     else:
         check_positive(noise_multiplier=source)
         check_rate(sampling_rate=sampling_rate)
@@ -225,6 +235,18 @@ def attack_rates(
         profiles = [[(gaussian_event(source / SENSITIVITY_FACTOR[relation], sampling_rate), steps)]]
     found = [_deltas(*merge_events(events)) for events in profiles]
     return AttackRates(_EPSILONS, np.max([np.zeros_like(_EPSILONS), *found], axis=0))
+
+
+def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpEvent, int]]:
+    """The releases of a composition, which need not have an accountant of all of them together."""
+    match event:
+        case dp_event.ComposedDpEvent(parts):
+            for part in parts:
+                yield from _flatten(part, count)
+        case dp_event.SelfComposedDpEvent(part, repetitions):
+            yield from _flatten(part, count * repetitions)
+        case _:
+            yield event, count
 
 
 @lru_cache(maxsize=64)
@@ -261,7 +283,7 @@ def _gaussian_deltas(mu: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
 
 def _one_unit(rates: np.ndarray, epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
     """Bounds on the true-positive rates of attacks on one unit, [m]."""
-    rates, ratio = rates[:, None], np.exp(epsilons)
+    rates, ratio = rates[:, None], np.exp(np.minimum(epsilons, 700.0))  # a weaker bound, finite
     found = deltas + ratio * rates  # P(found | present) <= delta + e^epsilon P(found | absent)
     missed = (
         1 - deltas - rates

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
 
 from fedlgm.checks import check_known
 from fedlgm.errors import ConfigError, PrivacyError

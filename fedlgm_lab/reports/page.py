@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm.privacy.attackers import percent
 from fedlgm_lab.reports.pictures import Picture, over_rounds
 from fedlgm_lab.reports.svg import to_uri
 from simulations.runs.headline import format_metric, further_metrics, headline
@@ -26,10 +27,16 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         if "readers_epsilon" in result
         else []
     )
+    found = (
+        [("found at 1 % false alarms", f"≤ {percent(result['attack_rates']['tpr']['0.01'])}")]
+        if "attack_rates" in result
+        else []
+    )
     return [
         (f"test {name}", format_metric(name, value)),
         *((f"test {other}", text) for other, text in further_metrics(result)),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
+        *found,
         *readers,
         ("epsilon claimed", number(result["claimed_epsilon"])),
         ("delta", f"{result['delta']:g}"),

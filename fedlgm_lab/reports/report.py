@@ -12,10 +12,13 @@ import numpy as np
 from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
 from fedlgm_lab.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
+from fedlgm_lab.reports.trade_off import describe_attackers
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
+from simulations.runs.stopping import reported_rates
 from simulations.summaries.ledgers import checked_ledger_report
 from simulations.summaries.planning import class_counts
 from simulations.summaries.rounds import noise_in_words, noise_over_rounds, stored_sigma
@@ -45,8 +48,11 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     folder = RunFolder.open(run)
     result, rows = folder.verified_result(), folder.rows(private=private)
     ledger = checked_ledger_report(folder)
+    with Ledger(folder.ledger_file) as charges:
+        rates = reported_rates(folder.recipe(), charges)
     sections = [
         page.figure_list(page.key_figures(result)),
+        _section("Attackers", describe_attackers(rates, folder.recipe().unit)),
         _rounds(result, rows),
         _layers(folder, rows),
         _noise(folder, rows, float(result["noise_multiplier"])),

@@ -16,7 +16,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import RunSummary
-from simulations.runs.stopping import reported_epsilon
+from simulations.runs.stopping import reported_epsilon, reported_rates
 
 _TOLERANCE = 1e-3
 """Relative tolerance, since other versions of the accountant compute an epsilon slightly
@@ -70,6 +70,9 @@ def check_summary(
         "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
         "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
     }
+    if "attack_rates" in result or "attack" in result:  # added after the first release
+        rates = reported_rates(recipe, ledger)
+        true |= {"attack_rates": rates.figures(), "attack": rates.sentence(f"{recipe.unit}s")}
     if multiplier is not None:
         true["noise_multiplier"] = multiplier
         if "readers_epsilon" in result:
@@ -141,6 +144,12 @@ def _same(stated: object, true: object) -> bool:
     if isinstance(true, float):
         number = isinstance(stated, (int, float)) and not isinstance(stated, bool)
         return number and (stated == true or math.isclose(float(stated), true, rel_tol=_TOLERANCE))  # type: ignore[arg-type]
+    if isinstance(true, Mapping):
+        return (
+            isinstance(stated, Mapping)
+            and stated.keys() == true.keys()
+            and all(_same(stated[name], value) for name, value in true.items())
+        )
     return type(stated) is type(true) and stated == true
 
 

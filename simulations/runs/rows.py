@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic checks no other one before P
 from fedlgm.data.tables import Column
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.guarantee import AttackFigures
 from strategies import Failure, RoundRecord
 
 Number = Annotated[int, Field(ge=1, lt=2**53)]
@@ -51,6 +52,8 @@ class RunSummary(Figures, total=False):
         noise_reproducible: whether the seed is public, so that the noise can be drawn again.
         guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or
             "none".
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
+            words.
         noise_multiplier: sigma_* of the run.
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
@@ -75,6 +78,8 @@ class RunSummary(Figures, total=False):
     noise_reproducible: bool
     guarantee: str
     guarantee_status: str
+    attack_rates: AttackFigures
+    attack: str
     noise_multiplier: float
     noise_backend: str
     device: str

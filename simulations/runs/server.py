@@ -27,7 +27,7 @@ from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
-from simulations.runs.stopping import StoppedEarly
+from simulations.runs.stopping import StoppedEarly, reported_rates
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
@@ -193,6 +193,7 @@ def _summarise(
     """The run's public figures."""
     recipe, seeded = assembly.recipe, assembly.recipe.run.seed is not None
     guarantee = ledger.guarantee() or (final.plan.guarantee if final.plan else None)
+    rates = reported_rates(recipe, ledger)
     result: RunSummary = {
         "run": str(folder.path),
         "recipe": recipe.name,
@@ -205,6 +206,8 @@ def _summarise(
         "noise_reproducible": seeded,
         "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
         "guarantee_status": guarantee.status if guarantee else "none",
+        "attack_rates": rates.figures(),
+        "attack": rates.sentence(f"{recipe.unit}s"),
         "noise_multiplier": assembly.facts.noise_multiplier,
         "noise_backend": assembly.noise_backend,
         "device": str(assembly.device),

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedlgm.privacy.attackers import AttackRates, attack_rates
+from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
 
 
@@ -57,6 +59,17 @@ def reported_epsilon(recipe: Recipe, charged: float) -> float:
     all rounds.
     """
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
+
+
+def reported_rates(recipe: Recipe, ledger: Ledger) -> AttackRates:
+    """Bounds on attacks on one unit of a run; if a rule has stopped the run, those that follow from
+    the epsilon of all rounds.
+    """
+    if not ended_early(recipe, ledger.rounds()):
+        return attack_rates(ledger)
+    delta, accountant = recipe.privacy.delta, recipe.privacy.accountant
+    epsilon = reported_epsilon(recipe, ledger.epsilon(delta, accountant))
+    return AttackRates.of_budget(epsilon, delta)
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedlgm.privacy.attackers import attack_rates
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
-from simulations.runs.stopping import note_on_epsilon
+from simulations.runs.stopping import note_on_epsilon, reported_rates
 from simulations.summaries.charges import client_rows, event_groups, how_to_read
 from simulations.summaries.report_types import LedgerReport
 
@@ -23,10 +22,11 @@ def ledger_report(run: Path) -> LedgerReport:
     folder = RunFolder.open(run)
     folder.verify()
     report = checked_ledger_report(folder)
+    recipe = folder.recipe()
     with Ledger(folder.ledger_file) as ledger:
-        rates = attack_rates(ledger)
+        rates = reported_rates(recipe, ledger)
     report["attack_rates"] = rates.figures()
-    report["attack"] = rates.sentence(f"{folder.recipe().unit}s")
+    report["attack"] = rates.sentence(f"{recipe.unit}s")
     return report
 
 

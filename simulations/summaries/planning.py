@@ -6,11 +6,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from dp_accounting import dp_event
 
 from fedlgm.errors import PrivacyError
 from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.attackers import attack_rates
+from fedlgm.privacy.guarantee import Accountant
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import LayerRow
@@ -32,10 +35,14 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
     recipe = assembly.recipe
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     plan = assembly.first_plan()
-    privacy = recipe.privacy
+    delta = recipe.privacy.delta
     costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
     releases = np.sort(costs)[-facts.releases :] / costs[0]
+    charged = _events(plan, releases)
+    rates = attack_rates(
+        dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*event) for event in charged])
+    )
     report: PlanReport = {
         "recipe": recipe.name,
         "mechanism": recipe.mechanism.name,
@@ -51,9 +58,11 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         "rounds": recipe.federation.rounds,
         "unit": recipe.unit,
         "sampling": recipe.protects.words(assembly),
-        "delta": privacy.delta,
-        "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
-        "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
+        "delta": delta,
+        "epsilon_pld": _epsilon(charged, delta, "pld"),
+        "epsilon_rdp": _epsilon(charged, delta, "rdp"),
+        "attack_rates": rates.figures(),
+        "attack": rates.sentence(f"{recipe.unit}s"),
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
@@ -73,20 +82,23 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
     return report
 
 
-def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
-    """Cost of releases at the given costs relative to the first; `inf` if the accountant has no
-    bound for them.
-    """
+def _events(first: ReleasePlan, releases: np.ndarray) -> list[tuple[dp_event.DpEvent, int]]:
+    """Events with counts of releases at the given costs relative to the first."""
     if first.size == 0:
-        return 0.0  # nothing is released, so the model does not move and nothing ever will be
+        return []  # nothing is released, so the model does not move and nothing ever will be
     run = charging.of(first.facts).run
-    if run is None or not first.protected:
-        events = [
-            (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
-            for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
-        ]
-    else:
-        events = run.events(first.facts.least_multiplier)
+    if run is not None and first.protected:
+        return list(run.events(first.facts.least_multiplier))
+    return [
+        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+    ]
+
+
+def _epsilon(
+    events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: Accountant
+) -> float:
+    """Cost of releases; `inf` if the accountant has no bound for them."""
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

@@ -22,6 +22,8 @@ class PlanReport(TypedDict):
         effective_multiplier: sigma_eff of the plan.
         sampling: units in a release, in words.
         epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
+        attack_rates, attack: bounds on attacks on one unit after the whole run, and the bound at
+            1 % false alarms in words.
         guarantee, guarantee_status, noise_reproducible: the guarantee.
         stated: assumptions about data that the plan has not read, if there were any.
         shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released
@@ -47,6 +49,8 @@ class PlanReport(TypedDict):
     delta: float
     epsilon_pld: float
     epsilon_rdp: float
+    attack_rates: AttackFigures
+    attack: str
     guarantee: str
     guarantee_status: str
     noise_reproducible: bool
@@ -145,6 +149,8 @@ class Protection(TypedDict, total=False):
     guarantee: str
     guarantee_status: str
     noise_reproducible: bool
+    attack_rates: AttackFigures
+    attack: str
     ledger_head: str
     model_sha256: str
 

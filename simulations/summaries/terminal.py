@@ -68,6 +68,7 @@ def summary(result: RunSummary) -> Group:
             ),
             *((escape(f"test {name}"), text) for name, text in further_metrics(result)),
             *_epsilon_rows(result),
+            *attack_rows(result),
         ]
     )
     if "readers_epsilon" in result:
@@ -96,6 +97,7 @@ def export_table(written: Exported) -> Table:
             ("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)")),
             *beside,
             _epsilon_row(written),
+            *attack_rows(written),
             ("guarantee", escape(written["guarantee"])),
             ("model sha256", written["model_sha256"]),
         ]
@@ -117,6 +119,11 @@ def _epsilon_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _epsilon_row(result: Mapping[str, Any]) -> tuple[str, str]:
     figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
     return epsilon_label(result["guarantee_status"]), figure
+
+
+def attack_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What epsilon means for an attacker; runs of earlier versions do not say it."""
+    return [("that is", escape(result["attack"]))] if "attack" in result else []
 
 
 def _audit_text(result: Mapping[str, Any]) -> str:
@@ -195,6 +202,8 @@ def plan_table(report: PlanReport) -> Group:
             f"epsilon ({name})",
             "this accountant has no bound for these releases" if unknown else stated,
         )
+    for name, text in attack_rows(report):
+        cost.add_row(name, text)
     if "shares" in report:
         for name, text in _shares(report):
             cost.add_row(name, text)

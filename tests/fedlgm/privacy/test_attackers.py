@@ -13,6 +13,8 @@ from scipy.stats import norm
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import AttackRates, Ledger, attack_rates, composed_epsilon
+from fedlgm.privacy.accountants import deltas_of
+from fedlgm.privacy.accounting import compose
 from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event, pure_event, repeat_event
 
 
@@ -153,3 +155,35 @@ def test_the_sentence() -> None:
 def test_what_cannot_be_is_refused(call, message) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_a_composed_event_counts_as_its_parts() -> None:
+    """Some accountants know each part, and none knows the composition."""
+    parts = [(gaussian_event(2.0, 0.1), 30), (gaussian_event(5.0), 4)]
+    composed = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*part) for part in parts])
+    nested = dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([composed, composed]), 3)
+    doubled = dp_event.ComposedDpEvent(
+        [dp_event.SelfComposedDpEvent(event, 6 * count) for event, count in parts]
+    )
+    assert attack_rates(nested).figures() == attack_rates(doubled).figures()
+    orders = dp_event.SelfComposedDpEvent(WholeOrdersDpEvent(0.05), 20)
+    assert (
+        attack_rates(orders).figures() == attack_rates(WholeOrdersDpEvent(0.05), steps=20).figures()
+    )
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [(gaussian_event(0.6, 0.02), 500)],
+        [(gaussian_event(3.0), 2), (pure_event(0.3), 4)],
+        [(dp_event.LaplaceDpEvent(1.5), 3)],
+    ],
+)
+def test_deltas_are_those_of_dp_accounting(events) -> None:
+    accountant = compose(events, "pld")
+    epsilons = np.linspace(0, 12, 60)
+    exact = np.array([accountant.get_delta(epsilon) for epsilon in epsilons])
+    bounds = deltas_of(accountant, epsilons)
+    assert (bounds >= exact * (1 - 1e-12)).all()
+    assert bounds == pytest.approx(exact, rel=1e-6, abs=1e-10)

@@ -84,6 +84,7 @@ def test_the_page_is_whole(adaptive: Path) -> None:
     assert seen.headings[:2] == ["h1", "h2"]
     assert set(seen.headings) == {"h1", "h2"}
     assert [image["alt"].split(" of ")[0].split(" over ")[0] for image in seen.images] == [
+        "Bound on the share",
         "Test accuracy",
         "Test loss",
         "Epsilon spent",

@@ -206,7 +206,9 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
         assert round_["answered"] == ["node0", "node1"]
         assert "does not answer" in round_["lost"]["node2"]
     (line,) = NodesRecord.of(RunFolder.open(result["run"])).silent()  # hence exit status 1
-    assert line.startswith("node2 counted as zero in 2 rounds: its service does not answer")
+    assert line.startswith(
+        "node2 counted as zero in 2 rounds: does not answer: the release service"
+    )
     assert len(ledger_rows(real, "node2")) == before
     processes.up(real)  # starts what is missing
     assert processes.status(real)["nodes"][2]["service"]

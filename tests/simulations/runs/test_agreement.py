@@ -71,6 +71,8 @@ EDITS = [
     {"rounds": 300},
     {"recipe": "other"},
     {"noise_multiplier": 5.0},
+    {"attack": "an attacker who accepts 1 % false alarms finds at most 2 % of the clients"},
+    {"attack_rates": {"tpr": {"0.1": 0.1, "0.01": 0.01, "0.001": 0.1}, "advantage": 0, "mu": 0}},
 ]
 
 

@@ -13,6 +13,7 @@ import torch
 import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan
 from fedlgm.errors import ConfigError
+from fedlgm.privacy import AttackRates
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import Patience
@@ -85,6 +86,8 @@ def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     assert (
         result.epsilon == 8
     )  # when it ended depends on the releases: the bound is that of all rounds
+    bounds = AttackRates.of_budget(8, 0.01).figures()  # those of all rounds, as far as known
+    assert result["attack_rates"] == result.attack_rates.figures() == bounds
     assert len(result.history) == 3
     assert result.model()(torch.zeros(1, 4)).shape == (1, 2)
     RunFolder.open(tmp_path / "run").verify()
@@ -94,6 +97,7 @@ def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     whole = run(tmp_path / "whole", run__patience=6)
     assert whole["rounds"] == 6
     assert whole.epsilon == 8
+    assert whole["attack_rates"]["advantage"] < bounds["advantage"]
     assert not any("early" in note for note in ledger_report(tmp_path / "whole")["notes"])
 
 
