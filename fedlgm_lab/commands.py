@@ -12,6 +12,7 @@ from fedlgm_lab.attacks.runs import attack_command
 from fedlgm_lab.audits.runs.audit_command import audit
 from fedlgm_lab.recommend.recommend_command import recommend
 from fedlgm_lab.risk.risk_command import risk
+from fedlgm_lab.statement.statement_command import statement
 from fedlgm_lab.studies.study_command import study
 from fedlgm_lab.tune.tune_command import tune
 from simulations.shell import (
@@ -37,6 +38,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PLAN)(recommend)
     app.command(rich_help_panel=_PLAN)(partition)
     app.command(rich_help_panel=_READ)(report)
+    app.command(rich_help_panel=_READ)(statement)
     app.command(rich_help_panel=_TEST)(audit)
     app.command(rich_help_panel=_TEST)(risk)
     app.add_typer(attack_command.app, name="attack", rich_help_panel=_TEST)

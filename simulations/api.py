@@ -40,6 +40,7 @@ from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
+from simulations.runs.statement import Statement
 from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
 
@@ -91,6 +92,14 @@ class RunResult(Figures):
         """
         with Ledger(self._folder.ledger_file) as ledger:
             return reported_rates(self._folder.recipe(), ledger)
+
+    def statement(self) -> Statement:
+        """The privacy statement of the run, derived from its recipe and ledger.
+
+        Raises:
+            LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
+        """
+        return self._folder.verified_result()["statement"]
 
     @property
     def guarantee(self) -> str:

@@ -27,7 +27,7 @@ With "zero-out" the schedule of participations is the same, and the unit's contr
 zero."""
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
-_WHO: dict[Trust, str] = {
+WHO_ADDS_NOISE: dict[Trust, str] = {
     "central": "a trusted server adds the noise",
     "local": "each client adds its own noise",
     "distributed": "clients add the noise in shares and the server sees their sum alone",
@@ -133,7 +133,7 @@ class Guarantee:
             >>> Guarantee("proven", "bounded, then noised").sentence(noise_reproducible=False)
             'proven (client-level, add-remove, a trusted server adds the noise): bounded, then noised'
         """
-        frame = f"{self.unit}-level, {self.relation}, {_WHO[self.trust]}"
+        frame = f"{self.unit}-level, {self.relation}, {WHO_ADDS_NOISE[self.trust]}"
         caveat = caveat_of(noise_reproducible)
         if self.status == "none":
             return f"NOT PRIVATE: {self.reason} [{frame}]{caveat}"

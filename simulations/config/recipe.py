@@ -45,6 +45,7 @@ from simulations.config.sections import (
     Section,
     Training,
 )
+from simulations.config.statement_section import StatementSection
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
 
@@ -86,6 +87,7 @@ class Recipe(Section):
     distributed: Distributed | None = None
     deployment: Deployment | None = None
     risk: Risk | None = None
+    statement: StatementSection | None = None
 
     def __init__(self, *names: Any, **sections: Any) -> None:
         if names:

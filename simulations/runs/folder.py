@@ -39,6 +39,7 @@ from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import CanaryRow, FullRow, PrivateRow, RoundRow, RunSummary
 from simulations.runs.shapes import misfit
+from simulations.runs.statement import statement_of
 
 SEARCH = "search.json"
 """Terms of a search, which only the folder of a search has."""
@@ -436,8 +437,8 @@ class RunFolder:
         return summary
 
     def verified_result(self) -> RunSummary:
-        """The summary of a finished run after `verify`, with its guarantee's sentence derived
-        again.
+        """The summary of a finished run after `verify`, with its guarantee's sentence and its
+        statement derived again.
 
         Raises:
             RunError: the run is not finished, or the file is damaged.
@@ -450,8 +451,13 @@ class RunFolder:
             )
             raise RunError(f"{self.path} is not finished: {remedy}")
         self.verify()
-        checked = result.copy()
-        checked["guarantee"] = self.guarantee()
+        checked, recipe = result.copy(), self.recipe()
+        with Ledger(self.ledger_file) as ledger:
+            guarantee = self._guarantee(ledger)
+            checked["statement"] = statement_of(
+                recipe, ledger, guarantee, result["rounds"], result["noise_backend"]
+            )
+        checked["guarantee"] = guarantee.sentence(noise_reproducible=recipe.run.seed is not None)
         return checked
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

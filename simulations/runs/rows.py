@@ -16,6 +16,7 @@ from fedlgm.data.tables import Column
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import AttackFigures
+from simulations.runs.statement import Statement
 from strategies import Failure, RoundRecord
 
 Number = Annotated[int, Field(ge=1, lt=2**53)]
@@ -58,6 +59,7 @@ class RunSummary(Figures, total=False):
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
         ledger_head: the ledger's head.
+        statement: the privacy statement.
         base_sha256, unmoved: for a model with frozen parameters, their hash, and the parameters
             that no round changed.
         audited_epsilon, audit_method, audit_confidence, audit_passed: results of `run.audit`, only
@@ -85,6 +87,7 @@ class RunSummary(Figures, total=False):
     device: str
     model_sha256: str
     ledger_head: str
+    statement: Statement
     base_sha256: str
     unmoved: list[str]
     audited_epsilon: float

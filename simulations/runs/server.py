@@ -27,6 +27,7 @@ from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
+from simulations.runs.statement import statement_of
 from simulations.runs.stopping import StoppedEarly, reported_rates
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
@@ -215,6 +216,10 @@ def _summarise(
         "ledger_head": str(ledger.head()),
     }
     result.update(recorder.figures(final))  # type: ignore[typeddict-item]
+    if guarantee is not None:
+        result["statement"] = statement_of(
+            recipe, ledger, guarantee, final.rounds, assembly.noise_backend
+        )
     return result
 
 

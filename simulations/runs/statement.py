@@ -1,0 +1,181 @@
+"""The privacy statement of a run: everything that an evaluator asks about its guarantee.
+
+The questions are those of NIST SP 800-226 (2025), "Guidelines for Evaluating Differential Privacy
+Guarantees": unit, relation, trust, parameters, composition, what is released, and what lies outside
+of the guarantee. All answers follow from the recipe and the ledger, except those of the recipe's
+section [statement].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
+
+from fedlgm.cache import version_of
+from fedlgm.privacy.cost import Cost
+from fedlgm.privacy.guarantee import WHO_ADDS_NOISE, AttackFigures, Guarantee, Trust
+from fedlgm.privacy.ledger import Ledger
+from simulations.config.recipe import Recipe
+from simulations.runs.stopping import reported_epsilon, reported_rates
+
+SCHEMA = 1
+GROUPS = (2, 5, 10)
+"""Numbers of units, such as the examples of one person, for which a statement has attack rates."""
+
+_ACCOUNTING = {
+    "pld": "privacy loss distributions on a grid, every rounding upwards",
+    "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
+}
+_MODELS = "the model after every round, and with it the noisy mean of every round"
+_RELEASED: dict[Trust, str] = {
+    "central": _MODELS,
+    "local": f"every client's noisy update, to the server; {_MODELS}",
+    "distributed": f"the noisy sum of every round, to the server; {_MODELS}",
+}
+_OUTSIDE = [
+    "the test figures, which are computed from released models on public examples",
+    "the initial model and pretrained weights, which are assumed to be public",
+    "the numbers of clients and classes and the columns of a table, which are assumed to be public",
+    "the choice of the recipe, unless a search is charged",
+    "durations, failures and participants, which only the operator sees",
+]
+_FLOATING_POINT = (
+    "contributions are summed in float64, and noise is drawn as rounded real numbers; the proof is "
+    "for real numbers"
+)
+
+
+class Release(TypedDict):
+    """Equal releases of a run, as they were charged.
+
+    Attributes:
+        count: their number.
+        noise: law and size of the noise, in words.
+        sampling: sampling on which the cost relies, in words.
+    """
+
+    count: int
+    noise: str
+    sampling: str
+
+
+class Statement(TypedDict, total=False):
+    """The privacy statement of a run.
+
+    Attributes:
+        schema: version of these fields.
+        unit, relation, trust, noise_added_by: what is protected, and from whom.
+        guarantee, guarantee_status: the guarantee.
+        epsilon, delta, claimed_epsilon: the proven budget, and the one the method's authors state.
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
+            words.
+        groups: the same bounds for several units that are present or absent together, by number.
+        sampling, rate, population, max_participations: how participants are drawn, the expected
+            share of the population in a round, and the cap on one participant's rounds (None: no
+            cap).
+        rounds_planned, rounds_done: numbers of rounds.
+        releases: what was charged, most frequent first.
+        earlier_releases: releases of earlier runs on the same data that the ledger, and so epsilon,
+            includes.
+        accountant, accounting: name of the accountant, its method and its version.
+        released: what was made public.
+        searched: whether settings were searched on the same data.
+        outside: figures that the budget does not cover, with the reason.
+        noise_reproducible, noise_generator, floating_point: how the noise is drawn, and what the
+            proof assumes of it.
+        purpose, responsible, data_period, license: from the recipe's section [statement].
+    """
+
+    schema: int
+    unit: str
+    relation: str
+    trust: str
+    noise_added_by: str
+    guarantee: str
+    guarantee_status: str
+    epsilon: float
+    delta: float
+    claimed_epsilon: float
+    attack_rates: AttackFigures
+    attack: str
+    groups: dict[str, AttackFigures]
+    sampling: str
+    rate: float
+    population: int
+    max_participations: int | None
+    rounds_planned: int
+    rounds_done: int
+    releases: list[Release]
+    earlier_releases: int
+    accountant: str
+    accounting: str
+    released: str
+    searched: str
+    outside: list[str]
+    noise_reproducible: bool
+    noise_generator: str
+    floating_point: str
+    purpose: str
+    responsible: str
+    data_period: str
+    license: str
+
+
+def statement_of(
+    recipe: Recipe, ledger: Ledger, guarantee: Guarantee, rounds: int, backend: str
+) -> Statement:
+    """The statement of a run.
+
+    Args:
+        recipe: the run's recipe.
+        ledger: its ledger.
+        guarantee: its guarantee.
+        rounds: number of its rounds.
+        backend: generator of its noise, such as "cpu".
+    """
+    privacy, sampling, section = recipe.privacy, recipe.sampling, recipe.statement
+    spent = privacy.delta, privacy.accountant
+    seeded = recipe.run.seed is not None
+    rates = reported_rates(recipe, ledger)
+    costs = Counter(Cost.of(charge.event) for charge in ledger.charges() if charge.round > 0)
+    earlier = sum(charge.round == 0 for charge in ledger.charges())
+    statement: Statement = {
+        "schema": SCHEMA,
+        "unit": recipe.unit,
+        "relation": guarantee.relation,
+        "trust": guarantee.trust,
+        "noise_added_by": WHO_ADDS_NOISE[guarantee.trust],
+        "guarantee": guarantee.sentence(noise_reproducible=seeded),
+        "guarantee_status": guarantee.status,
+        "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
+        "delta": privacy.delta,
+        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
+        "attack_rates": rates.figures(),
+        "attack": rates.sentence(f"{recipe.unit}s"),
+        "groups": {str(count): rates.of_units(count).figures() for count in GROUPS},
+        "sampling": sampling.scheme,
+        "rate": sampling.rate,
+        "population": sampling.population,
+        "max_participations": privacy.max_participations,
+        "rounds_planned": recipe.federation.rounds,
+        "rounds_done": rounds,
+        "releases": [
+            {"count": count, "noise": cost.noise, "sampling": cost.sampling}
+            for cost, count in costs.most_common()
+        ],
+        "earlier_releases": earlier,
+        "accountant": privacy.accountant,
+        "accounting": f"{_ACCOUNTING[privacy.accountant]} (dp-accounting "
+        f"{version_of('dp-accounting')})",
+        "released": _RELEASED[guarantee.trust],
+        "searched": (section and section.searched) or "not declared",
+        "outside": _OUTSIDE,
+        "noise_reproducible": seeded,
+        "noise_generator": f"{'the public seed' if seeded else 'a secret key'} ({backend})",
+        "floating_point": _FLOATING_POINT,
+    }
+    if section is not None:
+        told = section.model_dump(exclude_none=True, exclude={"searched"})
+        statement.update(told)  # type: ignore[typeddict-item]
+    return statement
