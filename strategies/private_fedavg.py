@@ -30,7 +30,8 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.planning import trust as noised_by
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript
-from fedlgm.privacy.guarantee import Trust
+from fedlgm.privacy.attackers import attack_rates
+from fedlgm.privacy.guarantee import Guarantee, Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models.arrays import of_arrays
 from fedlgm.training.models.copies import copy_model
@@ -346,9 +347,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def _print_cost(self) -> None:
         epsilon, (budget, delta) = self.epsilon(), self.method.facts.budget()
         above = f" (above the budget of {budget:g})" if epsilon > budget else ""
-        head = self.releaser.ledger.head()
+        head, unit = self.releaser.ledger.head(), self._guarantee().unit
+        found = attack_rates(self.releaser.ledger).sentence(f"{unit}s")
         print(
-            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: "
+            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}: {found}; guarantee: "
             f"{self.guarantee()}; ledger head {head}",
             flush=True,
         )
@@ -372,8 +374,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
     def guarantee(self) -> str:
         """The guarantee in one sentence."""
-        plan = self.transcript.plan or self.method.plan(self.transcript)
-        return plan.guarantee.sentence(noise_reproducible=False)
+        return self._guarantee().sentence(noise_reproducible=False)
+
+    def _guarantee(self) -> Guarantee:
+        return (self.transcript.plan or self.method.plan(self.transcript)).guarantee
 
 
 def _refuse(flowers: dict[str, Any]) -> None:

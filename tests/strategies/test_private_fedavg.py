@@ -28,6 +28,7 @@ from clients.consent import Consent
 from clients.layerwise import place_reply
 from fedlgm import mechanisms, wire
 from fedlgm.errors import ConfigError, DivergedError, LedgerError, Notice, RunError
+from fedlgm.privacy import attack_rates
 from simulations.engines.local import LocalGrid
 from strategies import AnyNode, CohortSampler, OneNodePerClient, PrivateFedAvg, ServerOptimizer
 
@@ -477,7 +478,8 @@ def test_start_ends_with_the_cost_in_one_line(tmp_path: Path, capsys: Any) -> No
     (line,) = capsys.readouterr().out.splitlines()
     head = made.releaser.ledger.head()
     assert line == (
-        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05; guarantee: {made.guarantee()}; "
+        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05: "
+        f"{attack_rates(made.releaser.ledger).sentence('clients')}; guarantee: {made.guarantee()}; "
         f"ledger head {head}"
     )
     made.start(answering())
