@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm import libraries
-from fedlgm.data.names import spelled_once
+from fedlgm.data.names import GAPS, spelled_once
 from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
@@ -20,30 +20,6 @@ from fedlgm.extension.loader import HUB
 NAME = "table"
 SPLITS = ("train", "test")
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
-_GAPS = frozenset(
-    [
-        "",
-        "#N/A",
-        "#N/A N/A",
-        "#NA",
-        "-1.#IND",
-        "-1.#QNAN",
-        "-NaN",
-        "-nan",
-        "1.#IND",
-        "1.#QNAN",
-        "<NA>",
-        "N/A",
-        "NA",
-        "NULL",
-        "NaN",
-        "None",
-        "n/a",
-        "nan",
-        "null",
-    ]
-)
-"""Texts that mean a missing number, which pandas has by default."""
 
 
 def read_files(
@@ -99,7 +75,7 @@ def _convert_targets(
     for frame, part in zip((train, test), SPLITS, strict=True):
         if not _are_texts(frame[column]):
             continue
-        absent = frame[column].isin(_GAPS)
+        absent = frame[column].isin(GAPS)
         if absent.any() and _is_number(frame[column])[~absent].all():
             row = int(absent.to_numpy().argmax())
             raise DataError(
@@ -253,7 +229,7 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
         raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
     texts: Any = {name: "object" for name in names if name in header}
     gaps = {
-        name: sorted(_GAPS)
+        name: sorted(GAPS)
         for name in pandas.read_csv(path, nrows=0, **packed).columns
         if name not in texts
     }
