@@ -66,9 +66,11 @@ def _convert_targets(
     frames = [frame for frame in (train, test) if _are_texts(frame[column])]
     if set(public.str.lower()) <= {"true", "false"}:
         both = set(pandas.concat([frame[column] for frame in frames]))
-        if len(both) <= 2 and {word.lower() for word in both} <= {"true", "false"}:
+        if {word.lower() for word in both} <= {"true", "false"}:
+            truths = {word: word.lower() == "true" for word in sorted(both)}
+            spelled_once(truths, f"data.target: column {column!r}")
             for frame in frames:
-                frame[column] = frame[column].str.lower() == "true"
+                frame[column] = frame[column].map(truths)
         return
     if not _is_number(public).any():
         return
@@ -214,7 +216,7 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     end.
 
     Raises:
-        DataError: two columns have one name.
+        DataError: two columns have one name, or rows have more values than there are names.
         OSError, ValueError: the file cannot be read.
     """
     import pandas
@@ -227,12 +229,14 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     )
     if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
         raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
-    texts: Any = {name: "object" for name in names if name in header}
-    gaps = {
-        name: sorted(GAPS)
-        for name in pandas.read_csv(path, nrows=0, **packed).columns
-        if name not in texts
-    }
-    return pandas.read_csv(
+    columns = pandas.read_csv(path, nrows=0, index_col=False, **packed).columns
+    texts: Any = {name: "object" for name in names if name in columns}
+    gaps = {name: sorted(GAPS) for name in columns if name not in texts}
+    frame = pandas.read_csv(
         path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed
     )
+    if not isinstance(frame.index, pandas.RangeIndex):  # pandas took the first values as the index
+        raise DataError(
+            f"{path} has rows with more values than its header has names: name each column"
+        )
+    return frame
