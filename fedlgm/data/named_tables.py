@@ -6,7 +6,7 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,27 @@ def read_files(
         DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of
             a target are one number.
     """
-    target, users = columns.get("target"), columns.get("users")
-    names = [
-        column
-        for column in ((TARGETS if target is None else (target,)) + (users,))
-        if isinstance(column, str)
-    ]
+    names = _text_columns(columns)
     train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
+    return _as_mapping(NAME, train, test, columns)
+
+
+def _text_columns(columns: Mapping[str, Any]) -> list[str]:
+    """Names that the columns of targets and users may have."""
+    target = columns.get("target")
+    names = (*(TARGETS if target is None else (target,)), columns.get("users"))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping for `DataSet.from_mapping`; in frames, targets as `read_files` says."""
+    target = columns.get("target")
     if target is None:
-        target = next((name for name in TARGETS if name in train), None)
-    if isinstance(target, str) and target in train and target in test and target != users:
-        _convert_targets(train, test, target, columns.get("labels"))
-    return {"name": NAME, "train": train, "test": test, **columns}
+        target = next((each for each in TARGETS if each in train), None)
+    frames = hasattr(train, "iloc") and isinstance(target, str) and target != columns.get("users")
+    if frames and target in train and target in test:
+        _convert_targets(train, test, str(target), columns.get("labels"))
+    return {"name": name, "train": train, "test": test, **columns}
 
 
 def _convert_targets(
@@ -115,6 +124,8 @@ def read_hub(
 ) -> dict[str, Any]:
     """Two splits of a data set of the Hub as a mapping for `DataSet.from_mapping`.
 
+    Users and classes of CSV files are read as `read_files` reads them.
+
     Args:
         name: "hf:owner/name".
         folder: copy of the data set's files; None reads the local cache, or downloads into it.
@@ -137,13 +148,14 @@ def read_hub(
             f"data.dir: {str(folder)!r} is not a folder; it must hold the files of {name!r}"
         )
     path = name.removeprefix(HUB) if folder is None else str(Path(folder).resolve())
+    texts = _text_columns(columns)
     try:
         try:
-            train, test = _offline(path, subset, splits)
+            train, test = _offline(path, subset, splits, texts)
         except ConnectionError:
             if not may_download(download):
                 raise
-            train, test = datasets.load_dataset(path, subset, split=list(splits))
+            train, test = _load(path, subset, splits, texts)
     except ConnectionError as error:
         raise DataError(
             f"data: {name!r} is not in the local cache, and the Hugging Face Hub cannot be reached "
@@ -153,19 +165,47 @@ def read_hub(
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         where = f"{name!r}" if folder is None else f"{name!r} in {path}"
         raise DataError(f"data: {where} cannot be read: {_first_line(error)}") from error
-    return {"name": name, "train": train, "test": test, **columns}
+    return _as_mapping(name, train, test, columns)
 
 
-def _offline(path: str, subset: str | None, splits: Sequence[str]) -> list[libraries.Dataset]:
+def _offline(
+    path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
+) -> tuple[Any, Any]:
     """The splits from a folder or the local cache; ConnectionError if they are in neither."""
-    from datasets import config, load_dataset
+    from datasets import config
 
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
-        parts: list[libraries.Dataset] = load_dataset(path, subset, split=list(splits))
-        return parts
+        return _load(path, subset, splits, texts)
     finally:
         config.HF_HUB_OFFLINE = before
+
+
+def _load(
+    path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
+) -> tuple[Any, Any]:
+    """The splits; those of CSV files as frames whose columns `texts` are text, as in `read_csv`."""
+    from datasets import load_dataset
+
+    parts = load_dataset(path, subset, split=list(splits))
+    texts = [name for name in texts if name in parts[0].column_names]
+    if parts[0].info.builder_name == "csv" and texts:
+        gaps = {column: sorted(GAPS) for column in parts[0].column_names if column not in texts}
+        options: Any = {
+            "converters": dict.fromkeys(texts, str),
+            "keep_default_na": False,
+            "na_values": gaps,
+        }
+        try:
+            parts = load_dataset(path, subset, split=list(splits), **options)
+        except (ConnectionError, ValueError) as error:
+            raise DataError(
+                f"data: the CSV files of {path!r} are not at hand, and users and classes in the "
+                "cache have guessed types, so that 007 and 7 may be one: set data.dir to a folder "
+                "with its files"
+            ) from error
+        parts = [part.to_pandas() for part in parts]
+    return parts[0], parts[1]
 
 
 def _first_line(error: Exception) -> str:

@@ -423,3 +423,34 @@ class TestTextStaysText:
 def test_users_that_would_become_one_are_refused(users, message):
     with pytest.raises(DataError, match=message):
         user_numbers(users, 3)
+
+
+class TestCsvFilesOfTheHub:
+    """Users and classes of a Hub data set that consists of CSV files are text as well."""
+
+    def load(self, folder: Path, train: str, test: str, **options):
+        (folder / "set").mkdir()
+        write(folder / "set", "train.csv", train)
+        write(folder / "set", "test.csv", test)
+        return data.load("hf:owner/name", folder / "set", target="out", **options)
+
+    def test_users_are_as_many_as_their_spellings(self, tmp_path):
+        rows = "who,x,out\n007,1,0\n7,2,1\n1e5,2,1\n100000,3,0\n"
+        with pytest.warns(Notice, match="count as two users"):
+            found = self.load(tmp_path, rows, rows, users="who")
+        assert len(set(found.train_user)) == 4
+        assert found.train_y.tolist() == [0, 1, 1, 0]
+        assert found.classes == 2
+
+    def test_classes_that_pandas_takes_for_gaps_are_classes(self, tmp_path):
+        rows = "x,out\n1,None\n2,NA\n3,null\n"
+        assert self.load(tmp_path, rows, rows).labels == ("NA", "None", "null")
+
+    def test_two_spellings_of_a_class_are_refused(self, tmp_path):
+        with pytest.raises(DataError, match="column 'out' has '01' and '1', which would become"):
+            self.load(tmp_path, "x,out\n1,01\n2,1\n3,0\n", "x,out\n1,0\n2,1\n")
+
+    def test_a_gap_among_the_inputs_is_named(self, tmp_path):
+        rows = "x,out\n1,a\n,b\n"
+        with pytest.raises(DataError, match="column 'x' of 'train' has no finite number in 1 of 2"):
+            self.load(tmp_path, rows, rows)
