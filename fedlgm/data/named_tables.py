@@ -16,6 +16,7 @@ from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
 from fedlgm.extension.loader import HUB
+from fedlgm.files import path_of
 
 NAME = "table"
 SPLITS = ("train", "test")
@@ -219,7 +220,7 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries
     if file is None:
         what = "the training examples" if key == "file" else "public test examples"
         raise DataError(f"data.{key}: name the .csv or .parquet file with {what}")
-    path = Path(file)
+    path = path_of(f"data.{key}", file)
     if not path.name.lower().endswith(_ENDINGS):
         raise DataError(
             f"data.{key}: {str(path)!r} must be a {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file"

@@ -454,3 +454,15 @@ class TestCsvFilesOfTheHub:
         rows = "x,out\n1,a\n,b\n"
         with pytest.raises(DataError, match="column 'x' of 'train' has no finite number in 1 of 2"):
             self.load(tmp_path, rows, rows)
+
+
+def test_a_tilde_is_the_users_home(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table = data.load(
+        "table", file="~/train.csv", test_file="~/test.parquet", target="out", users="site"
+    )
+    assert len(table.train_y) == 3
+    (tmp_path / "set").mkdir()
+    images(10).to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
+    split = {"splits": ["train[:80%]", "train[80%:]"], "inputs": ["image"], "target": "character"}
+    assert len(data.load("hf:x/y", "~/set", **split).train_y) == 8
