@@ -12,15 +12,29 @@ import typer.core
 from click import Command, Context, UsageError
 from rich.console import Console, RenderableType
 
+from fedlgm.files import path_of
 from fedlgm.wording import alternatives
 
 Found = TypeVar("Found")
+
+
+def expand_home(path: Path) -> Path:
+    """A path of the command line, in which "~" is the user's home also where no shell says so.
+
+    Example:
+        >>> expand_home(Path("runs/first")).as_posix()
+        'runs/first'
+    """
+    return path_of("DIR", path)
+
 
 RecipeArgument = Annotated[
     str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")
 ]
 NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
-NewFolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
+NewFolderArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder to create.", callback=expand_home)
+]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
 TestSeedOption = Annotated[
     int | None,

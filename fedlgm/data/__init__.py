@@ -151,6 +151,8 @@ def load(
     _refuse_others(name, label, options)
     if not isinstance(name, str):
         return _own(name, label)
+    if data_dir is not None:
+        data_dir = path_of("data.dir", data_dir)
     if name == IMAGE_FOLDER:
         return load_folder(data_dir, **options)
     if name == TABLE:

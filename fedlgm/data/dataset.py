@@ -197,8 +197,11 @@ class DataSet:
         if named is not None:
             classes = len(named)
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
-            classes = int(test_y.max()) + 1
+            # Numbers below 0 name no class. A task of classes refuses them.
+            classes = max(int(test_y.max()) + 1, 0) or None
         user = None if users is None else user_numbers(users, len(train_y))
+        for client in clients if isinstance(clients, list | tuple) else ():
+            refuse_masked(client, "clients")
         partition = None if clients is None else Partition.from_clients(clients, len(train_y))
         return cls(
             name,

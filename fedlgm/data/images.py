@@ -19,7 +19,7 @@ import csv
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.names import GAPS
 from fedlgm.data.pixels import fit_image, readable
 from fedlgm.data.sources import store
 from fedlgm.errors import DataError, Notice
@@ -237,19 +238,12 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
             f"{', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
         )
     column = header.index(attribute)
-    places = {path.name: path for path in _images(folder)}
-    missing = next((name for name in rows if Path(name).name not in places), None)
-    if missing is not None:
-        raise DataError(
-            f"{table} names {missing!r}, which is not among the {len(places)} images of {folder}"
-        )
-    words = [values[column] for values in rows.values()]
-    try:
-        labels = (np.array([float(word) for word in words]) > 0).astype(np.int64)
-        names: tuple[str, ...] = (f"not {attribute}", attribute)
-    except ValueError:
-        names = tuple(sorted(set(words)))
-        labels = np.array([names.index(word) for word in words])
+    places = _find_images(folder, rows, table)
+    labels, names = _label_words(
+        {name: values[column] for name, values in rows.items()},
+        attribute,
+        f"{table}: attribute {attribute!r}",
+    )
     split = folder / "list_eval_partition.txt"
     tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
     if split.is_file():
@@ -271,10 +265,60 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
             for (name, values), is_used in zip(rows.items(), use, strict=True)
             if is_used
         }
-    files = [places[Path(name).name] for name in rows]
+    files = [places[name] for name in rows]
     return _check_classes(
         folder, files, labels, tests, names, stated=names[0] == f"not {attribute}"
     )
+
+
+def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, Path]:
+    """The image of each name in an attribute file: a path within the folder, or its last parts."""
+    images: dict[str, list[Path]] = {}
+    for path in _images(folder):
+        images.setdefault(path.name, []).append(path)
+    places: dict[str, Path] = {}
+    for name in names:
+        alike = images.get(Path(name).name, [])
+        ending = [path for path in alike if path.as_posix().endswith(f"/{Path(name).as_posix()}")]
+        exact = [path for path in alike if path == folder / name]
+        matches = exact or ending or alike
+        if not matches:
+            count = sum(map(len, images.values()))
+            raise DataError(
+                f"{table} names {name!r}, which is not among the {count} images of {folder}"
+            )
+        if len(matches) > 1:
+            several = " and ".join(str(path.relative_to(folder)) for path in matches[:2])
+            raise DataError(
+                f"{table} names {name!r}, which may be {several}: give paths within {folder}"
+            )
+        places[name] = matches[0]
+    first: dict[Path, str] = {}
+    for name, path in places.items():
+        if (other := first.setdefault(path, name)) != name:
+            raise DataError(f"{table} names {path} twice, as {other!r} and {name!r}: drop one row")
+    return places
+
+
+def _label_words(
+    words: Mapping[str, str], attribute: str, what: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers of an attribute's values by file name, and the names of the classes."""
+    empty = [name for name, word in words.items() if not word.strip()]
+    gaps = [name for name, word in words.items() if word in GAPS]
+    try:
+        numbers = [float(word) for name, word in words.items() if word not in GAPS]
+    except ValueError:
+        gaps, numbers = empty, []
+    if gaps:
+        raise DataError(
+            f"{what} has no value for {gaps[0]!r} ({len(gaps)} of {len(words)} images): leave out "
+            "their rows, or give the values"
+        )
+    if numbers:
+        return (np.array(numbers) > 0).astype(np.int64), (f"not {attribute}", attribute)
+    names = tuple(sorted(set(words.values())))
+    return np.array([names.index(word) for word in words.values()]), names
 
 
 def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
@@ -301,7 +345,12 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
             f"{path}: {what}; below a row of attribute names, each row must hold a file name and "
             "its attributes"
         )
-    return header, {row[0]: row[1:] for row in rows}
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        if row[0] in values:
+            raise DataError(f"{path} names {row[0]!r} twice: drop one row")
+        values[row[0]] = row[1:]
+    return header, values
 
 
 def _check_classes(

@@ -6,44 +6,21 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedlgm import libraries
-from fedlgm.data.names import spelled_once
+from fedlgm.data.names import GAPS, spelled_once
 from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
 from fedlgm.extension.loader import HUB
+from fedlgm.files import path_of
 
 NAME = "table"
 SPLITS = ("train", "test")
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
-_GAPS = frozenset(
-    [
-        "",
-        "#N/A",
-        "#N/A N/A",
-        "#NA",
-        "-1.#IND",
-        "-1.#QNAN",
-        "-NaN",
-        "-nan",
-        "1.#IND",
-        "1.#QNAN",
-        "<NA>",
-        "N/A",
-        "NA",
-        "NULL",
-        "NaN",
-        "None",
-        "n/a",
-        "nan",
-        "null",
-    ]
-)
-"""Texts that mean a missing number, which pandas has by default."""
 
 
 def read_files(
@@ -64,18 +41,27 @@ def read_files(
         DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of
             a target are one number.
     """
-    target, users = columns.get("target"), columns.get("users")
-    names = [
-        column
-        for column in ((TARGETS if target is None else (target,)) + (users,))
-        if isinstance(column, str)
-    ]
+    names = _text_columns(columns)
     train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
+    return _as_mapping(NAME, train, test, columns)
+
+
+def _text_columns(columns: Mapping[str, Any]) -> list[str]:
+    """Names that the columns of targets and users may have."""
+    target = columns.get("target")
+    names = (*(TARGETS if target is None else (target,)), columns.get("users"))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping for `DataSet.from_mapping`; in frames, targets as `read_files` says."""
+    target = columns.get("target")
     if target is None:
-        target = next((name for name in TARGETS if name in train), None)
-    if isinstance(target, str) and target in train and target in test and target != users:
-        _convert_targets(train, test, target, columns.get("labels"))
-    return {"name": NAME, "train": train, "test": test, **columns}
+        target = next((each for each in TARGETS if each in train), None)
+    frames = hasattr(train, "iloc") and isinstance(target, str) and target != columns.get("users")
+    if frames and target in train and target in test:
+        _convert_targets(train, test, str(target), columns.get("labels"))
+    return {"name": name, "train": train, "test": test, **columns}
 
 
 def _convert_targets(
@@ -90,16 +76,18 @@ def _convert_targets(
     frames = [frame for frame in (train, test) if _are_texts(frame[column])]
     if set(public.str.lower()) <= {"true", "false"}:
         both = set(pandas.concat([frame[column] for frame in frames]))
-        if len(both) <= 2 and {word.lower() for word in both} <= {"true", "false"}:
+        if {word.lower() for word in both} <= {"true", "false"}:
+            truths = {word: word.lower() == "true" for word in sorted(both)}
+            spelled_once(truths, f"data.target: column {column!r}")
             for frame in frames:
-                frame[column] = frame[column].str.lower() == "true"
+                frame[column] = frame[column].map(truths)
         return
     if not _is_number(public).any():
         return
     for frame, part in zip((train, test), SPLITS, strict=True):
         if not _are_texts(frame[column]):
             continue
-        absent = frame[column].isin(_GAPS)
+        absent = frame[column].isin(GAPS)
         if absent.any() and _is_number(frame[column])[~absent].all():
             row = int(absent.to_numpy().argmax())
             raise DataError(
@@ -137,6 +125,8 @@ def read_hub(
 ) -> dict[str, Any]:
     """Two splits of a data set of the Hub as a mapping for `DataSet.from_mapping`.
 
+    Users and classes of CSV files are read as `read_files` reads them.
+
     Args:
         name: "hf:owner/name".
         folder: copy of the data set's files; None reads the local cache, or downloads into it.
@@ -159,13 +149,14 @@ def read_hub(
             f"data.dir: {str(folder)!r} is not a folder; it must hold the files of {name!r}"
         )
     path = name.removeprefix(HUB) if folder is None else str(Path(folder).resolve())
+    texts = _text_columns(columns)
     try:
         try:
-            train, test = _offline(path, subset, splits)
+            train, test = _offline(path, subset, splits, texts)
         except ConnectionError:
             if not may_download(download):
                 raise
-            train, test = datasets.load_dataset(path, subset, split=list(splits))
+            train, test = _load(path, subset, splits, texts)
     except ConnectionError as error:
         raise DataError(
             f"data: {name!r} is not in the local cache, and the Hugging Face Hub cannot be reached "
@@ -175,19 +166,47 @@ def read_hub(
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         where = f"{name!r}" if folder is None else f"{name!r} in {path}"
         raise DataError(f"data: {where} cannot be read: {_first_line(error)}") from error
-    return {"name": name, "train": train, "test": test, **columns}
+    return _as_mapping(name, train, test, columns)
 
 
-def _offline(path: str, subset: str | None, splits: Sequence[str]) -> list[libraries.Dataset]:
+def _offline(
+    path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
+) -> tuple[Any, Any]:
     """The splits from a folder or the local cache; ConnectionError if they are in neither."""
-    from datasets import config, load_dataset
+    from datasets import config
 
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
-        parts: list[libraries.Dataset] = load_dataset(path, subset, split=list(splits))
-        return parts
+        return _load(path, subset, splits, texts)
     finally:
         config.HF_HUB_OFFLINE = before
+
+
+def _load(
+    path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
+) -> tuple[Any, Any]:
+    """The splits; those of CSV files as frames whose columns `texts` are text, as in `read_csv`."""
+    from datasets import load_dataset
+
+    parts = load_dataset(path, subset, split=list(splits))
+    texts = [name for name in texts if name in parts[0].column_names]
+    if parts[0].info.builder_name == "csv" and texts:
+        gaps = {column: sorted(GAPS) for column in parts[0].column_names if column not in texts}
+        options: Any = {
+            "converters": dict.fromkeys(texts, str),
+            "keep_default_na": False,
+            "na_values": gaps,
+        }
+        try:
+            parts = load_dataset(path, subset, split=list(splits), **options)
+        except (ConnectionError, ValueError) as error:
+            raise DataError(
+                f"data: the CSV files of {path!r} are not at hand, and users and classes in the "
+                "cache have guessed types, so that 007 and 7 may be one: set data.dir to a folder "
+                "with its files"
+            ) from error
+        parts = [part.to_pandas() for part in parts]
+    return parts[0], parts[1]
 
 
 def _first_line(error: Exception) -> str:
@@ -201,7 +220,7 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries
     if file is None:
         what = "the training examples" if key == "file" else "public test examples"
         raise DataError(f"data.{key}: name the .csv or .parquet file with {what}")
-    path = Path(file)
+    path = path_of(f"data.{key}", file)
     if not path.name.lower().endswith(_ENDINGS):
         raise DataError(
             f"data.{key}: {str(path)!r} must be a {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file"
@@ -238,7 +257,7 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     end.
 
     Raises:
-        DataError: two columns have one name.
+        DataError: two columns have one name, or rows have more values than there are names.
         OSError, ValueError: the file cannot be read.
     """
     import pandas
@@ -251,12 +270,14 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     )
     if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
         raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
-    texts: Any = {name: "object" for name in names if name in header}
-    gaps = {
-        name: sorted(_GAPS)
-        for name in pandas.read_csv(path, nrows=0, **packed).columns
-        if name not in texts
-    }
-    return pandas.read_csv(
+    columns = pandas.read_csv(path, nrows=0, index_col=False, **packed).columns
+    texts: Any = {name: "object" for name in names if name in columns}
+    gaps = {name: sorted(GAPS) for name in columns if name not in texts}
+    frame = pandas.read_csv(
         path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed
     )
+    if not isinstance(frame.index, pandas.RangeIndex):  # pandas took the first values as the index
+        raise DataError(
+            f"{path} has rows with more values than its header has names: name each column"
+        )
+    return frame

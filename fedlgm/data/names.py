@@ -14,6 +14,30 @@ from fedlgm.errors import DataError
 IGNORED = -100
 """Target of a position that does not count, as `transformers` and torch's `ignore_index` have
 it."""
+GAPS = frozenset(
+    [
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "<NA>",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "None",
+        "n/a",
+        "nan",
+        "null",
+    ]
+)
+"""Texts that mean a missing number, which pandas has by default."""
 
 
 def class_numbers(

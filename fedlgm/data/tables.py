@@ -19,7 +19,7 @@ from typing import Any, NotRequired
 import numpy as np
 from typing_extensions import TypedDict
 
-from fedlgm.data.names import IGNORED
+from fedlgm.data.names import IGNORED, refuse_masked
 from fedlgm.data.pixels import fit_image, readable
 from fedlgm.errors import DataError, Notice
 from fedlgm.wording import alternatives
@@ -556,6 +556,7 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
 
     Raises:
         Unfit: the column holds something else, or gaps.
+        DataError: an array has masked values.
 
     Example:
         >>> numbers(["a-1", "a-2"], "column 'site'", "drop it")
@@ -563,6 +564,7 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
             ...
         fedlgm.data.tables.Unfit: column 'site' holds text, not numbers: drop it
     """
+    refuse_masked([value for value in values if isinstance(value, np.ndarray)], column)
     try:
         lists = len(values) and isinstance(values[0], (list, np.ndarray))
         array = np.asarray([np.asarray(row) for row in values] if lists else values)

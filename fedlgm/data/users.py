@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.data.names import describe_missing, missing, refuse_masked
+from fedlgm.data.names import describe_missing, missing, refuse_masked, spelled_once
 from fedlgm.errors import DataError, Notice
+
+_EXACT = 2.0**53
+"""From here on, floats are not all of the whole numbers."""
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
@@ -29,7 +32,8 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         count: number of examples.
 
     Raises:
-        DataError: an example has no user, or numbers and names are mixed.
+        DataError: an example has no user, numbers and names are mixed, or two spellings of users
+            would become one.
 
     Example:
         >>> user_numbers(["ben", "ann", "ben"], 3).tolist()
@@ -59,7 +63,14 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         raise DataError(
             f"users: {describe_missing(lost, 'user')}: leave these examples out, or name their users"
         )
+    if ids.dtype.kind == "f" and (np.abs(ids) >= _EXACT).any():
+        raise DataError(
+            "users: floats from 2**53 on may stand for several numbers: give users as integers, or "
+            "as text"
+        )
     try:
+        if ids.dtype == object:
+            spelled_once({str(name): name for name in ids}, "users")
         unique, index = np.unique(ids, return_inverse=True)
     except TypeError as error:
         raise DataError(f"users must all be numbers or all be names: {error}") from error

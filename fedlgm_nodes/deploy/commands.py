@@ -15,6 +15,7 @@ from simulations.shell import (
     NewFolderArgument,
     SetOption,
     TestSeedOption,
+    expand_home,
     print_json,
 )
 from simulations.tables import table
@@ -36,7 +37,10 @@ INCOMPLETE = 1
 # The users of a deployment's processes may pass through its folder, and need not be able to list
 # it.
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)
+    Path,
+    typer.Argument(
+        metavar="DIR", help="The deployment's folder.", readable=False, callback=expand_home
+    ),
 ]
 
 

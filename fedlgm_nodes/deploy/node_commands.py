@@ -20,7 +20,14 @@ from rich.text import Text
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from fedlgm.wire import printable
-from simulations.shell import Commands, JsonOption, NewFolderArgument, TestSeedOption, print_json
+from simulations.shell import (
+    Commands,
+    JsonOption,
+    NewFolderArgument,
+    TestSeedOption,
+    expand_home,
+    print_json,
+)
 from simulations.tables import table
 
 app = typer.Typer(
@@ -29,7 +36,9 @@ app = typer.Typer(
 _out = Console(soft_wrap=True, emoji=False)
 
 _OF_RELEASE = ("seq", "charged_at", "run", "round", "trust", "protects", "event")
-NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
+NodeArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The node's folder.", callback=expand_home)
+]
 
 
 @app.command()

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import package_of
+from fedlgm.extension.loader import package_of, users_code
 from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.on_batch import call_on_batch
@@ -87,7 +87,8 @@ def separate(
         patch: replaces the layers' forward passes.
 
     Raises:
-        ConfigError: a known layer would read the rows of such inputs as one example.
+        ConfigError: a known layer would read the rows of such inputs as one example, or fails on
+            one, as GroupNorm does with one value per group.
 
     Example:
         >>> from contextlib import nullcontext
@@ -140,7 +141,8 @@ def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
         if type(part) in RULES
     ]
     try:
-        with torch.no_grad(), fork_rng(None, x[0].device):
+        single = users_code("the model fails on one example", module)
+        with single, torch.no_grad(), fork_rng(None, x[0].device):
             module(*(value[:1] for value in x))
     finally:
         for handle in handles:

@@ -13,7 +13,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored
 from fedlgm.extension.separation import reach
 from fedlgm.training import inputs
-from fedlgm.training.devices import fork_rng
+from fedlgm.training.devices import drawing, fork_rng
 from fedlgm.training.inputs import Inputs
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,7 +40,8 @@ def copy_model(module: M) -> M:
         raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
     require_own_storage(module)
     try:
-        duplicate = copy.deepcopy(module)
+        with drawing():  # not while another thread tries changed weights, see below
+            duplicate = copy.deepcopy(module)
     except Exception as error:  # attributes of a user's model may raise anything
         raise _copy_error(module, error) from error
     _require_apart(module, duplicate)
@@ -90,9 +91,12 @@ def require_own_storage(module: nn.Module) -> None:
             (furthest, until), owner, trained = (device, end), name, parameter
 
 
+@drawing()
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a
     change of weights.
+
+    One thread at a time changes weights or copies a model, so that threads may share one.
 
     Args:
         module: the model; it is left as it is.

@@ -154,8 +154,8 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     Args:
         module: any model; it is not changed.
         groups: groups of each GroupNorm. If this does not divide the channels, their greatest
-            common divisor. In place of a `BatchNorm1d`, whose input may have one value per channel,
-            each group has at least 8 channels
+            common divisor. In place of a `BatchNorm1d` or `SyncBatchNorm`, whose input may have one
+            value per channel, each group has at least 8 channels
             or all of them: a group of one value would always be zero.
 
     Returns:
@@ -184,7 +184,7 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 def _to_group_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
     layer: nn.GroupNorm = norm(batch_norm.num_features)
-    if isinstance(batch_norm, nn.BatchNorm1d):
+    if isinstance(batch_norm, nn.BatchNorm1d | nn.SyncBatchNorm):
         groups = math.gcd(layer.num_groups, max(1, layer.num_channels // 8))
         layer = nn.GroupNorm(groups, layer.num_channels)
     if not batch_norm.affine:

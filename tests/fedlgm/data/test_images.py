@@ -289,3 +289,45 @@ def few(folder):
     for path in (folder / "eels").glob("00[4-9].png"):
         path.unlink()
     return folder
+
+
+class TestAttributeFilesNameEachImageOnce:
+    """An attribute file gives one value to one image, or is refused."""
+
+    def load(self, folder, rows):
+        for i, part in enumerate("ab"):
+            for j in range(5):
+                draw(folder / part / f"{j}.png", (255 * i, 255 * i, 255 * i))
+        (folder / "list.csv").write_text(
+            "file,k\n" + "".join(f"{name},{value}\n" for name, value in rows)
+        )
+        return data.load("image-folder", folder, image_size=4, attribute="k")
+
+    def test_images_of_one_name_in_two_folders_are_two_images(self, tmp_path):
+        rows = [(f"{part}/{j}.png", int(part == "b")) for part in "ab" for j in range(5)]
+        found = self.load(tmp_path, rows)
+        assert [np.unique(x).tolist() for x in found.train_x] == [[-1]] * 4 + [[1]] * 4
+        assert found.train_y.tolist() == [0] * 4 + [1] * 4
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            ([("0.png", 1)], r"names '0\.png', which may be a/0\.png and b/0\.png: give paths"),
+            ([("a/0.png", 1), ("a/0.png", 0)], r"names 'a/0\.png' twice: drop one row"),
+            (
+                [("a/0.png", 1), ("./a/0.png", 0)],
+                r"twice, as 'a/0\.png' and '\./a/0\.png': drop one row",
+            ),
+            (
+                [("a/0.png", 1), ("b/0.png", "nan"), ("b/1.png", 0)],
+                r"attribute 'k' has no value for 'b/0\.png' \(1 of 3 images\): leave out",
+            ),
+            (
+                [("a/0.png", "mild"), ("b/0.png", ""), ("b/1.png", "NA")],
+                r"attribute 'k' has no value for 'b/0\.png' \(1 of 3 images\): leave out",
+            ),
+        ],
+    )
+    def test_what_may_be_another_image_or_no_value_is_refused(self, tmp_path, rows, message):
+        with pytest.raises(DataError, match=message):
+            self.load(tmp_path, rows)

@@ -4,6 +4,7 @@ names."""
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -13,7 +14,8 @@ import pytest
 from PIL import Image
 
 from fedlgm import data
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.data.users import user_numbers
+from fedlgm.errors import ConfigError, DataError, Notice
 
 TABLE = pandas.DataFrame(
     {
@@ -342,6 +344,33 @@ class TestTextStaysText:
         ):
             self.load(tmp_path, rows, "x,out\n1,0\n2,1\n")
 
+    @pytest.mark.parametrize(
+        ("train", "test", "a", "b"),
+        [
+            (("True", "true"),) * 2 + ("True", "true"),
+            (("TRUE", "FALSE"), ("True", "False"), "FALSE", "False"),
+        ],
+    )
+    def test_two_spellings_of_a_truth_value_are_refused(self, tmp_path, train, test, a, b):
+        files = ["x,out\n1,{}\n2,{}\n".format(*words) for words in (train, test)]
+        with pytest.raises(
+            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"
+        ):
+            self.load(tmp_path, *files)
+
+    def test_a_column_without_a_name_holds_text_too(self, tmp_path):
+        rows = ",x,out\n007,1,0\n7,2,1\n"
+        with pytest.warns(Notice, match="count as two users"):
+            found = self.load(tmp_path, rows, rows, users="Unnamed: 0", inputs=["x"])
+        assert found.train_user.tolist() == [0, 1]
+
+    def test_rows_with_more_values_than_names_are_refused(self, tmp_path):
+        rows = "who,x,out\n007,5,1,0\n7,6,2,1\n"
+        with pytest.raises(
+            DataError, match=r"a\.csv has rows with more values than its header has names: name"
+        ):
+            self.load(tmp_path, rows, "x,out\n1,0\n2,1\n", users="who")
+
     def test_labels_make_numbers_names(self, tmp_path):
         rows = "x,out\n1,01\n2,1\n"
         assert self.load(tmp_path, rows, rows, labels=["1", "01"]).train_y.tolist() == [1, 0]
@@ -380,3 +409,60 @@ class TestTextStaysText:
             users="site",
         )
         assert found.train_x.tolist() == found.test_x.tolist()
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ([2**63, 2**63 + 1, -1], r"users: floats from 2\*\*53 on may stand for several numbers"),
+        ([2**53, 2**53 + 1, 0.5], r"users: floats from 2\*\*53 on may stand for several numbers"),
+        (np.array([1, True, 2], dtype=object), "users has '1' and 'True', which would become one"),
+        ([Decimal("1.10"), Decimal("1.1"), 2], r"users has '1\.10' and '1\.1', which would become"),
+    ],
+)
+def test_users_that_would_become_one_are_refused(users, message):
+    with pytest.raises(DataError, match=message):
+        user_numbers(users, 3)
+
+
+class TestCsvFilesOfTheHub:
+    """Users and classes of a Hub data set that consists of CSV files are text as well."""
+
+    def load(self, folder: Path, train: str, test: str, **options):
+        (folder / "set").mkdir()
+        write(folder / "set", "train.csv", train)
+        write(folder / "set", "test.csv", test)
+        return data.load("hf:owner/name", folder / "set", target="out", **options)
+
+    def test_users_are_as_many_as_their_spellings(self, tmp_path):
+        rows = "who,x,out\n007,1,0\n7,2,1\n1e5,2,1\n100000,3,0\n"
+        with pytest.warns(Notice, match="count as two users"):
+            found = self.load(tmp_path, rows, rows, users="who")
+        assert len(set(found.train_user)) == 4
+        assert found.train_y.tolist() == [0, 1, 1, 0]
+        assert found.classes == 2
+
+    def test_classes_that_pandas_takes_for_gaps_are_classes(self, tmp_path):
+        rows = "x,out\n1,None\n2,NA\n3,null\n"
+        assert self.load(tmp_path, rows, rows).labels == ("NA", "None", "null")
+
+    def test_two_spellings_of_a_class_are_refused(self, tmp_path):
+        with pytest.raises(DataError, match="column 'out' has '01' and '1', which would become"):
+            self.load(tmp_path, "x,out\n1,01\n2,1\n3,0\n", "x,out\n1,0\n2,1\n")
+
+    def test_a_gap_among_the_inputs_is_named(self, tmp_path):
+        rows = "x,out\n1,a\n,b\n"
+        with pytest.raises(DataError, match="column 'x' of 'train' has no finite number in 1 of 2"):
+            self.load(tmp_path, rows, rows)
+
+
+def test_a_tilde_is_the_users_home(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table = data.load(
+        "table", file="~/train.csv", test_file="~/test.parquet", target="out", users="site"
+    )
+    assert len(table.train_y) == 3
+    (tmp_path / "set").mkdir()
+    images(10).to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
+    split = {"splits": ["train[:80%]", "train[80%:]"], "inputs": ["image"], "target": "character"}
+    assert len(data.load("hf:x/y", "~/set", **split).train_y) == 8

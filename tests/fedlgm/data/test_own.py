@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
+import simulations
 from fedlgm.data import DataSet, Partition, divide, load, scheme_options
 from fedlgm.errors import ConfigError, DataError, Notice
 
@@ -477,3 +479,31 @@ def test_options_that_no_set_has_are_one_sentence():
         load("image-folder", dir="/tmp")
     with pytest.raises(ConfigError, match=r"'digits' has no option 'size'; its options: pixels"):
         load("digits", size=3)
+
+
+class TestTargetsBelowZero:
+    """Targets that name no class reach the task, which refuses or uses them."""
+
+    @pytest.mark.parametrize(("y", "classes"), [([-1, -1], None), ([-100, 1], 2), ([-3, -2], None)])
+    def test_a_set_of_them_is_a_set(self, y, classes):
+        x = np.zeros((2, 1))
+        once = DataSet.from_arrays((x, y), (x, y))
+        assert once.classes == once.validate().classes == classes
+
+    def test_withheld_labels_are_refused_by_the_task(self):
+        x, y = np.zeros((40, 3)), np.full(40, -1)
+        with pytest.raises(DataError, match="none is a class, as in sets whose labels are with"):
+            simulations.simulate(
+                model=torch.nn.Linear(3, 2), data={"train": (x, y), "test": (x, y)}
+            )
+
+
+def test_masked_clients_and_arrays_in_frames_are_refused():
+    x, y = np.zeros((4, 1)), [0, 1, 0, 1]
+    clients = [np.ma.masked_equal([0, 1], 1), [2, 3]]
+    with pytest.raises(DataError, match="clients: 1 values are masked"):
+        DataSet.from_arrays((x, y), (x, y), clients=clients)
+    rows = [np.ma.masked_equal([1.0, -9999.0], -9999.0), np.ma.masked_equal([1.0, 2.0], 9.0)]
+    table = pandas.DataFrame({"a": pandas.Series(rows), "label": [0, 1]})
+    with pytest.raises(DataError, match="column 'a' of 'train': 1 values are masked"):
+        DataSet.from_mapping({"train": table, "test": table})

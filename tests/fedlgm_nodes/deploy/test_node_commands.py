@@ -209,3 +209,13 @@ def test_status_names_a_service_that_a_signal_has_stopped(tmp_path):
             in said.stdout
         )
         assert run("status", service.folder.path).exit_code == 0
+
+
+def test_a_tilde_is_the_users_home_where_no_shell_says_so(tmp_path, monkeypatch):
+    """A folder of the name ~ was created."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "~/node").exit_code == 0
+    assert run("ledger", "~/node").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

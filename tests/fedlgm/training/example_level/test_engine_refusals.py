@@ -1,9 +1,11 @@
 """Models without a gradient per example are refused."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.example_level import clipped_sum
@@ -69,6 +71,19 @@ def test_what_has_no_gradient_per_example_is_refused():
     model = nn.Sequential(nn.Linear(4, 3))
     assert "'0.weight' is used outside" in refused(model, *images(4, 4), task=Penalised(model))
     assert "max_norm" in refused(nn.Sequential(nn.Embedding(11, 3, max_norm=1.0)), *tokens(4))
+
+
+def test_a_model_that_fails_on_one_example_is_refused_in_one_sentence():
+    """One value per group, which torch refuses in training."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(6, 6), nn.Linear(6, 3))
+    x, y = np.random.default_rng(1).random((9, 4)), np.arange(9) % 3
+    with pytest.raises(ConfigError, match="the model fails on one example: ValueError: Expected"):
+        simulations.simulate(
+            "dp-sgd-digits",
+            model=model,
+            data={"train": (x, y), "test": (x, y)},
+            overrides={"training.batch_size": 4},
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

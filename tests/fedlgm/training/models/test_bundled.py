@@ -282,7 +282,8 @@ def test_no_classes_are_refused() -> None:
 
 @pytest.mark.parametrize(("channels", "groups"), [(16, 2), (64, 8), (256, 32), (20, 2), (7, 1)])
 def test_group_norm_after_a_linear_layer_sees_several_values(channels: int, groups: int) -> None:
-    model = to_groupnorm(nn.Sequential(nn.Linear(3, channels), nn.BatchNorm1d(channels)))
-    assert model[1].num_groups == groups
-    for rows in (1, 4):
-        assert model(torch.randn(rows, 3)).abs().max() > 0.5
+    for kind in (nn.BatchNorm1d, nn.SyncBatchNorm):
+        model = to_groupnorm(nn.Sequential(nn.Linear(3, channels), kind(channels)))
+        assert model[1].num_groups == groups
+        for rows in (1, 4):
+            assert model(torch.randn(rows, 3)).abs().max() > 0.5

@@ -171,3 +171,24 @@ def test_a_copy_keeps_what_shares_one_parameter() -> None:
     tied[1].weight = tied[0].weight
     made = copy_model(tied)
     assert made[1].weight is made[0].weight
+
+
+def test_threads_may_share_a_model() -> None:
+    """A trial changes weights for a moment, in which no other thread may copy the model."""
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64)), torch.ones(2, 64)
+    before, failures = net[0].weight.detach().clone(), list[Exception]()
+
+    def try_copies() -> None:
+        try:
+            for _ in range(40):
+                require_faithful_copies(net, x)
+                assert torch.equal(copy_model(net)[0].weight, before)
+        except (AssertionError, ConfigError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=try_copies) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
