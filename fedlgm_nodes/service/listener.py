@@ -231,10 +231,22 @@ def run(folder: Path) -> None:
 
 
 def _listen(path: Path, group: str) -> socket.socket:
-    """A listening socket that only the folder's user and group may connect to."""
+    """A listening socket that only the folder's user and group may connect to.
+
+    Raises:
+        RunError: it cannot be made, or another service listens there. That one then holds a ledger
+            whose file was replaced, since the lock of one ledger keeps two services from running.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise RunError(f"{path} exists and is not a socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(os.fspath(path)) == 0:
+                raise RunError(
+                    f"another service listens at {path}, whose ledger file was replaced while it "
+                    "ran: stop that service first"
+                )
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -244,7 +256,7 @@ def _listen(path: Path, group: str) -> socket.socket:
         if group:
             os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
         listener.listen(64)
-        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
+        draft.replace(path)  # of a service that has ended
     except (OSError, KeyError) as error:
         listener.close()
         raise RunError(f"cannot listen on {path}: {error}") from error

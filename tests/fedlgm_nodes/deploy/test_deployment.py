@@ -210,8 +210,10 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
         "node2 counted as zero in 2 rounds: does not answer: the release service"
     )
     assert len(ledger_rows(real, "node2")) == before
-    processes.up(real)  # starts what is missing
+    said: list[str] = []
+    processes.up(real, said.append)  # starts what is missing
     assert processes.status(real)["nodes"][2]["service"]
+    assert "can run code as this user" in said[-1]
 
 
 def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):

@@ -162,6 +162,21 @@ def test_a_ledger_is_used_by_one_service(node):
     assert hello(node)["ok"]
 
 
+def test_a_second_service_does_not_take_the_socket_of_one_whose_ledger_was_replaced(tmp_path):
+    """Each would hold the lock of its own file, and the first one could not be asked any more."""
+    folder = make_node(tmp_path / "node")
+    with served(folder):
+        copy = folder.ledger_file.with_name("restored")
+        shutil.copyfile(folder.ledger_file, copy)
+        copy.replace(folder.ledger_file)
+        log = tmp_path / "second.log"
+        process = nodes._fork.Process(target=nodes._serve, args=(folder, log, None))
+        process.start()
+        process.join(30)
+        assert "another service listens at" in log.read_text()
+        assert not ask(folder)[0]["ok"]  # the first service answers still, and charges nothing
+
+
 def test_an_edited_cost_is_refused(tmp_path):
     folder = make_node(tmp_path / "node")
     with served(folder):
