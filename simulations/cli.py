@@ -386,6 +386,8 @@ def ledger(
         show(bare_ledger.bare_ledger_report(run, delta), bare_ledger.bare_ledger_table, as_json)
         return
     if delta is not None:
+        if not run.exists():
+            raise ConfigError(f"there is no ledger file {run}")
         raise ConfigError(
             f"--delta is for a ledger file: the recipe of the run {run} states its delta"
         )

@@ -126,6 +126,8 @@ _COPYING = (
 )
 _MAKING = ("__init__", "__new__", "__post_init__")
 _RANDOM = ("random", "numpy.random")
+_OPERATIONS = frozenset(["aten", "prims", "torchvision"])
+"""Parts of `torch.ops` whose operations keep nothing between calls."""
 LINKS = ("_parameters", "_buffers", "_modules")
 
 
@@ -400,6 +402,8 @@ def _why(item: Reached, unseen: bool) -> str | None:
     if isinstance(value, ModuleType):
         if value.__name__ in _RANDOM:
             return f"{path} is {value.__name__}, whose random numbers follow from earlier draws"
+        if _is_unchecked(value):
+            return f"{path} holds operations that were not checked"
         return None if package_of_code(value) in KNOWN else f"{path} is the module {value.__name__}"
     if isinstance(value, BuiltinFunctionType):
         owner = value.__self__
@@ -420,12 +424,19 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None
     if _is_plain_layer(value):
         return None
-    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ in (
-        "typing",
-        "torch._ops",
-    ):
+    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ == "typing":
         return None
+    if type(value).__module__ == "torch._ops":
+        return f"{path} is an operation that was not checked" if _is_unchecked(value) else None
     return f"all copies share {path}, {with_article(type(value).__name__)}"
+
+
+def _is_unchecked(value: Any) -> bool:
+    """Whether it is an operation of `torch.ops`, or a namespace of them, outside `_OPERATIONS`."""
+    if type(value).__module__ != "torch._ops":
+        return False
+    name = value.__name__ if isinstance(value, ModuleType) else str(value)
+    return name.removeprefix("torch.ops.").partition(".")[0] not in _OPERATIONS
 
 
 def _why_class(kind: type) -> str | None:
@@ -452,7 +463,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
     for code in _codes(function.__code__):
         instructions, root = list(dis.get_instructions(code)), ""
         sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
-        for each in instructions:
+        for each, after in zip(instructions, [*instructions[1:], None], strict=True):
             name, kind = str(each.argval), each.opname
             if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 return f"{label} writes the global {name!r}"
@@ -474,6 +485,8 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     return f"{label} uses .{name}"
                 if name == "random":
                     return f"{label} uses .random, whose numbers follow from earlier draws"
+                if name == "ops" and (after is None or str(after.argval) not in _OPERATIONS):
+                    return f"{label} uses .ops, of which an operation was not checked"
                 if root and kind in ("STORE_ATTR", "DELETE_ATTR"):
                     return f"{label} writes an attribute of {root!r}"
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME") or (kind == "LOAD_DEREF" and name in free):

@@ -15,6 +15,7 @@ from clients import ClientSource, LocalWork
 from clients.cut_vote import CutVotes, VotingWork
 from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError
+from fedlgm.extension.operations import own_vmap_rule
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import Examples, try_clients
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -163,6 +164,9 @@ class ClientLevel(UnitKind):
             why = shared_state(assembly.module(), task, kind.sequential)
         elif kind.vectorized is not None:
             why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
+            rule = own_vmap_rule(model=assembly.module(), task=task, trainer=kind.vectorized)
+            if why is None and rule is not None:
+                why = f"{rule} has its own rule for vmap, which could join clients"
         return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
 
     @override

@@ -271,6 +271,7 @@ def test_report_and_ledger(run, finished):
     for options, words in (
         ((finished, "--delta", "1e-5"), "--delta is for a ledger file"),
         ((finished / "ledger.sqlite", "--delta", "1e-5"), "name the run's folder"),
+        (("none.sqlite", "--delta", "1e-5"), "there is no ledger file none.sqlite"),
     ):
         status, _, err = run("ledger", *options)
         assert (status, words in err) == (2, True), err

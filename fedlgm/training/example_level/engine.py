@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, Notice
+from fedlgm.extension.operations import own_vmap_rule
 from fedlgm.extension.restored import Restored, restored_around
 from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
@@ -44,6 +45,7 @@ must also be kept."""
 STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
 _KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
+_RULE = "conditional on no rule for vmap joining rows (tested on a few examples)"
 _PRECISE = (torch.float32, torch.float64)
 _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
@@ -178,6 +180,8 @@ class ExampleGradients:
         self._dimensions: tuple[int, ...] | None = None  # of the inputs for which it holds
         shared = shared_state(module, self._task)
         self._kept = "" if shared is None else f"{_KEPT}: {shared}"
+        rule = own_vmap_rule(model=module, task=self._task)
+        self._rule = "" if rule is None else f"{_RULE}: {rule} has its own"
         self._row_losses = RowLosses(self._task, module.parameters())
         self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
         self._shared: set[str] = set()
@@ -194,7 +198,7 @@ class ExampleGradients:
         Args:
             x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
         """
-        return "; ".join(filter(None, (self._separate(parts(x)).condition, self._kept)))
+        return "; ".join(filter(None, (self._separate(parts(x)).condition, self._rule, self._kept)))
 
     @property
     def generic(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
 """Types of PyTorch whose output for a row, an index of the first dimension, depends on that row
 alone."""
 
+_TENSORS = (Tensor, nn.Parameter)
 _ROW_WISE_NAMES = frozenset(
     ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
 )
@@ -217,8 +218,9 @@ class MappedRows(KnownLayers):
 
 
 def _is_row_wise(part: nn.Module) -> bool:
-    if has_hooks(part):
-        return False
+    tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    if has_hooks(part) or any(type(each) not in _TENSORS for each in tensors):
+        return False  # a tensor type of its own may define what a layer computes
     if type(part) is nn.Flatten:
         return part.start_dim >= 1
     kind = type(part)

@@ -112,14 +112,15 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module, one of its parameters or all modules together have hooks, or its `forward`
-    was replaced.
+    """Whether a module, one of its parameters or all modules together have hooks, or one of its
+    methods was replaced, such as `forward` or what `forward` calls.
     """
-    attributes = vars(module)
+    attributes, kind = vars(module), type(module)
+    replaced = any(callable(value) and hasattr(kind, name) for name, value in attributes.items())
     of_parameters = any(value._backward_hooks for value in module.parameters(recurse=False))
     return (
-        any(attributes[kind] for kind in _HOOKS)
-        or "forward" in attributes
+        any(attributes[hooks] for hooks in _HOOKS)
+        or replaced
         or of_parameters
         or _has_any_global_hook()
     )

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored
-from fedlgm.extension.separation import reach
+from fedlgm.extension.separation import Reached, reach
 from fedlgm.training import inputs
 from fedlgm.training.devices import drawing, fork_rng
 from fedlgm.training.inputs import Inputs
@@ -169,10 +169,15 @@ def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
     for item in reach(duplicate, ""):
         if id(item.value) in parts:
             raise ConfigError(
-                f"the model cannot be copied: {item.top or item.path!r} refers to the original's "
+                f"the model cannot be copied: {_label(item)} refers to the original's "
                 f"{parts[id(item.value)]} (in a function's closure or globals), which a copy would "
                 "leave untrained: reach it through self"
             )
+
+
+def _label(item: Reached) -> str:
+    """What refers to the original; the copy itself, if it is the original."""
+    return repr(item.top or item.path) if item.path else f"{type(item.value).__name__}.__deepcopy__"
 
 
 def _copy_error(module: nn.Module, error: Exception) -> ConfigError:

@@ -173,6 +173,16 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
     _notice_lists(module, label)
 
 
+def _layers_in(value: Any, depth: int = 4) -> list[nn.Module]:
+    """Layers in lists, tuples and dicts of Python, which may hold each other."""
+    if isinstance(value, nn.Module):
+        return [value]
+    held = value.values() if isinstance(value, dict) else value
+    if not depth or not isinstance(value, dict | list | tuple):
+        return []
+    return [layer for each in held for layer in _layers_in(each, depth - 1)]
+
+
 def _notice_lists(module: nn.Module, label: str) -> None:
     """Warn of layers in a list, tuple or dict of Python, which PyTorch does not count among a
     model's parameters.
@@ -180,16 +190,10 @@ def _notice_lists(module: nn.Module, label: str) -> None:
     counted = {id(parameter) for parameter in module.parameters()}
     for name, child in module.named_modules():
         for key, value in vars(child).items():
-            held = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, list | tuple)
-                else ()
-            )
-            layers = [layer for layer in held if isinstance(layer, nn.Module)]
             if any(
-                id(parameter) not in counted for layer in layers for parameter in layer.parameters()
+                id(parameter) not in counted
+                for layer in _layers_in(value)
+                for parameter in layer.parameters()
             ):
                 attribute = f"{name}.{key}".lstrip(".")
                 warnings.warn(

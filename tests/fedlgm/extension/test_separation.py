@@ -97,6 +97,55 @@ class Vectorised(VectorizedTrainer):
     pass
 
 
+@torch.library.custom_op("fedlgm_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+doubled.register_autograd(lambda context, gradient: 2 * gradient)
+DOUBLED = torch.ops.fedlgm_tests.doubled
+
+
+class ByOperation(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.fedlgm_tests.doubled(super().forward(x))
+
+
+class ByNamedOperation(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return DOUBLED(super().forward(x))
+
+
+class ByKnownOperation(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.mul(super().forward(x), 2.0)
+
+
+class Twice(torch.autograd.Function):
+    """An operation with its own rule for vmap, which gets the whole batch."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        return 2 * x, dims[0]
+
+
+class ByRule(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return Twice.apply(super().forward(x))
+
+
 kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
 
 
@@ -111,6 +160,12 @@ kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
         ({"task": Slotted}, "Slotted has slots"),
         ({"task": Again}, "all copies share 'seen' of Again.__init__, a list"),
         ({"task": numpys}, "numpys uses .random"),
+        ({"model": ByOperation}, "ByOperation.forward uses .ops, of which an operation was not"),
+        ({"model": ByNamedOperation}, "'DOUBLED' of ByNamedOperation.forward is an operation"),
+        (
+            {"model": ByRule, "overrides": ["training.vectorize=on"]},
+            "Twice has its own rule for vmap, which could join clients",
+        ),
         (
             {"trainer": "tests-own-vectorised", "overrides": ["training.vectorize=on"]},
             "'tests-own-vectorised' trains several clients in one call",
@@ -127,6 +182,14 @@ def test_what_cannot_be_restored_is_a_condition_of_the_guarantee(
     result = simulations.simulate(**given)
     assert result.guarantee.startswith("conditional")
     assert re.search(f"tested on public examples\\): .*({why})", result.guarantee)
+
+
+@pytest.mark.parametrize("model", [ByKnownOperation, ByRule])
+def test_known_operations_and_rules_that_do_not_run_are_no_condition(
+    model: type[nn.Module], tmp_path: Path
+) -> None:
+    run = partial(simulations.simulate, data=DATA, overrides=[*SMALL, "federation.rounds=1"])
+    assert run(model=model, run_dir=tmp_path / "run").guarantee.startswith("proven")
 
 
 class Signs(Task):

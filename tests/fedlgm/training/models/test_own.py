@@ -150,7 +150,9 @@ def test_layers_without_state_are_welcome() -> None:
     )
 
 
-@pytest.mark.parametrize("hold", [list, tuple, lambda layers: dict(enumerate(layers))])
+@pytest.mark.parametrize(
+    "hold", [list, tuple, lambda layers: dict(enumerate(layers)), lambda layers: [layers]]
+)
 def test_layers_that_python_hides_are_noticed(hold: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     model[0].experts = hold([nn.Linear(3, 3)])

@@ -1,0 +1,46 @@
+"""Users' operations that the guarantee cannot rely on: rules for `torch.func.vmap` that a user wrote,
+and operations of `torch.ops` that were not checked.
+
+Under vmap code holds one row (or one client) and cannot reach another. A hand-written rule is the
+exception: it gets the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedlgm.extension.separation import KNOWN, package_of_code, reach
+
+
+def own_vmap_rule(**parts: Any) -> str | None:
+    """Name of the first `torch.autograd.Function` with a hand-written rule for vmap that a user's
+    parts reach; None if there is none.
+
+    Args:
+        parts: the parts by name, such as model and task; None is left out.
+
+    Example:
+        >>> class Halve(torch.autograd.Function):
+        ...     __module__ = "mypkg.models"
+        ...     @staticmethod
+        ...     def vmap(info, dims, x): ...
+        >>> class Own(torch.nn.Linear):
+        ...     __module__ = "mypkg.models"
+        ...     half = Halve
+        >>> own_vmap_rule(model=Own(2, 1)), own_vmap_rule(model=torch.nn.Linear(2, 1))
+        ('Halve', None)
+    """
+    rule = torch.autograd.Function.vmap
+    for name, part in parts.items():
+        for item in () if part is None else reach(part, name):
+            kind = item.value
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, torch.autograd.Function)
+                and package_of_code(kind) not in KNOWN
+                and kind.vmap is not rule
+            ):
+                return kind.__name__
+    return None
