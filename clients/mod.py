@@ -9,7 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -311,6 +311,8 @@ def _refuse_noise_of_flower(mod: Any) -> None:
     """Refuse the mods of Flower's own differential privacy, which would bound and noise a second
     time.
     """
+    while isinstance(mod, partial):
+        mod = mod.func
     for kind in (mod, *type(mod).__mro__):
         name = getattr(kind, "__name__", "")
         if name in _FLOWERS_NOISE and str(kind.__module__).startswith("flwr."):

@@ -365,6 +365,8 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{what}: not an array of numbers: {error}") from error
+    if array.dtype == object and array.ndim and not array.size:
+        raise DataError(f"{what} hold no values: there are no rows")
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         remedy = ""
         if hasattr(values, "toarray"):

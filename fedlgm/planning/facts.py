@@ -58,7 +58,10 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam")
+            raise ConfigError(
+                f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam (which is AdamW "
+                "if weight_decay is given)"
+            )
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError(
                 "training.momentum is an option of optimizer 'sgd'; 'adam' has its own"

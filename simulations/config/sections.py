@@ -189,6 +189,13 @@ class Training(Section):
     kernel: Literal["torch", "native", "auto"] | None = None
     device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
 
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _name_adamw(cls, value: object) -> object:
+        if isinstance(value, str) and value.lower() == "adamw":
+            raise ValueError("AdamW is optimizer = 'adam' with a weight_decay")
+        return value
+
     @field_validator("kernel")
     @classmethod
     def _usual(cls, kernel: str | None) -> str | None:

@@ -172,7 +172,8 @@ def export(
         without the recipe.
 
     Raises:
-        ConfigError: the format is unknown, or packages that "onnx" needs are missing.
+        ConfigError: the format is unknown, the file has the suffix of another, or packages that
+            "onnx" needs are missing.
         RunError: the file cannot be written, PyTorch cannot express the model as ONNX, or as in
             `load_model`.
         LedgerError: as in `metadata`.
@@ -189,6 +190,11 @@ def export(
     folder = RunFolder.open(run)
     beside = target.with_suffix(".json") if format == "pt" else None
     _refuse_other_files(target, beside, folder.path, f"model.{format}")
+    if target.suffix != f".{format}":
+        raise ConfigError(
+            f"out: {target.name} would hold {format}: give a name that ends in .{format}, or the "
+            "format of its suffix"
+        )
     result = folder.verified_result()
     module = _load(folder, result, module)
     told = _metadata(folder, result, module)

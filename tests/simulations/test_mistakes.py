@@ -201,7 +201,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         changed(federation__server_optimizer="fedadam"),
         "'momentum', 'adam', 'yogi'",
     ),
-    "another optimizer": (changed(training__optimizer="adamw"), "must be 'sgd' or 'adam'"),
+    "another optimizer": (changed(training__optimizer="rmsprop"), "must be 'sgd' or 'adam'"),
     "another accountant": (changed(privacy__accountant="moments"), "must be 'pld' or 'rdp'"),
     "the unit of a user": (
         changed(privacy__unit="user"),
@@ -283,7 +283,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             clip=1.0,
             layers=fedlgm.LayerTable.from_module(nn.Linear(5, 2)),
         ),
-        "clipped_sum: RuntimeError: mat1 and mat2 must have the same dtype",
+        "RuntimeError: mat1 and mat2 must have the same dtype",
     ),
     "a token that the model does not know, in a late row": (
         run(
@@ -698,6 +698,12 @@ def test_names_of_other_libraries_lead_to_the_key(written: str, meant: str) -> N
     with pytest.raises(ConfigError, match="did you mean") as said:
         load("digits", [written])
     assert str(said.value).endswith(f"did you mean {meant}")
+
+
+def test_adamw_is_adam_with_weight_decay() -> None:
+    with pytest.raises(ConfigError, match="AdamW is optimizer = 'adam' with a weight_decay"):
+        load("digits", ["training.optimizer=AdamW"])
+    assert load("digits", ["training.optimizer=adam", "training.weight_decay=0.1"])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])

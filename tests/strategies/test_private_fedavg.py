@@ -4,6 +4,7 @@ exists."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -664,6 +665,7 @@ def not_finite(frozen: bool) -> nn.Module:
             "torch.complex64, .* train its real and imaginary parts as two parameters",
         ),
         (nn.LazyLinear(2), "has no size before the first forward pass"),
+        (nn.Linear(3, 2, device="meta"), "'weight' is on the device meta and has no values"),
         (nn.Linear(3, 2).double(), r"must be float32: model.float\(\) converts"),
         (not_finite(frozen=False), "'weight' holds NaN or infinity before training"),
         (not_finite(frozen=True), "'weight' holds NaN or infinity before training"),
@@ -693,6 +695,7 @@ class Louder(LocalDpMod):
         adaptiveclipping_mod,
         LocalDpMod(1.0, 1.0, 1.0, 1e-5),
         Louder(1.0, 1.0, 1.0, 1e-5),
+        functools.partial(functools.partial(fixedclipping_mod)),
     ],
 )
 def test_mods_of_flowers_own_privacy_are_refused(mod: Any) -> None:

@@ -184,11 +184,6 @@ def build(
     if not bundled:
         require_trainable(module, label)
         require_own_storage(module)
-    unmade = [name for name, parameter in module.named_parameters() if parameter.is_meta]
-    if unmade and torch.get_default_device().type != "meta":
-        raise ConfigError(
-            f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values"
-        )
     return module.to(torch.get_default_device())
 
 

@@ -114,7 +114,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
 
     Raises:
         ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters;
-            its parameters are lazy, empty, not float32 or not finite, or have hooks that run after
+            its parameters are lazy, empty, without values, not float32 or not finite, or have hooks that run after
             their gradient is accumulated, which no trainer does; or as in `require_stateless`.
     """
     if not isinstance(module, nn.Module):
@@ -137,6 +137,11 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
     if not trained:
         raise ConfigError(
             f"model {label} has no trainable parameters: there is nothing to learn or to release"
+        )
+    unmade = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    if unmade and torch.get_default_device().type != "meta":
+        raise ConfigError(
+            f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values"
         )
     for name, parameter in trained.items():
         if is_lazy(parameter):

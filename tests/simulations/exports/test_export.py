@@ -186,6 +186,9 @@ def test_what_cannot_be_exported(
         ConfigError, match="unknown export format 'h5'; known: safetensors, pt, onnx"
     ):
         exporting.export(run["run"], "h5")  # type: ignore[arg-type]
+    for name in ("model.pth", "model.onnx", "model"):
+        with pytest.raises(ConfigError, match=f"out: {name} would hold safetensors"):
+            exporting.export(run["run"], out=tmp_path / name)
     with pytest.raises(RunError, match="not a run folder"):
         exporting.export(tmp_path)
     with pytest.raises(RunError, match="cannot write"):
