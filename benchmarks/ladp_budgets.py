@@ -105,7 +105,7 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
         result = simulations.simulate(RECIPE, overrides=[*frame, *overrides], run_dir=folder)
         rows = RunFolder.open(folder).rows(private=True)
     recipe = recipes.load(RECIPE, [*overrides])
-    layers = len(LayerTable.from_module(Assembly(recipe).module()))
+    layers = len(LayerTable.from_module(Assembly(recipe).model.module()))
     share, delta = float(recipe.mechanism.options["batch_share"]), recipe.privacy.delta
     reached = (
         None

@@ -165,14 +165,14 @@ def responses(setting: Setting, seed: int) -> Row:
     ]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
     assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
-    plan, layers = assembly.method.plan(assembly.start()), assembly.layers
+    plan, layers = assembly.privacy.method.plan(assembly.privacy.start()), assembly.model.layers
     generator = torch.Generator().manual_seed(seed)
     scale = torch.repeat_interleave(
         torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes)
     )
     push = (scale * torch.randn(plan.size, generator=generator, dtype=torch.float64)).float()
-    module = assembly.module()
-    images = torch.from_numpy(np.asarray(assembly.dataset.test_x)[:IMAGES])
+    module = assembly.model.module()
+    images = torch.from_numpy(np.asarray(assembly.data.dataset.test_x)[:IMAGES])
 
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)

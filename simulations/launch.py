@@ -68,7 +68,7 @@ def simulate(
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
     recipe, objects = _split_trackers(resolve_hardware(recipe), trackers, chosen)
-    assembly = Assembly(recipe, own or Own())
+    assembly = Assembly(recipe, own)
     with chosen.started(assembly) as serve:
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
@@ -116,10 +116,12 @@ def resume(
         folder.forget_noise()
         if own and own.object_names():
             given = Assembly(folder.recipe(), own)
-            folder.provenance.check_objects(own.fingerprints(given.module(), given.partition))
+            folder.provenance.check_objects(
+                own.fingerprints(given.model.module(), given.data.partition)
+            )
         return finished
     try:
-        assembly = Assembly(resolve_hardware(folder.recipe()), own or Own())
+        assembly = Assembly(resolve_hardware(folder.recipe()), own)
     except ConfigError as error:
         raise RunError(
             f"{run} can be resumed only where it can draw the same noise: {error}"

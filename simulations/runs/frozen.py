@@ -21,8 +21,8 @@ class FrozenBase:
     """
 
     def __init__(self, assembly: Assembly) -> None:
-        module = assembly.module()
-        self._assembly, self._start = assembly, assembly.layers.flatten(module)
+        module = assembly.model.module()
+        self._assembly, self._start = assembly, assembly.model.layers.flatten(module)
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         self._digest = fixed_digest(module) if frozen else ""
 
@@ -39,12 +39,12 @@ class FrozenBase:
         """
         if not self._digest:
             return {}
-        if fixed_digest(self._assembly.module()) != self._digest:
+        if fixed_digest(self._assembly.model.module()) != self._digest:
             raise RunError(
                 "the frozen parameters of the model changed during the run, so its adapters fit "
                 "no base: other code changes the model, or the file model.weights was replaced"
             )
-        layers = self._assembly.layers
+        layers = self._assembly.model.layers
         before, after = layers.unflatten(self._start), layers.unflatten(final.models[-1].cpu())
         unmoved = [name for name, value in before.items() if torch.equal(value, after[name])]
         if unmoved and final.rounds:

@@ -30,16 +30,18 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """
     provenance: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
-        "objects": assembly.own.fingerprints(assembly.module(), assembly.partition)
+        "objects": assembly.own.fingerprints(assembly.model.module(), assembly.data.partition)
         if assembly.own
         else {},
         "sources": sources(assembly),
-        "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
+        "layers": dict(
+            zip(assembly.model.layers.names, assembly.model.layers.sizes.tolist(), strict=True)
+        ),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
-    labels, columns = assembly.dataset.labels, assembly.dataset.columns
+    labels, columns = assembly.data.dataset.labels, assembly.data.dataset.columns
     if columns is not None:
         provenance["columns"] = [*columns]
     return provenance if labels is None else provenance | {"labels": list(labels)}

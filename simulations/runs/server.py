@@ -73,7 +73,7 @@ def serve(
         FedlgmError: the run ends for another reason; the message says why.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
-    nodes = nodes or AnyNode(assembly.efforts)
+    nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
         if folder.result() is not None:
             return _finished(folder)
@@ -85,8 +85,8 @@ def serve(
             _start_trackers(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
-            if assembly.spent is not None:
-                assembly.spent.charge(ledger)
+            if assembly.data.spent is not None:
+                assembly.data.spent.charge(ledger)
             start = redraw(start, assembly, nodes, ledger, attempt)
             if not continued:
                 warn_of_cost(ledger, start.transcript, start.abandoned)
@@ -138,7 +138,7 @@ def _strategy(
     releaser = Releaser(
         start.keys,
         ledger,
-        assembly.numerics,
+        assembly.model.numerics,
         start.attempt,
         canaries,
         start.noise,
@@ -146,9 +146,9 @@ def _strategy(
         is_own(recipe),
     )
     return LayerwiseFedAvg(
-        assembly.method,
+        assembly.privacy.method,
         start.transcript,
-        CohortSampler(assembly.cohorts, start.draws, recipe.federation.dropout),
+        CohortSampler(assembly.recipe.sampling, start.draws, recipe.federation.dropout),
         start.optimizer,
         releaser,
         nodes,
@@ -205,9 +205,9 @@ def _summarise(
         "noise_reproducible": seeded,
         "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
         "guarantee_status": guarantee.status if guarantee else "none",
-        "noise_multiplier": assembly.facts.noise_multiplier,
-        "noise_backend": assembly.noise_backend,
-        "device": str(assembly.device),
+        "noise_multiplier": assembly.privacy.facts.noise_multiplier,
+        "noise_backend": assembly.model.numerics.noise_backend,
+        "device": str(assembly.model.device),
         "model_sha256": model_digest(final.models[-1]),
         "ledger_head": str(ledger.head()),
     }
@@ -247,7 +247,7 @@ def nodes_of(
     federation, run = assembly.recipe.federation, assembly.recipe.run
     keyed = keyed or run.seed is not None
     if kind == "workers":
-        return AnyNode(assembly.efforts, federation.wait_for_nodes, keyed)
+        return AnyNode(assembly.data.efforts, federation.wait_for_nodes, keyed)
     if run.test_mode and run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
@@ -266,7 +266,7 @@ def _start_trackers(
     assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
 ) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""
-    recipe, layers = assembly.recipe, assembly.layers
+    recipe, layers = assembly.recipe, assembly.model.layers
     trackers = Trackers(recipe.run.trackers, objects)
     sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))
     trackers.start(
@@ -275,7 +275,7 @@ def _start_trackers(
             folder.path,
             recipe.model_dump(mode="json", exclude_none=True),
             sizes,
-            assembly.facts,
+            assembly.privacy.facts,
             done,
         )
     )
