@@ -165,7 +165,7 @@ def responses(setting: Setting, seed: int) -> Row:
     ]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
     assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
-    plan, layers = assembly.privacy.method.plan(assembly.privacy.start()), assembly.model.layers
+    plan, layers = assembly.privacy.first_plan(), assembly.model.layers
     generator = torch.Generator().manual_seed(seed)
     scale = torch.repeat_interleave(
         torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes)

@@ -65,7 +65,7 @@ class PlainRounds:
         self._assembly, self._module, self._opacus = assembly, assembly.model.module(), opacus
         if opacus:
             self._module = GradSampleModule(self._module)
-        self._source = PartitionedSource(assembly.data.dataset, assembly.data.partition)
+        self._source = PartitionedSource(*assembly.data.division)
         self._keys = KeyRing.from_seed(assembly.recipe.run.seed)
         self._sampler = CohortSampler(assembly.recipe.sampling, self._keys)
 

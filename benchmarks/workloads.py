@@ -79,7 +79,7 @@ def plain(
 def typical(assembly: Assembly, count: int) -> list[ClientTask]:
     """Clients of middle size that have data, with the layers that the first plan trains."""
     source, keys = (
-        PartitionedSource(assembly.data.dataset, assembly.data.partition),
+        PartitionedSource(*assembly.data.division),
         KeyRing.from_seed(0),
     )
     order = np.argsort(assembly.data.sizes)

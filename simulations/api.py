@@ -359,29 +359,9 @@ def simulate(
     refuse_unknown("simulate", options, _LAUNCHING)
     parsed, user_objects = resolve(recipe, given, overrides)
     require_callback(progress)
-    folders: list[Path] = []
-    follow = options.pop("on_folder", None)
-
-    def on_folder(folder: Path) -> None:
-        folders.append(folder)
-        if follow is not None:
-            follow(folder)
-
-    try:
-        summary = launch.simulate(
-            parsed,
-            engine=engine,
-            run_dir=run_dir,
-            progress=progress,
-            own=user_objects,
-            on_folder=on_folder,
-            **options,
-        )
-    except KeyboardInterrupt as stop:
-        if folders:
-            again = "".join(f", {name}=..." for name in user_objects.object_names())
-            stop.add_note(f"continue the run with simulations.resume({str(folders[0])!r}{again})")
-        raise
+    summary = launch.simulate(
+        parsed, engine=engine, run_dir=run_dir, progress=progress, own=user_objects, **options
+    )
     return result_of(summary, user_objects)
 
 

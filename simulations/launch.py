@@ -77,8 +77,13 @@ def simulate(
         )
         if on_folder is not None:
             on_folder(folder.path)
-        with new_folder.removed_if_refused(folder):
-            return serve(assembly, folder, progress, objects)
+        try:
+            with new_folder.removed_if_refused(folder):
+                return serve(assembly, folder, progress, objects)
+        except KeyboardInterrupt as stop:
+            again = "".join(f", {name}=..." for name in assembly.own.object_names())
+            stop.add_note(f"continue the run with simulations.resume({str(folder.path)!r}{again})")
+            raise
 
 
 @plain_defaults()
@@ -115,10 +120,7 @@ def resume(
     if finished is not None:
         folder.forget_noise()
         if own and own.object_names():
-            given = Assembly(folder.recipe(), own)
-            folder.provenance.check_objects(
-                own.fingerprints(given.model.module(), given.data.partition)
-            )
+            folder.provenance.check_objects(Assembly(folder.recipe(), own).fingerprints())
         return finished
     try:
         assembly = Assembly(resolve_hardware(folder.recipe()), own)

@@ -48,7 +48,7 @@ class Assembly:
         planned: bool = False,
         no_kernel: str | None = None,
         divided: Division | None = None,
-        data: Callable[[Recipe, Own, Division | None], RunData] = RunData,
+        data: type[RunData] = RunData,
         model: Callable[[RunData], RunModel] = RunModel,
     ) -> None:
         self.recipe, self.own, self.no_kernel = recipe, own or Own(), no_kernel
@@ -73,6 +73,12 @@ class Assembly:
         if self.recipe.run.audit and not isinstance(self.model.mechanism, UsesPrivateNorms):
             with prefix_key("run.audit"):
                 tools.RunAudit().check(plan)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hash of each object of a user (`Own.fingerprints`)."""
+        if not self.own:
+            return {}
+        return self.own.fingerprints(self.model.module(), self.data.partition)
 
     def client(self, keys: KeyRing, serves: Serving) -> LayerwiseClient:
         """A client object over the recipe's own division of data.

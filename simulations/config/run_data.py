@@ -15,7 +15,6 @@ from fedlgm.extension.trial import Examples, prepare_data
 from fedlgm.training import inputs, tasks
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
-from simulations.config.facts import published_examples
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -118,10 +117,3 @@ class RunData:
     def spent(self) -> Spent | None:
         """Cost of releases from the data before the run."""
         return self.dataset.spent if self.present else None
-
-    @property
-    def published_examples(self) -> int | None:
-        """Number of training examples as published or as stated by the recipe; None if only the
-        data contain it.
-        """
-        return None if self.own.data is not None else published_examples(self.recipe)

@@ -159,20 +159,12 @@ class RunModel:
             return Scheduled(step, factors(federation.server_schedule, federation.rounds))
 
     @property
-    def users_model(self) -> bool:
-        """Whether the model is a user's."""
-        return self.own.model is not None or is_reference(self.recipe.model.name)
-
-    @property
     def users_parts(self) -> bool:
         """Whether clients may run code of a user."""
-        own_task = self.own.task is not None or is_reference(self.recipe.task.name)
-        return (
-            self.users_model
-            or own_task
-            or self.own.trainer is not None
-            or self.recipe.trainer is not None
-        )
+        own, recipe = self.own, self.recipe
+        parts = (own.model, own.task, own.trainer, recipe.trainer)
+        names = (recipe.model.name, recipe.task.name)
+        return any(part is not None for part in parts) or any(map(is_reference, names))
 
     def check(self) -> nn.Module:
         """Refuse a model, task or server optimizer that does not work, using only the public test
@@ -223,9 +215,10 @@ class RunModel:
         )  # of all of the set: it may be sorted
         x, y = self.data.public_examples(rows)
         require_same_losses(fresh(task), self.data.on_parts, self.module(), x, y)
-        owner = type(module if self.users_model else task)
-        self.recipe.protects.try_training(self, task, x, y, owner)
         given = object_or_name(self.own.model, self.recipe.model.name, "model")
+        bundled = isinstance(given, str) and not is_reference(given)
+        owner = type(task if bundled else module)
+        self.recipe.protects.try_training(self, task, x, y, owner)
         original = load_object(given, "model") if is_reference(given) else given
         with prefix_key("model"), users_code("a copy of the model cannot be tried", module):
             if isinstance(original, nn.Module):

@@ -12,7 +12,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
-from simulations.config.facts import facts_of
+from simulations.config.facts import facts_of, published_examples
 from simulations.config.fixed_noise import require_noise
 from simulations.config.messages import in_section
 from simulations.config.run_model import RunModel
@@ -36,7 +36,8 @@ class RunPrivacy:
         recipe's budget.
         """
         model, data = self.model, self.model.data
-        facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
+        conditions = self.recipe.protects.conditions(model) if model.users_parts else ()
+        facts = facts_of(self.recipe, self._examples).assuming(*conditions)
         make = partial(
             Method.calibrate, model.mechanism, model.layers, by=self.recipe.protects.calibrate
         )
@@ -54,29 +55,31 @@ class RunPrivacy:
         return self.method.facts
 
     @property
-    def conditions(self) -> tuple[str, ...]:
-        """Assumptions of the guarantee about users' parts (`RunFacts.assumes`)."""
-        return self.recipe.protects.conditions(self.model) if self.model.users_parts else ()
-
-    @property
     def _examples(self) -> int:
         """Number of training examples of all clients together, if the server adds noise to steps;
         it is then public.
         """
         if not self.recipe.protects.counts_examples(self.recipe):
             return 0
-        data = self.model.data
-        count = data.published_examples if self._planned else None
-        return int(data.sizes.sum()) if count is None else count
+        count = self._published
+        return int(self.model.data.sizes.sum()) if count is None else count
+
+    @property
+    def _published(self) -> int | None:
+        """Number of training examples that a plan takes as published or as the recipe states it;
+        None if only the data contain it.
+        """
+        if not self._planned or self.model.own.data is not None:
+            return None
+        return published_examples(self.recipe)
 
     @property
     def stated(self) -> str:
         """A plan's assumptions about data that it has not read, which a run checks; empty if there
         are none.
         """
-        section, data = self.recipe.data, self.model.data
-        examples = data.published_examples
-        if not self._planned or examples is None or section.train_images is None or data.present:
+        section, examples = self.recipe.data, self._published
+        if examples is None or section.train_images is None or self.model.data.present:
             return ""
         return (
             f"{examples:,} training examples, as the recipe states (data.train_images = "

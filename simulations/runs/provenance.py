@@ -30,9 +30,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """
     provenance: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
-        "objects": assembly.own.fingerprints(assembly.model.module(), assembly.data.partition)
-        if assembly.own
-        else {},
+        "objects": assembly.fingerprints(),
         "sources": sources(assembly),
         "layers": dict(
             zip(assembly.model.layers.names, assembly.model.layers.sizes.tolist(), strict=True)

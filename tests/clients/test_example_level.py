@@ -16,7 +16,7 @@ CLIENTS = [4, 0, 3, 1, 2]
 
 def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.Tensor]]]:
     """Sizes of the groups, and every client's release."""
-    source = PartitionedSource(assembly.data.dataset, assembly.data.partition)
+    source = PartitionedSource(*assembly.data.division)
     work = assembly.recipe.protects.work(assembly.model, source)
     steps, plan = example_level.ExampleSteps(work), assembly.privacy.first_plan()
     asked = Asked(plan, assembly.model.layers.flatten(assembly.model.module()), 1, CLIENTS)
@@ -28,10 +28,7 @@ def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.
 def test_groups_fit_the_cache_and_change_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = Assembly(federated())
     size = 8 * assembly.privacy.first_plan().size
-    data = max(
-        example_level._bytes(PartitionedSource(assembly.data.dataset, assembly.data.partition)(c))
-        for c in CLIENTS
-    )
+    data = max(example_level._bytes(PartitionedSource(*assembly.data.division)(c)) for c in CLIENTS)
     groups, expected = releases(assembly)
     assert groups == [5]
     assert [client for client, *_ in expected] == CLIENTS

@@ -173,7 +173,7 @@ def audit_run(
     """
     started = time.perf_counter()
     folder = RunFolder.open(run)
-    _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
+    _refuse_own_steps(Assembly(folder.recipe(), own))
     result = folder.verified_result()
     objects, given = folder.provenance.read().get("objects"), own or Own()
     if objects and not given:
@@ -184,9 +184,7 @@ def audit_run(
             "in place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
-    folder.provenance.check_objects(
-        given.fingerprints(assembly.model.module(), assembly.data.partition) if given else {}
-    )
+    folder.provenance.check_objects(assembly.fingerprints())
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and list(folder.canaries):
@@ -223,7 +221,7 @@ def _replay(
         layers.size, -(-len(rows) // (assembly.privacy.facts.sampling.separation or 1))
     )
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
-    first = assembly.privacy.method.plan(assembly.privacy.start())
+    first = assembly.privacy.first_plan()
     with Ledger(folder.ledger_file) as ledger:  # for reading: an auditor's copy may be read-only
         charged = ledger.noise_keys()
     unknown, run_noise = 0, RunNoise()
