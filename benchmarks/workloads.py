@@ -201,7 +201,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     plainly = Side(loop)  # before this process makes a trainer
     assembly = resolve_auto(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.model.initial()
-    trainer = assembly.model.trainer(section.vectorize == "on", section.compile is True)
+    trainer = assembly.model.trainer()
 
     def ours() -> None:
         for update in trainer.updates(model, block.tasks()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
@@ -183,10 +184,6 @@ def default_folder(recipe: Recipe) -> Path:
         >>> default_folder(load("digits")).name.startswith("digits-")
         True
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path("runs") / f"{recipe.name}-{stamp}"
-    number = 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{recipe.name}-{stamp}-{number}"
-    return path
+    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(path for path in chain([first], later) if not path.exists())

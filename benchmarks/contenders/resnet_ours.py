@@ -38,7 +38,7 @@ class _Timed:
 
 
 class _TimedModel(RunModel):
-    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+    def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
         return _Timed(super().trainer(vectorized, compiled))
 
 

@@ -46,7 +46,7 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
     block = workloads.Block.of(name, [f"training.device={device}"])
     assembly = resolve_auto(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.model.initial()
-    trainer = assembly.model.trainer(section.vectorize == "on", section.compile is True)
+    trainer = assembly.model.trainer()
     module = assembly.model.module().to(device)
     start = {key: value.clone() for key, value in module.state_dict().items()}
     block = block._replace(

@@ -111,7 +111,7 @@ class Clients(Units):
         )
         units = max(4, min(CLIENTS, affordable) // self._of_unit)
         self._clients = filled[: min(units, max(1, len(filled) // self._of_unit)) * self._of_unit]
-        self._trainer = assembly.model.trainer(training.vectorize == "on", compiled=False)
+        self._trainer = assembly.model.trainer(compiled=False)
         self._server = assembly.model.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:

@@ -4,7 +4,6 @@ deployment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
@@ -49,7 +48,7 @@ class Assembly:
         no_kernel: str | None = None,
         divided: Division | None = None,
         data: type[RunData] = RunData,
-        model: Callable[[RunData], RunModel] = RunModel,
+        model: type[RunModel] = RunModel,
     ) -> None:
         self.recipe, self.own, self.no_kernel = recipe, own or Own(), no_kernel
         self.data = data(recipe, self.own, divided)

@@ -144,13 +144,14 @@ class ClientLevel(UnitKind):
 
     @override
     def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
-        recipe, section = model.recipe, model.recipe.training
-        trainer = model.trainer(section.vectorize == "on", section.compile is True)
+        recipe, trainer = model.recipe, model.trainer()
 
         def votes() -> CutVotes:
             return CutVotes(model.module(), model.layers, model.data.task)
 
-        return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
+        return VotingWork(
+            trainer, recipe.training.local, source, recipe.federation.stragglers, votes=votes
+        )
 
     def conditions(self, model: ModelParts) -> tuple[str, ...]:
         """See `UnitKind.conditions`; there is one more if a user's parts could carry state between
@@ -173,7 +174,7 @@ class ClientLevel(UnitKind):
         module = model.module()
 
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
-            trainer = model.trainer(model.recipe.training.vectorize == "on", compiled=False)
+            trainer = model.trainer(compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
             results = trainer.updates(model.layers.flatten(module), alike)
             return list(torch.cat([raw_updates(update).clone() for update in results]))
@@ -186,8 +187,6 @@ class ClientLevel(UnitKind):
     ) -> None:
         order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
         task = ClientTask(x, y, order, 1, first_plan().trained)
-        trainer = model.native(
-            model.module(), model.layers, model.recipe.training.local, device="cpu"
-        )
+        trainer = model.native(torch.device("cpu"))
         for update in trainer.updates(model.initial(), [task]):
             raw_updates(update)

@@ -100,49 +100,46 @@ class RunModel:
         """The clients' kind of training."""
         section, trainer = self.recipe.trainer, self.own.trainer
         with prefix_key("trainer"):
-            return (
-                kinds.get(trainer)
-                if trainer is not None
-                else section.build()
-                if section is not None
-                else kinds.PLAIN
-            )
+            if trainer is not None:
+                return kinds.get(trainer)
+            return kinds.PLAIN if section is None else section.build()
 
-    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
-        """A new trainer: sequential (the reference) or vectorised, and possibly compiled."""
+    def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
+        """A new trainer: sequential (the reference) or vectorised, and possibly compiled; by
+        default as the recipe says.
+
+        Raises:
+            ConfigError: the kind of trainer has no such form.
+        """
         section, kind = self.recipe.training, self.trainer_kind
-        make, options = kind.vectorized if vectorized else kind.sequential, {}
+        vectorized = section.vectorize == "on" if vectorized is None else vectorized
+        form = kind.vectorized if vectorized else kind.sequential
+        options: dict[str, Any] = {"device": self.device, "task": self.data.task}
         if vectorized:
-            options = {
-                "width": section.width or self.recipe.run.block_size,
-                "compile": compiled,
-            }
+            options["width"] = section.width or self.recipe.run.block_size
+            options["compile"] = section.compile is True if compiled is None else compiled
         elif section.kernel == "native":
-            return self.native(self.module(), self.layers, section.local, device=self.device)
-        if make is None:
+            return self.native(self.device)
+        if form is None:
             raise ConfigError(
                 "training.vectorize: this trainer has no vectorised form: use training.vectorize = "
                 "'off'"
             )
-        return make(
-            self.module(),
-            self.layers,
-            section.local,
-            device=self.device,
-            task=self.data.task,
-            **options,
-        )
+        return form(self.module(), self.layers, section.local, **options)
 
-    def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
-        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or
-        trainer.
+    def native(self, device: torch.device) -> Trainer:
+        """The compiled kernel's trainer.
+
+        Raises:
+            ConfigError: no kernel is available for this model or trainer.
         """
         if self.trainer_kind.native is None:
             raise ConfigError(
                 "training.kernel: this trainer has no native form: use training.kernel = 'torch'"
             )
+        module, settings, data = self.module(), self.recipe.training.local, self.data
         return self.trainer_kind.native(
-            module, *arguments, task=self.data.task, in_shape=self.data.in_shape, **keywords
+            module, self.layers, settings, device=device, task=data.task, in_shape=data.in_shape
         )
 
     def server_optimizer(self) -> ResumableStep:

@@ -155,11 +155,11 @@ class ModelParts(Protocol):
         """The initial global model [D]."""
         ...
 
-    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+    def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
         """A new trainer."""
         ...
 
-    def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
+    def native(self, device: torch.device) -> Trainer:
         """The compiled kernel's trainer."""
         ...
 

@@ -6,6 +6,7 @@ from fedlgm.cache import version_of
 from fedlgm.extension.loader import is_reference, source_of
 from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
 
@@ -31,7 +32,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     provenance: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
         "objects": assembly.fingerprints(),
-        "sources": sources(assembly),
+        "sources": sources(assembly.recipe),
         "layers": dict(
             zip(assembly.model.layers.names, assembly.model.layers.sizes.tolist(), strict=True)
         ),
@@ -51,11 +52,10 @@ def _trained_by(assembly: Assembly) -> str:
     return "PyTorch" + (f" ({assembly.no_kernel})" if assembly.no_kernel else "")
 
 
-def sources(assembly: Assembly) -> dict[str, Source]:
+def sources(recipe: Recipe) -> dict[str, Source]:
     """File and SHA-256 of the source of everything that the recipe names as
     "package.module:name".
     """
-    recipe = assembly.recipe
     named = {
         "model": recipe.model.name,
         "data": recipe.data.name,

@@ -80,7 +80,7 @@ def serve(
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
         start = resume(assembly, folder)
-        base, started, audit = FrozenBase(assembly), time.perf_counter(), watch_of(assembly)
+        base, started, audit = FrozenBase(assembly.model), time.perf_counter(), watch_of(assembly)
         with (
             _start_trackers(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,

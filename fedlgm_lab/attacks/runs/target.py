@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_hardware
 from simulations.config.recipe import Recipe
-from simulations.config.run_data import Division, RunData
+from simulations.config.run_data import Division
 from simulations.config.run_model import RunModel
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
@@ -186,28 +185,20 @@ def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly
     if pixels is None:
         return Assembly(recipe, divided=divided)
     usual = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pixels": None})})
-    return Assembly(usual, divided=divided, model=partial(_Moved, pixels=pixels))
+    low, high = pixels
 
+    class Moved(RunModel):
+        """The recipe's model after the rescaling, with the same parameters."""
 
-class _Moved(RunModel):
-    """A federation's model after a rescaling of images from [-1, 1] to [low, high].
+        @override
+        def module(self) -> nn.Module:
+            module = super().module()
+            module.register_forward_pre_hook(
+                lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
+            )
+            return module
 
-    Args:
-        data: the federation's data.
-        pixels: low and high.
-    """
-
-    def __init__(self, data: RunData, pixels: tuple[float, float]) -> None:
-        super().__init__(data)
-        self._pixels = pixels
-
-    @override
-    def module(self) -> nn.Module:
-        module, (low, high) = super().module(), self._pixels
-        module.register_forward_pre_hook(
-            lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
-        )
-        return module
+    return Assembly(usual, divided=divided, model=Moved)
 
 
 def _sequential(recipe: Recipe) -> Recipe:
