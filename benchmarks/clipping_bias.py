@@ -117,7 +117,7 @@ def page(kept: Kept) -> str:
 
 
 def main() -> None:
-    kept, write = opened(__doc__, Path("docs/results/clipping-bias.json"), PAGE)
+    kept, write = opened(__doc__, Path("docs/results/clipping-bias.json"))
     measure(kept)
     show(PAGE, {"bias by key": page(kept)}, write)
 

@@ -218,7 +218,7 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     """Measure, then print the tables or put them on the page and draw the figure."""
-    kept, write = opened(__doc__, KEPT, PAGE)
+    kept, write = opened(__doc__, KEPT)
     for seed in SEEDS:
         for cell, _, overrides in cells():
             kept.keep({**cell, "seed": seed}, partial(run, overrides, seed))
