@@ -59,13 +59,13 @@ SCALES = {
 def sized(base: str, changes: list[str]) -> int:
     """Trained parameters."""
     recipe = recipes.load("text-adapters", [f"model.weights={base}", *changes])
-    return int(LayerTable.from_module(Assembly(recipe).module()).size)
+    return int(LayerTable.from_module(Assembly(recipe).model.module()).size)
 
 
 def untrained(base: str) -> float:
     """Test perplexity of the base."""
     assembly = Assembly(recipes.load("text-adapters", [f"model.weights={base}"]))
-    module, data, task = assembly.module().eval(), assembly.dataset, assembly.task
+    module, data, task = assembly.model.module().eval(), assembly.data.dataset, assembly.data.task
     x, y = inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
     return float(tasks.evaluate(task, module, x, y)["perplexity"])
 

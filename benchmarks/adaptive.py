@@ -14,7 +14,6 @@ one proven epsilon. Finished runs are kept in a file: a second call continues fr
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import noise_and_split
-from benchmarks.kept import CHANGE, Kept, Search, change
+from benchmarks.kept import CHANGE, Kept, Search, change, command_line
 from benchmarks.pages import show, table
 from benchmarks.pages import spread as plus_minus
 from fedlgm import data, mechanisms
@@ -360,18 +359,11 @@ def all_tasks(kept: Kept) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Splits of the noise over the layers on digits.")
-    parser.add_argument(
-        "--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs"
+    parser = command_line(
+        "Splits of the noise over the layers on digits.", PAGE.with_suffix(".json")
     )
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="*", help="those to go on with; all if left out")
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables of docs/results, run nothing"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)

@@ -205,7 +205,7 @@ def texts(kept: Kept) -> dict[str, str]:
 def main() -> None:
     """Measure, then print the table or put it on the page."""
     page = Path("docs/results/attacks.md")
-    kept, write = opened(__doc__, Path("docs/results/attacks.json"), page)
+    kept, write = opened(__doc__, Path("docs/results/attacks.json"))
     for seed in SEEDS:
         for name, model, images in TARGETS:
             row = {

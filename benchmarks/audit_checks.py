@@ -237,7 +237,7 @@ def texts(kept: Kept) -> dict[str, str]:
 def main() -> None:
     """Measure, then print the tables or put them on the page."""
     page = Path("docs/results/audits.md")
-    kept, write = opened(__doc__, Path("docs/results/audits.json"), page)
+    kept, write = opened(__doc__, Path("docs/results/audits.json"))
     measure(kept)
     found = texts(kept)
     show(page.parent / "data" / page.name, {"defects": found.pop("defects")}, write)

@@ -12,11 +12,10 @@ beside the page.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from pathlib import Path
 
-from benchmarks.kept import CHANGE, Kept, Row, Search, change
+from benchmarks.kept import CHANGE, Kept, Row, Search, change, command_line
 from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
@@ -158,14 +157,7 @@ def _paper(rule: str, clip: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT)
-    parser.add_argument(
-        "--minutes", type=float, default=9.0, help="processor time after which no run is started"
-    )
-    parser.add_argument("--write", action="store_true")
+    parser = command_line(__doc__, KEPT, 9.0)
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if options.write:

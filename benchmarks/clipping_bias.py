@@ -54,10 +54,15 @@ def measured(job: Job, kept: Kept) -> Row:
     for row in kept.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}
     assembly = Assembly(job.recipe)
-    module, seed = assembly.module(), int(job.recipe.run.seed or 0)
-    x, y = inputs.tensors(assembly.dataset.train_x), torch.from_numpy(assembly.dataset.train_y)
+    module, seed = assembly.model.module(), int(job.recipe.run.seed or 0)
+    x, y = (
+        inputs.tensors(assembly.data.dataset.train_x),
+        torch.from_numpy(assembly.data.dataset.train_y),
+    )
     lr = job.recipe.training.lr
-    found = private_run(assembly.method, module, x, y, lr, KeyRing.from_seed(seed), looks=LOOKS)
+    found = private_run(
+        assembly.privacy.method, module, x, y, lr, KeyRing.from_seed(seed), looks=LOOKS
+    )
     return {"run": str(seed)} | {key: found[key] for key in ("bias", "epsilon", "guarantee")}
 
 
@@ -112,7 +117,7 @@ def page(kept: Kept) -> str:
 
 
 def main() -> None:
-    kept, write = opened(__doc__, Path("docs/results/clipping-bias.json"), PAGE)
+    kept, write = opened(__doc__, Path("docs/results/clipping-bias.json"))
     measure(kept)
     show(PAGE, {"bias by key": page(kept)}, write)
 

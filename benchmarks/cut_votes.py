@@ -10,7 +10,6 @@ which cut is better. BASE is the file of `fedlgm pretrain text-adapters`.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +21,7 @@ import torch
 import simulations
 from benchmarks import real_models, water_filling
 from benchmarks.adaptive import PAGE
-from benchmarks.kept import Kept, change
+from benchmarks.kept import Kept, change, command_line
 from benchmarks.pages import show, table
 from fedlgm.planning.queries import CutVote
 from fedlgm_lab.studies.results import Study
@@ -106,19 +105,13 @@ def compared(kept: Kept, base: Path) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, KEPT)
     parser.add_argument(
         "base", nargs="?", type=Path, default=Path("text-base.safetensors"), help="the public base"
     )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of docs/results, run nothing"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept = Kept(options.kept)
+    kept = Kept(options.kept, options.minutes)
     for name, setting in () if options.write else settings(options.base):
         for seed in SEEDS:
             kept.keep({"setting": name, "seed": seed}, partial(vote, setting, seed))

@@ -245,7 +245,7 @@ def measure(
     ]
     recipe = recipes.load("nodes", usual)
     federation = recipe.federation.model_copy(update={"clients": nodes})
-    parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size
+    parameters = Assembly(recipe.model_copy(update={"federation": federation})).model.layers.size
     found: dict[str, list[dict[str, Any]]] = {"flower": [], "fedlgm": []}
     with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
         folders = {
@@ -337,7 +337,7 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
     ]
     return {
         "nodes": nodes,
-        "parameters": Assembly(recipe("local", 0)).layers.size,
+        "parameters": Assembly(recipe("local", 0)).model.layers.size,
         "rounds": rounds,
         "repeats": repeats,
         **found,

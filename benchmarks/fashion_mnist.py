@@ -11,14 +11,13 @@ FILE.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from benchmarks.kept import CHANGE, Kept, change
+from benchmarks.kept import CHANGE, Kept, change, command_line
 from benchmarks.pages import put, spread, table
 from fedlgm.training.models.convolutional import cnn
 
@@ -160,23 +159,14 @@ def tables(kept: Kept) -> dict[str, str]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description="The federated FashionMNIST setting of the SNR-consistent paper."
-    )
-    parser.add_argument(
-        "--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs"
+    parser = command_line(
+        "The federated FashionMNIST setting of the SNR-consistent paper.", PAGE.with_suffix(".json")
     )
     parser.add_argument("--study", nargs="*", choices=list(STUDIES), default=list(STUDIES))
     parser.add_argument(
         "--variants", nargs="*", help="those of the studies to go on with; all if left out"
     )
     parser.add_argument("--seeds", nargs="*", type=int, help="instead of the studies' own")
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables on the pages, run nothing"
-    )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:

@@ -16,11 +16,11 @@ def served(assembly: Assembly, ledger: Path, seed: int = 1) -> tuple[LayerwiseFe
     """A strategy with a separate ledger, and the Grid over the run's clients."""
     keys = KeyRing.from_seed(seed)
     strategy = LayerwiseFedAvg(
-        assembly.method,
-        assembly.start(),
-        CohortSampler(assembly.facts.sampling, keys),
+        assembly.privacy.method,
+        assembly.privacy.start(),
+        CohortSampler(assembly.privacy.facts.sampling, keys),
         ServerOptimizer("sgd", 1.0),
-        Releaser(keys, Ledger(ledger, ledger.stem), assembly.numerics),
-        AnyNode(assembly.sizes),
+        Releaser(keys, Ledger(ledger, ledger.stem), assembly.model.numerics),
+        AnyNode(assembly.data.sizes),
     )
     return strategy, LocalGrid.of(assembly.client(keys, AnyClient()))

@@ -66,17 +66,33 @@ class Kept:
         return row
 
 
-def opened(description: str, path: Path, page: Path) -> tuple[Kept, bool]:
-    """Kept figures, and whether they go on their page, by the arguments of a benchmark's command;
-    on one thread.
+def command_line(
+    description: str | None, path: Path, minutes: float = 60.0
+) -> argparse.ArgumentParser:
+    """The arguments of a benchmark's command: its kept figures, the time for further runs, and
+    whether to write the tables.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kept", type=Path, default=path)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
-    parser.add_argument("--write", action="store_true", help=f"put the tables on {page}")
-    options = parser.parse_args()
+    parser.add_argument("--kept", type=Path, default=path, help="finished runs")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=minutes,
+        help="processor time after which no run is started",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables of docs/results, run nothing"
+    )
+    return parser
+
+
+def opened(description: str, path: Path) -> tuple[Kept, bool]:
+    """Kept figures, and whether they go on their page, by the arguments of a benchmark's command;
+    on one thread.
+    """
+    options = command_line(description, path, float("inf")).parse_args()
     torch.set_num_threads(1)
     return Kept(options.kept, options.minutes), bool(options.write)
 

@@ -105,7 +105,7 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
         result = simulations.simulate(RECIPE, overrides=[*frame, *overrides], run_dir=folder)
         rows = RunFolder.open(folder).rows(private=True)
     recipe = recipes.load(RECIPE, [*overrides])
-    layers = len(LayerTable.from_module(Assembly(recipe).module()))
+    layers = len(LayerTable.from_module(Assembly(recipe).model.module()))
     share, delta = float(recipe.mechanism.options["batch_share"]), recipe.privacy.delta
     reached = (
         None
@@ -218,7 +218,7 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     """Measure, then print the tables or put them on the page and draw the figure."""
-    kept, write = opened(__doc__, KEPT, PAGE)
+    kept, write = opened(__doc__, KEPT)
     for seed in SEEDS:
         for cell, _, overrides in cells():
             kept.keep({**cell, "seed": seed}, partial(run, overrides, seed))

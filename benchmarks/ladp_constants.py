@@ -107,7 +107,7 @@ def text(kept: Kept) -> str:
 def main() -> None:
     """Measure, then print the table or put it on the page."""
     page = Path("docs/results/ladp.md")
-    kept, write = opened(__doc__, Path("docs/results/ladp-constants.json"), page)
+    kept, write = opened(__doc__, Path("docs/results/ladp-constants.json"))
     for seed in SEEDS:
         for method, cap, threshold, overrides in cells():
             row = {"method": method, "cap": cap, "threshold": threshold, "seed": seed}

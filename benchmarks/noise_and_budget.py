@@ -11,11 +11,9 @@ FILE.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from pathlib import Path
 
-from benchmarks.kept import CHANGE, Kept, change
+from benchmarks.kept import CHANGE, Kept, change, command_line
 from benchmarks.noise_and_split import NOISES, PAGE
 from benchmarks.pages import show, spread, table
 
@@ -44,16 +42,7 @@ def text(kept: Kept) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description="Correlated noise against secret sampling at several budgets."
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/correlated.md, run nothing"
-    )
+    parser = command_line("Correlated noise against secret sampling at several budgets.", KEPT)
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:

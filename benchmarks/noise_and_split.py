@@ -13,7 +13,6 @@ FILE: a second call continues from there.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Collection, Iterable
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kept import CHANGE, Kept, Row, Search, change
+from benchmarks.kept import CHANGE, Kept, Row, Search, change, command_line
 from benchmarks.pages import show, spread, table
 from fedlgm import data
 from fedlgm.data import DataSet
@@ -278,10 +277,7 @@ def search(kept: Kept, name: str) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description="Noise over the rounds times its split over the layers."
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
+    parser = command_line("Noise over the rounds times its split over the layers.", KEPT)
     parser.add_argument("--task", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument(
         "--noise",
@@ -292,12 +288,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--narrow", action="store_true", help=f"run {NARROW!r} instead of the other splits"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables of docs/results, run nothing"
     )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)

@@ -19,7 +19,6 @@ in later weights and outputs is 1 if models are sums of releases, and less if tr
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from torch import Tensor
 
 import simulations
 from benchmarks import noise_and_split
-from benchmarks.kept import CHANGE, Kept, Row, Search, change
+from benchmarks.kept import CHANGE, Kept, Row, Search, change, command_line
 from benchmarks.noise_and_split import MLP, NOISES, PAGE
 from benchmarks.pages import show, spread, table
 from fedlgm.mechanisms import Mechanism
@@ -165,14 +164,14 @@ def responses(setting: Setting, seed: int) -> Row:
     ]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
     assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
-    plan, layers = assembly.method.plan(assembly.start()), assembly.layers
+    plan, layers = assembly.privacy.first_plan(), assembly.model.layers
     generator = torch.Generator().manual_seed(seed)
     scale = torch.repeat_interleave(
         torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes)
     )
     push = (scale * torch.randn(plan.size, generator=generator, dtype=torch.float64)).float()
-    module = assembly.module()
-    images = torch.from_numpy(np.asarray(assembly.dataset.test_x)[:IMAGES])
+    module = assembly.model.module()
+    images = torch.from_numpy(np.asarray(assembly.data.dataset.test_x)[:IMAGES])
 
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)
@@ -369,18 +368,9 @@ TABLES = {"noise levels": levels_table, "responses": responses_table, "felt erro
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description="What accuracy costs at a level of noise, and how noise fades."
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
+    parser = command_line("What accuracy costs at a level of noise, and how noise fades.", KEPT)
     parser.add_argument(
         "--study", nargs="*", choices=["responses", "levels"], default=["responses", "levels"]
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/data/correlated.md, run nothing"
     )
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)

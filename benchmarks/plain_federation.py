@@ -76,7 +76,7 @@ def main() -> None:
     layers = [list(module.parameters()) for module in net if list(module.parameters())]
     sizes = np.array([sum(p.numel() for p in layer) for layer in layers])
     recipe = recipes.load("fashion-mnist", [f"federation.rounds={given.rounds}"])
-    sigma = noise_scales(sizes, Assembly(recipe).facts.noise_multiplier)
+    sigma = noise_scales(sizes, Assembly(recipe).privacy.facts.noise_multiplier)
     for round_ in range(1, given.rounds + 1):
         start = [nn.utils.parameters_to_vector(layer).detach() for layer in layers]
         sums = [torch.zeros(int(size), dtype=torch.float64) for size in sizes]

@@ -13,20 +13,18 @@ server learning rate over three seeds before it is run with five others.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.adaptive import DATA_PAGE, PAGE, Federation, trained
-from benchmarks.kept import CHANGE, Kept, change
+from benchmarks.kept import CHANGE, Kept, change, command_line
 from benchmarks.pages import show, spread, table
 from fedlgm import mechanisms
 
@@ -134,17 +132,8 @@ def compared(kept: Kept) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
+    parser = command_line(__doc__, KEPT)
     parser.add_argument("--tasks", nargs="*", choices=list(DIGITS), default=list(DIGITS))
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="processor time after which no run is started"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of docs/results, run nothing"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)

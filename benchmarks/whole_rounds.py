@@ -62,12 +62,12 @@ class PlainRounds:
     """FedAvg as its users write it, on a run's clients and cohorts."""
 
     def __init__(self, assembly: Assembly, opacus: bool = False) -> None:
-        self._assembly, self._module, self._opacus = assembly, assembly.module(), opacus
+        self._assembly, self._module, self._opacus = assembly, assembly.model.module(), opacus
         if opacus:
             self._module = GradSampleModule(self._module)
-        self._source = PartitionedSource(assembly.dataset, assembly.partition)
+        self._source = PartitionedSource(*assembly.data.division)
         self._keys = KeyRing.from_seed(assembly.recipe.run.seed)
-        self._sampler = CohortSampler(assembly.cohorts, self._keys)
+        self._sampler = CohortSampler(assembly.recipe.sampling, self._keys)
 
     def round(self, number: int) -> None:
         """Train the round's cohort and average."""
@@ -87,7 +87,7 @@ class PlainRounds:
     def _train(
         self, start: dict[str, Tensor], x: inputs.Inputs, y: Tensor, number: int, client: int
     ) -> None:
-        section, task = self._assembly.recipe.training, self._assembly.task
+        section, task = self._assembly.recipe.training, self._assembly.data.task
         if self._assembly.recipe.unit == "client":
             order = self._keys.torch_generator(Purpose.PROBE, number, client)
             plain(self._module, start, ClientTask(x, y, order, section.epochs), section.local, task)
@@ -97,12 +97,12 @@ class PlainRounds:
         if self._opacus:
             optimizer = DPOptimizer(
                 optimizer,
-                noise_multiplier=self._assembly.facts.noise_multiplier,
+                noise_multiplier=self._assembly.privacy.facts.noise_multiplier,
                 max_grad_norm=self._assembly.recipe.mechanism.options["bound"],
                 expected_batch_size=section.batch_size,
             )
-        steps = self._assembly.facts.steps
-        examples = len(self._assembly.dataset.train_y)
+        steps = self._assembly.privacy.facts.steps
+        examples = len(self._assembly.data.dataset.train_y)
         count, rate = (
             (steps.count, steps.rate) if steps is not None else (1, section.batch_size / examples)
         )

@@ -31,7 +31,6 @@ from torch import nn
 from clients import PartitionedSource
 from fedlgm import data
 from fedlgm.aggregation.contributions import raw_updates
-from fedlgm.data import DataSet
 from fedlgm.errors import DataError
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.training import ClientTask, LocalTraining, inputs
@@ -79,10 +78,13 @@ def plain(
 
 def typical(assembly: Assembly, count: int) -> list[ClientTask]:
     """Clients of middle size that have data, with the layers that the first plan trains."""
-    source, keys = PartitionedSource(assembly.dataset, assembly.partition), KeyRing.from_seed(0)
-    order = np.argsort(assembly.sizes)
-    order = order[assembly.sizes[order] > 0]
-    epochs, trained = assembly.recipe.training.epochs, assembly.first_plan().trained
+    source, keys = (
+        PartitionedSource(*assembly.data.division),
+        KeyRing.from_seed(0),
+    )
+    order = np.argsort(assembly.data.sizes)
+    order = order[assembly.data.sizes[order] > 0]
+    epochs, trained = assembly.recipe.training.epochs, assembly.privacy.first_plan().trained
     orders = (
         (source(int(c)), keys.torch_generator(Purpose.PROBE, int(c)))
         for c in order[len(order) // 2 :][:count]
@@ -153,14 +155,8 @@ class Block(NamedTuple):
         """A typical block of clients of a recipe."""
         assembly = Assembly(recipes.load(name, list(changes)))
         found, own = blocks(assembly)
-        if not own:
-            x, y = found[0]
-            outline = data.outline(assembly.recipe.data.name)
-            assert outline is not None
-            few = DataSet.from_arrays((x[:2], y[:2]), (x[:2], y[:2]), classes=outline.classes)
-            assembly.with_data(few, data.partition(np.zeros(2, np.int64), 1, "iid"))
         epochs = assembly.recipe.training.epochs
-        if assembly.layers.size > 200_000:
+        if assembly.model.layers.size > 200_000:
             found, epochs = [(inputs.take(x, slice(LARGE)), y[:LARGE]) for x, y in found[:2]], 1
         return cls(assembly, found, epochs, own)
 
@@ -195,17 +191,17 @@ def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, A
 def measure(name: str, turns: int) -> dict[str, Any]:
     """Figures of one recipe."""
     block = Block.of(name)
-    module, settings = block.assembly.module(), block.assembly.recipe.training.local
+    module, settings = block.assembly.model.module(), block.assembly.recipe.training.local
     start = {key: value.clone() for key, value in module.state_dict().items()}
 
     def loop() -> None:
         for task in block.tasks():
-            plain(module, start, task, settings, block.assembly.task)
+            plain(module, start, task, settings, block.assembly.data.task)
 
     plainly = Side(loop)  # before this process makes a trainer
     assembly = resolve_auto(block.assembly, workers=1)
-    section, model = assembly.recipe.training, assembly.initial_model()
-    trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
+    section, model = assembly.recipe.training, assembly.model.initial()
+    trainer = assembly.model.trainer()
 
     def ours() -> None:
         for update in trainer.updates(model, block.tasks()):
@@ -218,7 +214,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     return {
         "recipe": name,
         "model": assembly.recipe.model.name,
-        "parameters": int(assembly.layers.size),
+        "parameters": int(assembly.model.layers.size),
         "vectorize": section.vectorize,
         "kernel": section.kernel or "torch",
         "own_data": block.own_data,

@@ -23,13 +23,7 @@ from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric
 from simulations import launch, tools
-from simulations.arguments import (
-    apart,
-    correlation_keys,
-    recipe_of,
-    refuse_unknown,
-    require_callback,
-)
+from simulations.arguments import refuse_unknown, require_callback, resolve
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_hardware
@@ -197,7 +191,9 @@ class RunResult(Figures):
         """The model as it was trained, whose outputs the task's loss takes. The errors are those of
         `model`.
         """
-        return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
+        return self._folder.checkpoints.into(
+            self._assembly.model.module(), self._assembly.model.layers
+        )
 
     @plain_defaults()
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
@@ -226,10 +222,10 @@ class RunResult(Figures):
         from simulations.exports.adapter_files import export_adapter
         from simulations.exports.export import export, format_of
 
-        module = self._assembly.module()
+        module = self._assembly.model.module()
         if adapter:
             return export_adapter(self.folder, file, module)
-        example = inputs.take(self._assembly.dataset.test_x, slice(2))
+        example = inputs.take(self._assembly.data.dataset.test_x, slice(2))
         return export(self.folder, format_of(file), file, module, example)
 
     def report(self, *, private: bool = False) -> Path:
@@ -273,7 +269,7 @@ class RunResult(Figures):
         """One row per layer of the last release: size, bound, noise, share, SNR."""
         from simulations.summaries.planning import layer_rows
 
-        checkpoint = self._folder.checkpoints.latest(self._assembly.layers)
+        checkpoint = self._folder.checkpoints.latest(self._assembly.model.layers)
         plan = checkpoint.transcript.plan if checkpoint is not None else None
         return [] if plan is None else layer_rows(plan)
 
@@ -286,7 +282,7 @@ class RunResult(Figures):
 
     def _repr_html_(self) -> str:
         """Notebook view: summary, guarantee, layers, curves."""
-        correlated = self._assembly.facts.noise is not None
+        correlated = self._assembly.privacy.facts.noise is not None
         return tools.summary_html(self, self.history, self.layers(), correlated=correlated)
 
 
@@ -382,35 +378,12 @@ def simulate(
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
-    names, objects = apart(given)
-    correlation = correlation_keys(objects.pop("noise", None))
-    user_objects = own_of(objects)
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed = recipe_of(recipe, user_objects, names, overrides, correlation)
+    parsed, user_objects = resolve(recipe, given, overrides)
     require_callback(progress)
-    folders: list[Path] = []
-    follow = options.pop("on_folder", None)
-
-    def on_folder(folder: Path) -> None:
-        folders.append(folder)
-        if follow is not None:
-            follow(folder)
-
-    try:
-        summary = launch.simulate(
-            parsed,
-            engine=engine,
-            run_dir=run_dir,
-            progress=progress,
-            own=user_objects,
-            on_folder=on_folder,
-            **options,
-        )
-    except KeyboardInterrupt as stop:
-        if folders:
-            again = "".join(f", {name}=..." for name in user_objects.object_names())
-            stop.add_note(f"continue the run with simulations.resume({str(folders[0])!r}{again})")
-        raise
+    summary = launch.simulate(
+        parsed, engine=engine, run_dir=run_dir, progress=progress, own=user_objects, **options
+    )
     return result_of(summary, user_objects)
 
 

@@ -14,11 +14,11 @@ from fedlgm.data.division import needs_labels
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import shown_name
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly
 from simulations.config.messages import keys_like
 from simulations.config.overrides import Overrides, override, settings
-from simulations.config.own import Own, few_sites
+from simulations.config.own import Own, few_sites, own_of
 from simulations.config.recipe import Recipe
+from simulations.config.run_data import RunData
 
 _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
@@ -132,18 +132,32 @@ def correlation_keys(noise: Any) -> dict[str, Any]:
     return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
 
 
-def recipe_of(
-    recipe: str | Path | Recipe | None,
-    own: Own,
-    names: list[str],
-    overrides: Overrides,
-    keys: Overrides = (),
-) -> Recipe:
-    """The recipe of a run with objects. It names the objects; `keys` holds the objects that the
-    recipe stores completely.
+def resolve(
+    recipe: str | Path | Recipe | None, given: Mapping[str, Any], *changes: Overrides
+) -> tuple[Recipe, Own]:
+    """The recipe of a run, with the values of the recipes that it extends, and a user's objects.
 
-    Other arguments are those of `simulate`.
+    A later source replaces an earlier one: the recipe's file, arguments that are objects, arguments
+    that are names, the changes.
+
+    Args:
+        recipe: a recipe's name or file, or a `Recipe`.
+        given: arguments of `simulate` that take names or objects, and `noise`.
+        changes: overrides, each in turn.
+
+    Returns:
+        The recipe, in which objects have their names, and the objects.
+
+    Raises:
+        ConfigError, DataError: an argument or a value of the recipe cannot be used.
+
+    Example:
+        >>> recipe, own = resolve("digits", {"mechanism": "uniform"}, ["privacy.epsilon=2"])
+        >>> recipe.mechanism.name, recipe.privacy.epsilon, own.object_names()
+        ('uniform', 2.0, [])
     """
+    names, objects = apart(given)
+    correlation, own = correlation_keys(objects.pop("noise", None)), own_of(objects)
     raw = recipe.plain_values() if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
@@ -151,13 +165,13 @@ def recipe_of(
         raw["name"] = "own-data"  # a bundled recipe's name belongs to its public data
         if raw["data"]["partition"] == "natural":
             few_sites(raw)
-    for changes in (names, keys, overrides):
-        override(raw, changes)
-    valid_recipe = recipes.validate(raw)
-    if bundled and isinstance(own.data, DataSet) and needs_labels(valid_recipe.data.partition):
-        chosen = "data.partition" in dict((*settings(names), *settings(overrides)))
-        if not chosen and not Assembly(valid_recipe, own).task.labels(own.data.train_y):
-            override(raw, ["data.partition=iid"])
-            override(raw, overrides)  # with its options of a partition, which are then refused
-            return recipes.validate(raw)
-    return valid_recipe
+    for change in (names, correlation, *changes):
+        override(raw, change)
+    resolved = recipes.validate(raw)
+    if bundled and isinstance(own.data, DataSet) and needs_labels(resolved.data.partition):
+        chosen = any("data.partition" in dict(settings(change)) for change in (names, *changes))
+        if not chosen and not RunData(resolved, own).task.labels(own.data.train_y):
+            for change in (["data.partition=iid"], *changes):
+                override(raw, change)  # with its options of a partition, which are then refused
+            resolved = recipes.validate(raw)
+    return resolved, own

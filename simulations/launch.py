@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
@@ -68,7 +69,7 @@ def simulate(
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
     recipe, objects = _split_trackers(resolve_hardware(recipe), trackers, chosen)
-    assembly = Assembly(recipe, own or Own())
+    assembly = Assembly(recipe, own)
     with chosen.started(assembly) as serve:
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
@@ -77,8 +78,13 @@ def simulate(
         )
         if on_folder is not None:
             on_folder(folder.path)
-        with new_folder.removed_if_refused(folder):
-            return serve(assembly, folder, progress, objects)
+        try:
+            with new_folder.removed_if_refused(folder):
+                return serve(assembly, folder, progress, objects)
+        except KeyboardInterrupt as stop:
+            again = "".join(f", {name}=..." for name in assembly.own.object_names())
+            stop.add_note(f"continue the run with simulations.resume({str(folder.path)!r}{again})")
+            raise
 
 
 @plain_defaults()
@@ -115,11 +121,10 @@ def resume(
     if finished is not None:
         folder.forget_noise()
         if own and own.object_names():
-            given = Assembly(folder.recipe(), own)
-            folder.provenance.check_objects(own.fingerprints(given.module(), given.partition))
+            folder.provenance.check_objects(Assembly(folder.recipe(), own).fingerprints())
         return finished
     try:
-        assembly = Assembly(resolve_hardware(folder.recipe()), own or Own())
+        assembly = Assembly(resolve_hardware(folder.recipe()), own)
     except ConfigError as error:
         raise RunError(
             f"{run} can be resumed only where it can draw the same noise: {error}"
@@ -179,10 +184,6 @@ def default_folder(recipe: Recipe) -> Path:
         >>> default_folder(load("digits")).name.startswith("digits-")
         True
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path("runs") / f"{recipe.name}-{stamp}"
-    number = 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{recipe.name}-{stamp}-{number}"
-    return path
+    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(path for path in chain([first], later) if not path.exists())

@@ -136,7 +136,7 @@ def pretrain(
             f"{recipe.task.name!r}"
         )
     assembly = Assembly(recipe.with_values(model={"weights": None, "adapters": None}), planned=True)
-    module, length = assembly.module().train(), int(assembly.outline.shape[0])
+    module, length = assembly.model.module().train(), int(assembly.data.outline.shape[0])
     try:
         said = [path_of("text", text).read_text(encoding="utf-8") for text in texts]
         text = np.concatenate([encode(passage) for passage in said]) if texts else docstrings()

@@ -51,15 +51,15 @@ def serve(
     """Serve private rounds of the work module `job` over `grid`; each answer holds the `figures` of
     its round.
     """
-    sampler = _Cohorts(assembly.facts.sampling, keys)
+    sampler = _Cohorts(assembly.privacy.facts.sampling, keys)
     sampler.job = job
     with (
         tempfile.TemporaryDirectory() as directory,
         Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger,
     ):
         strategy = LayerwiseFedAvg(
-            assembly.method, assembly.start(), sampler, ServerOptimizer("sgd", 1.0),
-            Releaser(keys, ledger, assembly.numerics), AnyNode(assembly.sizes),
+            assembly.privacy.method, assembly.privacy.start(), sampler, ServerOptimizer("sgd", 1.0),
+            Releaser(keys, ledger, assembly.model.numerics), AnyNode(assembly.data.sizes),
         )  # fmt: skip
 
         arrays = strategy.initial_arrays()

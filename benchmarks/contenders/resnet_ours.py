@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
@@ -14,6 +15,7 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.training import Trainer
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.run_model import RunModel
 from simulations.engines import cluster
 from simulations.engines import ray as ray_engine
 
@@ -35,8 +37,8 @@ class _Timed:
             yield update
 
 
-class _TimedAssembly(Assembly):
-    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+class _TimedModel(RunModel):
+    def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
         return _Timed(super().trainer(vectorized, compiled))
 
 
@@ -44,7 +46,7 @@ class _Worker(ray_engine.Worker):
     """A worker that reports its training time."""
 
     def hold(self, *arguments: Any) -> None:
-        ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
+        ray_engine.Assembly = partial(Assembly, model=_TimedModel)  # type: ignore[assignment, attr-defined]
         super().hold(*arguments)
 
     def run(self, *arguments: Any) -> Any:
@@ -83,7 +85,7 @@ def main() -> None:
             f"run.block_size={here.COHORT // here.WORKERS}",
         ],
     )
-    assembly = Assembly(recipe).with_data(here.dataset(), here.clients())
+    assembly = Assembly(recipe, divided=(here.dataset(), here.clients()))
     keys = KeyRing.from_seed(1)
     with cluster.session(None, here.WORKERS, lambda: _Grid(here.WORKERS)) as ready:
         grid = ready()

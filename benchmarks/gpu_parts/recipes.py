@@ -45,9 +45,9 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
     """Figures of one recipe."""
     block = workloads.Block.of(name, [f"training.device={device}"])
     assembly = resolve_auto(block.assembly, workers=1)
-    section, model = assembly.recipe.training, assembly.initial_model()
-    trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
-    module = assembly.module().to(device)
+    section, model = assembly.recipe.training, assembly.model.initial()
+    trainer = assembly.model.trainer()
+    module = assembly.model.module().to(device)
     start = {key: value.clone() for key, value in module.state_dict().items()}
     block = block._replace(
         clients=[(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients]
@@ -59,11 +59,11 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
 
     def loop() -> None:
         for task in block.tasks():
-            workloads.plain(module, start, task, section.local, assembly.task)
+            workloads.plain(module, start, task, section.local, assembly.data.task)
 
     return {
         "recipe": name,
-        "parameters": int(assembly.layers.size),
+        "parameters": int(assembly.model.layers.size),
         "vectorize": section.vectorize,
         "clients": len(block.clients),
         "examples_per_client": [len(y) for _, y in block.clients],

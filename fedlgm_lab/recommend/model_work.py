@@ -54,7 +54,7 @@ class Work:
         Raises:
             ConfigError: the model is so large that there are too few passes for a warm-up.
         """
-        dataset, model = assembly.dataset, assembly.recipe.model.name
+        dataset, model = assembly.data.dataset, assembly.recipe.model.name
         each = _operations(assembly)
         passes = min(PASSES, int(OPERATIONS / each))
         if passes < LEAST_PASSES:
@@ -98,7 +98,7 @@ class Work:
 
 def _operations(assembly: Assembly) -> float:
     """Operations of one forward and backward pass over an example, as torch counts them."""
-    module, dataset = assembly.module(), assembly.dataset
+    module, dataset = assembly.model.module(), assembly.data.dataset
     layers = LayerTable.from_module(module)
     rows = slice(2)
     x, y = (
@@ -108,7 +108,7 @@ def _operations(assembly: Assembly) -> float:
     module.train()
     counter = FlopCounterMode(display=False)
     with counter:
-        gradient_of(module, layers, assembly.task, x, y)
+        gradient_of(module, layers, assembly.data.task, x, y)
     tokens = inputs.first(dataset.train_x)
     length = tokens.shape[1] if np.issubdtype(tokens.dtype, np.integer) and tokens.ndim > 1 else 1
     return max(counter.get_total_flops() / len(y), 6.0 * layers.size * length)

@@ -173,7 +173,7 @@ def recommend(
 def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[str, Method]:
     """Every rule at the recipe's bound, the flat one first."""
     bound = bound_of(assembly)
-    if isinstance(assembly.mechanism, BoundsExamples):
+    if isinstance(assembly.model.mechanism, BoundsExamples):
         by_rule = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
         for rule in RULES:
             by_rule[rule] = mechanisms.get(
@@ -188,7 +188,7 @@ def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[st
 
 
 def _units(setting: Setting, work: Work) -> Units:
-    if isinstance(setting.assembly.mechanism, BoundsExamples):
+    if isinstance(setting.assembly.model.mechanism, BoundsExamples):
         return Examples(setting.assembly, work.stage)
     return Clients(setting.assembly, work.stage, setting.share)
 
@@ -202,7 +202,7 @@ def _stages(
     traces = []
     start, path = _warmed_up(units, landscape, work)
     least = min(loss for _, _, loss in path)
-    _refuse_chance(units.assembly.dataset, start, least)
+    _refuse_chance(units.assembly.data.dataset, start, least)
     seen: dict[int, tuple[list[Tensor], list[ReleasePlan], Tensor, Curvature]] = {}
     for share in STAGES:
         target = start - share * (start - least)
@@ -251,7 +251,7 @@ def _warmed_up(
     """Held-out loss of the initial model; then steps, model and loss at points of a warm-up without
     noise.
     """
-    model, done = units.assembly.initial_model(), 0
+    model, done = units.assembly.model.initial(), 0
     start, path = landscape.metrics(model)["loss"], []
     for steps in work.points(units.layers.size):
         model = units.warm_up(model, work.batches(units.warming, done, steps))

@@ -55,12 +55,12 @@ class Landscape:
     """
 
     def __init__(self, assembly: Assembly, layers: LayerTable, examples: int, probes: int) -> None:
-        self._task, self._layers, self._probes = assembly.task, layers, probes
-        self._module = assembly.module()
+        self._task, self._layers, self._probes = assembly.data.task, layers, probes
+        self._module = assembly.model.module()
         self._weights = layers.bind_(self._module)
         rows = slice(examples)
-        self._x = inputs.tensors(inputs.take(assembly.dataset.test_x, rows))
-        self._y = torch.from_numpy(assembly.dataset.test_y[rows])
+        self._x = inputs.tensors(inputs.take(assembly.data.dataset.test_x, rows))
+        self._y = torch.from_numpy(assembly.data.dataset.test_y[rows])
 
     def metrics(self, model: Tensor) -> dict[str, float]:
         """The task's figures of a model [D]."""

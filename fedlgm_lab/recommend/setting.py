@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedlgm import mechanisms
@@ -15,11 +15,10 @@ from fedlgm_lab.recommend.public import (
     public_examples,
     refuse_private,
 )
-from simulations.arguments import apart, recipe_of
+from simulations.arguments import resolve
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.config.overrides import Overrides
-from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 
 
@@ -51,19 +50,18 @@ def setting_of(
 ) -> tuple[Setting, str]:
     """The recipe's objects over public examples only."""
     outline, clients = outline_of(data)
-    names, objects = apart({"task": task, "model": model, "data": data})
-    own = Own(**(objects | ({} if outline is None else {"data": outline})))
+    given = {"task": task, "model": model, "data": data if outline is None else outline}
     counted = {} if clients is None else {"federation.clients": clients}
-    parsed = recipe_of(recipe, own, names, overrides, counted)
+    parsed, own = resolve(recipe, given, counted, overrides)
     if not mechanisms.is_private(parsed.mechanism.name):
         raise ConfigError(
             f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise"
         )
-    refuse_private(parsed, objects.get("data"), public)
-    own = Own(**(objects | {"data": None}))
-    dataset, source = public_examples(parsed, Assembly(parsed, own).task, public, outline)
-    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": dataset})))
-    assembly.check_model()
+    refuse_private(parsed, None if outline is None else data, public)
+    own = replace(own, data=None)
+    dataset, source = public_examples(parsed, Assembly(parsed, own).data.task, public, outline)
+    assembly = Assembly(of_public(parsed), replace(own, data=dataset))
+    assembly.model.check()
     ours = data is None and (
         recipe is not None or public is None or isinstance(public, str)
     )  # the recipe's own data

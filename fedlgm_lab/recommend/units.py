@@ -43,11 +43,11 @@ class Units(ABC):
     """
 
     def __init__(self, assembly: Assembly) -> None:
-        self.assembly, self._module = assembly, assembly.module()
+        self.assembly, self._module = assembly, assembly.model.module()
         self.layers = LayerTable.from_module(self._module, assembly.recipe.mechanism.group_by)
         self._weights = self.layers.bind_(self._module)
-        self.x = inputs.tensors(assembly.dataset.train_x)
-        self.y = torch.from_numpy(assembly.dataset.train_y)
+        self.x = inputs.tensors(assembly.data.dataset.train_x)
+        self.y = torch.from_numpy(assembly.data.dataset.train_y)
         self.warming = len(self.y) * 2 // 5
         """Number of examples for the warm-up, taken first. The units have the others, which are new
         to the model, as in a run."""
@@ -94,7 +94,7 @@ class Clients(Units):
     def __init__(self, assembly: Assembly, most: int, share: float) -> None:
         super().__init__(assembly)
         section, training = assembly.recipe.data, assembly.recipe.training
-        dataset = assembly.dataset
+        dataset = assembly.data.dataset
         rest = replace(
             dataset,
             train_x=inputs.take(dataset.train_x, slice(self.warming, None)),
@@ -111,8 +111,8 @@ class Clients(Units):
         )
         units = max(4, min(CLIENTS, affordable) // self._of_unit)
         self._clients = filled[: min(units, max(1, len(filled) // self._of_unit)) * self._of_unit]
-        self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
-        self._server = assembly.server_optimizer()
+        self._trainer = assembly.model.trainer(compiled=False)
+        self._server = assembly.model.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`; the optimizer is that of the clients, on the examples of all of them.
@@ -120,7 +120,7 @@ class Clients(Units):
         Trainers other than the plain trainer may rely on the bound and on the server's step. They
         make rounds of one client with one batch each.
         """
-        if self.assembly.trainer_kind is kinds.PLAIN:
+        if self.assembly.model.trainer_kind is kinds.PLAIN:
             return self._descend(model, map(self._gradient, rows))
         keys, bound = KeyRing.from_seed(0), bound_of(self.assembly)
         for i, batch in enumerate(rows):
@@ -134,7 +134,7 @@ class Clients(Units):
         return model
 
     def _gradient(self, batch: Tensor) -> Tensor:
-        task, clip = self.assembly.task, self.assembly.recipe.training.gradient_clip
+        task, clip = self.assembly.data.task, self.assembly.recipe.training.gradient_clip
         gradient = gradient_of(
             self._module, self.layers, task, inputs.take(self.x, batch), self.y[batch]
         )
@@ -181,7 +181,7 @@ class Examples(Units):
 
     def __init__(self, assembly: Assembly, most: int) -> None:
         super().__init__(assembly)
-        self._gradients = ExampleGradients(self._module, self.layers, assembly.task)
+        self._gradients = ExampleGradients(self._module, self.layers, assembly.data.task)
         self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -216,7 +216,7 @@ class Examples(Units):
 
 def bound_of(assembly: Assembly) -> float:
     """Bound of a recipe's mechanism; 1 if it has none."""
-    return float(getattr(assembly.mechanism, "bound", 1.0))
+    return float(getattr(assembly.model.mechanism, "bound", 1.0))
 
 
 def gradient_of(

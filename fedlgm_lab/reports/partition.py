@@ -40,7 +40,7 @@ def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
     assembly = Assembly(recipe)
     histogram = class_counts(assembly)
     sizes = histogram.sum(axis=1)
-    draw_partition(histogram, f"{assembly.dataset.name}, {recipe.data.partition}", picture)
+    draw_partition(histogram, f"{assembly.data.dataset.name}, {recipe.data.partition}", picture)
     return {
         "recipe": recipe.name,
         "scheme": recipe.data.partition,

@@ -42,7 +42,6 @@ from simulations.config.sections import Label
 
 BUNDLED = Path(__file__).parent / "bundled"
 _ELSEWHERE = "elsewhere"
-_DEEPEST = 5
 _IN_REPOSITORY = (
     " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
 )
@@ -155,26 +154,23 @@ def load(study: str) -> StudyFile:
             study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list"
         )
         raise ConfigError(f"no study {study!r}; {hint}")
+    raw: dict[str, Any] = {}
+    for file, values in extends.chain(path, _locate, "studies"):
+        raw |= {"name": file.stem} | values
     try:
-        return StudyFile.model_validate(_read(path, 0))
+        return StudyFile.model_validate(raw)
     except ValidationError as error:
         said = "\n".join(describe_problem(item, StudyFile.model_fields) for item in error.errors())
         raise ConfigError(f"{path}: {said}") from error
 
 
-def _read(path: Path, depth: int) -> dict[str, Any]:
-    """Raw values of a study's file on top of those of the bundled study that it `extends`."""
-    raw = extends.read(path, depth, _DEEPEST, "studies")
-    base = raw.pop("extends", None)
-    if base is not None and base not in names():
+def _locate(path: Path, base: str) -> Path:
+    """The file of the bundled study that a file extends."""
+    if base not in names():
         raise ConfigError(
             f"{path}: `extends` names no bundled study; {alternatives(base, names())}"
         )
-    return (
-        ({} if base is None else _read(BUNDLED / f"{base}.toml", depth + 1))
-        | {"name": path.stem}
-        | raw
-    )
+    return BUNDLED / f"{base}.toml"
 
 
 def requested_study(

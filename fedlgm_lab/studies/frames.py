@@ -211,10 +211,10 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
         if missing:
             measured = Assembly(folder.recipe(), own)
             x, y = (
-                inputs.tensors(measured.dataset.test_x),
-                torch.from_numpy(measured.dataset.test_y),
+                inputs.tensors(measured.data.dataset.test_x),
+                torch.from_numpy(measured.data.dataset.test_y),
             )
-            metrics |= evaluate(measured.task, module, x, y, metrics=missing)
+            metrics |= evaluate(measured.data.task, module, x, y, metrics=missing)
         if own.evaluate is not None:
             metrics |= own_figures(own.evaluate, result["rounds"], module)
     return metrics

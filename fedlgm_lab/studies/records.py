@@ -59,7 +59,7 @@ class RunRecords:
 
     @cached_property
     def _task(self) -> Any:
-        return Assembly(self.jobs[0].recipe, self.jobs[0].own).task
+        return Assembly(self.jobs[0].recipe, self.jobs[0].own).data.task
 
     @cached_property
     def keys(self) -> Sequence[str]:

@@ -24,10 +24,10 @@ from fedlgm_lab.studies.progress import Line
 from fedlgm_lab.studies.records import FILE, RunRecords, Searched, plain_values, writing
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.search import LEAST_SEEDS, Point, Search, Shift
-from simulations.arguments import apart, recipe_of, refuse_unknown
+from simulations.arguments import refuse_unknown, resolve
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides, settings
-from simulations.config.own import Own, own_of
+from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 
@@ -168,9 +168,7 @@ def base_of(
         key: value for key, value in changes.items() if shared and key.startswith("mechanism.")
     }
     common = {key: value for key, value in changes.items() if key not in options}
-    names, objects = apart(given)
-    own = own_of(objects)
-    return recipe_of(recipe, own, names, common), own, options
+    return *resolve(recipe, given, common), options
 
 
 def complete(
@@ -195,7 +193,7 @@ def _choose_finals(
     failed: Mapping[str, str],
 ) -> tuple[list[Job], dict[Shift, list[Job]]]:
     """Final runs at each cell's best values, and at the values one step away."""
-    task = Assembly(trials[0].recipe, trials[0].own).task
+    task = Assembly(trials[0].recipe, trials[0].own).data.task
     scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:
         finished = job.folder not in failed

@@ -170,7 +170,7 @@ def compare(
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
         wanted = wanted.with_class_numbers(
-            Assembly(todo[0].recipe, todo[0].own).dataset
+            Assembly(todo[0].recipe, todo[0].own).data.dataset
         )  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):

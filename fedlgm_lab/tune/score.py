@@ -128,7 +128,7 @@ class PrivateScore(Score):
         """
         with prefix_key("score_epsilon"):
             check_positive(epsilon=epsilon)
-        facts, recipe, dataset = assembly.facts, assembly.recipe, assembly.dataset
+        facts, recipe, dataset = assembly.privacy.facts, assembly.recipe, assembly.data.dataset
         delta = recipe.privacy.delta
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
         z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
@@ -141,19 +141,21 @@ class PrivateScore(Score):
         once = RunFacts(z, units, relation, epsilon=epsilon, delta=delta)
         plan = ReleasePlan(LayerTable.from_sizes({"score": 1}), [_HALF], [z * _HALF], once, words)  # type: ignore[arg-type]
         ceiling = None
-        if not (is_share(assembly.task.headline) and assembly.task.better == "higher"):
+        if not (is_share(assembly.data.task.headline) and assembly.data.task.better == "higher"):
             tested = inputs.tensors(dataset.test_x), torch.from_numpy(dataset.test_y)
-            ceiling = tasks.evaluate(assembly.task, assembly.module(), *tested)["loss"]
+            ceiling = tasks.evaluate(assembly.data.task, assembly.model.module(), *tested)["loss"]
             if not 0 < ceiling < math.inf:
                 raise ConfigError(
                     "score_epsilon: the initial model's loss must be positive and finite, but it "
                     f"is {ceiling}"
                 )
-        rows = recipe.protects.examples(recipe, assembly.partition)
+        rows = recipe.protects.examples(recipe, assembly.data.partition)
         x, y = inputs.tensors(dataset.train_x), torch.from_numpy(dataset.train_y)
-        what = assembly.task.headline if ceiling is None else "1 - loss / initial loss"
+        what = assembly.data.task.headline if ceiling is None else "1 - loss / initial loss"
         name = f"{what} on the private training examples, mean over {recipe.unit}s"
-        return cls(assembly.task, rows, x, y, ceiling, plan, name, z * _HALF / plan.denominator)
+        return cls(
+            assembly.data.task, rows, x, y, ceiling, plan, name, z * _HALF / plan.denominator
+        )
 
     def events(self) -> list[dp_event.DpEvent]:
         """See `Score.events`: one Gaussian release."""

@@ -83,7 +83,7 @@ class Search:
             candidates.append(candidate)
             assembly = Assembly(candidate, own)
             assembly.check()  # what cannot run is refused before anything is charged
-            if assembly.spent is not None:
+            if assembly.data.spent is not None:
                 raise ConfigError(
                     "tune: these data were standardised with private statistics, which a search "
                     "does not charge: use public figures"
@@ -101,14 +101,14 @@ class Search:
                 "or the number of releases"
             )
         ((_, assembly),) = costs.items()
-        score: Score = TestScore(assembly.task)
+        score: Score = TestScore(assembly.data.task)
         if score_epsilon is not None:
             score = PrivateScore.calibrated(assembly, score_epsilon)
         run, scored = run_event(assembly), score.events()
         event = selection_event(
             dp_event.ComposedDpEvent([run, *scored]) if scored else run, expected_runs, law
         )
-        plan, delta = assembly.first_plan(), base.privacy.delta
+        plan, delta = assembly.privacy.first_plan(), base.privacy.delta
         epsilon = composed_epsilon([(event, 1)], delta)
         predictable = base.run.seed is not None
         terms: SearchTerms = {
@@ -139,14 +139,18 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
     Raises:
         ConfigError: the run is not protected, or its rounds differ in cost.
     """
-    plan, facts, name = assembly.first_plan(), assembly.facts, assembly.recipe.mechanism.name
+    plan, facts, name = (
+        assembly.privacy.first_plan(),
+        assembly.privacy.facts,
+        assembly.recipe.mechanism.name,
+    )
     if not plan.protected:
         raise ConfigError(
             f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}"
         )
     run = charging.of(facts).run
     if run is None:
-        costs = assembly.mechanism.costs(assembly.layers, facts.rounds)
+        costs = assembly.model.mechanism.costs(assembly.model.layers, facts.rounds)
         if not np.allclose(costs, costs[0], rtol=1e-9):
             raise ConfigError(
                 f"mechanism.name: {name} spends different shares in different rounds, which no "

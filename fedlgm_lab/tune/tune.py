@@ -47,9 +47,9 @@ from fedlgm_lab.tune.search_result import SearchResult
 from fedlgm_lab.tune.terms import Search
 from simulations import launch
 from simulations.api import RunResult, result_of
-from simulations.arguments import recipe_of, refuse_unknown
+from simulations.arguments import refuse_unknown, resolve
 from simulations.config.overrides import Overrides
-from simulations.config.own import Own, own_of
+from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.ending import report_interruption
 from simulations.exports.export import model_metadata, texts
@@ -158,8 +158,8 @@ def tune(
     """
     users = objects.pop("users", None)
     refuse_unknown("tune", objects, [field.name for field in dataclasses.fields(Own)])
-    own = own_of(objects | {"data": data_sets.with_users(objects.get("data"), users)})
-    base = recipe_of(recipe, own, [], overrides)
+    objects["data"] = data_sets.with_users(objects.get("data"), users)
+    base, own = resolve(recipe, objects, overrides)
     planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
     default = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"
     target = default if folder is None else path_of("folder", folder)

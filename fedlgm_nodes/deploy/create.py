@@ -299,13 +299,13 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     assembly = Assembly(
         example.with_values(federation={"clients": nodes, "rate": 1.0, "cohort": None})
     )
-    data = assembly.dataset
+    data = assembly.data.dataset
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
         raise ConfigError("--example takes a recipe of one input and classes")
     x, y, classes = data.train_x, data.train_y, data.classes
     return [
         (x[rows], y[rows], classes)
-        for rows in (assembly.partition[client] for client in range(nodes))
+        for rows in (assembly.data.partition[client] for client in range(nodes))
     ]
 
 

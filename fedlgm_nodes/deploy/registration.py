@@ -15,7 +15,6 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_nodes.deploy.server_entry import DeployedAssembly, work_of
 from fedlgm_nodes.protocol.messages import Question, canonical
-from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -50,8 +49,8 @@ class Registration(BaseModel):
         Raises:
             ConfigError: the recipe cannot be run.
         """
-        assembly: Assembly = DeployedAssembly(recipe)
-        plan, method = assembly.first_plan(), assembly.method
+        assembly = DeployedAssembly(recipe)
+        plan, method = assembly.privacy.first_plan(), assembly.privacy.method
         costs = method.mechanism.costs(method.layers, method.facts.rounds)
         return cls(
             work=work_of(recipe),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from typing_extensions import override
 
 from clients.flower_private import hasten_server_grid
 from fedlgm.errors import ConfigError, DivergedError
@@ -30,6 +31,7 @@ from fedlgm_nodes.server.round import Patience, RoundReport
 from fedlgm_nodes.server.secure_grid import EnrolledSum, SecureGrid
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
+from simulations.config.run_data import RunData
 from simulations.config.sections import Deployment
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
@@ -44,25 +46,17 @@ _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
-class DeployedAssembly(Assembly):
-    """The objects of a run whose clients keep their data. The server has the recipe's test set, and
-    no partition.
-    """
-
+class _NodesData(RunData):
     @property
+    @override
     def sizes(self) -> np.ndarray:
         """Equal sizes [clients], because the nodes' numbers of examples are unknown."""
         return np.ones(self.recipe.federation.clients, dtype=np.int64)
 
-    def check_server(self) -> None:
-        """Build the server's part of a recipe, including users' objects, before anything is
-        started.
 
-        Raises:
-            ConfigError: an object cannot be found or built.
-        """
-        self.first_plan()
-        self.server_optimizer()
+DeployedAssembly = partial(Assembly, data=_NodesData)
+"""The objects of a run whose clients keep their data. The server has the recipe's test set, and no
+partition."""
 
 
 def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
@@ -156,7 +150,11 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
         run: its label.
         done: number of finished rounds.
     """
-    facts, method, plan = assembly.facts, assembly.method, assembly.first_plan()
+    facts, method, plan = (
+        assembly.privacy.facts,
+        assembly.privacy.method,
+        assembly.privacy.first_plan(),
+    )
     costs = np.array(method.mechanism.costs(method.layers, facts.rounds), dtype=float)
     scale = math.sqrt(costs[0] / costs.mean())
     if scale != 1:
@@ -294,7 +292,7 @@ def make_server_app() -> ServerApp:
 def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     recipe = folder.recipe()
     assembly, federation = DeployedAssembly(recipe), recipe.federation
-    alone = assembly.facts.noised_by.alone
+    alone = assembly.privacy.facts.noised_by.alone
     record = NodesRecord.of(folder)
 
     hasten_server_grid()
@@ -304,7 +302,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     )
     answers = AnswerCheck(
         enrolment,
-        assembly.layers,
+        assembly.model.layers,
         positions=deployment.positions_file,
         test=deployment.settings().test,
     )
@@ -346,7 +344,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
             record.say(str(lost))
             file.give_up()
             run()
-        record.print_totals(assembly.facts.rounds)
+        record.print_totals(assembly.privacy.facts.rounds)
     except DivergedError as error:
         said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
         record.say(

@@ -71,7 +71,9 @@ def run(
     if recipe.run.seed is not None and not settings.test:
         say("run.seed is ignored: a deployed run draws its own keys")
     recipe = recipe_for_nodes(recipe, clients, test=settings.test)
-    DeployedAssembly(recipe).check_server()
+    assembly = DeployedAssembly(recipe)
+    assembly.privacy.first_plan()  # refused now if an object of a user cannot be found or built
+    assembly.model.server_optimizer()
     if not flower.healthy():
         start = f"start it with fedlgm deploy up {folder.path}"
         why = faults(folder).get("superlink", start)

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,7 +94,7 @@ class Releaser:
         secret: bytes,
         test_seed: int | None = None,
     ) -> None:
-        self._policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
+        self.policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
         for name in policy.allow.tasks:
             node_data.targets(
                 policy.data, data.y, tasks.get(name)
@@ -125,17 +124,16 @@ class Releaser:
             next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
 
     def understand(
-        self, round: int, plan: str, work: Any, model: np.ndarray | None = None
+        self, round: int, plan: str, work: Work, model: np.ndarray | None = None
     ) -> Request:
-        """Parse a question into a request that the policy admits; without a model, for any model of
-        this work.
+        """Build the objects of a work and parse the plan of its release, which the policy admits;
+        without a model, for any model of this work.
 
         Raises:
             Refusal: the question is malformed or not allowed; the reason does not depend on the
                 data.
         """
-        asked = Work.parse(work, self._policy)
-        job = self.workshop.job(asked)
+        job = self.workshop.job(work)
         layers = job.layers
         if model is None:
             model = np.zeros(layers.size, np.float32)
@@ -147,8 +145,8 @@ class Releaser:
             parsed = ReleasePlan.from_json(layers, plan)
         except Exception as error:  # a crafted plan may fail anywhere in being parsed
             raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
-        self._policy.admit(parsed)
-        request = Request(round, parsed, plan, model, asked)
+        self.policy.admit(parsed)
+        request = Request(round, parsed, plan, model, work)
         request.unit.check(job, parsed)
         return request
 
@@ -162,11 +160,11 @@ class Releaser:
         another run is another participation. In a secure sum the cohort's digest is included, since
         the cohort's next attempt is another release with other noise.
         """
-        versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
+        versions = (fedlgm.__version__, torch.__version__, self.policy.limits.threads)
         parts: tuple[str | int, ...] = (
             self.data_digest,
             request.round,
-            self._policy.node.client,
+            self.policy.node.client,
             request.text,
             sha256(request.model.data),
         )
@@ -199,10 +197,10 @@ class Releaser:
         )
         model, targets = torch.from_numpy(request.model.copy()), self._data.y
         try:
-            with torch_threads(self._policy.limits.threads):
-                x = torch.zeros(1, *self._policy.data.shape)
+            with torch_threads(self.policy.limits.threads):
+                x = torch.zeros(1, *self.policy.data.shape)
                 y = node_data.targets(
-                    self._policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
+                    self.policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
                 request.unit.try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
@@ -240,9 +238,9 @@ class Releaser:
             keys = Keys(
                 seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
             )
-        asked = Asked(request.plan, model, request.round, [self._policy.node.client])
+        asked = Asked(request.plan, model, request.round, [self.policy.node.client])
         with torch_threads(
-            self._policy.limits.threads
+            self.policy.limits.threads
         ):  # threads of services that share cores would wait for another
             return client_release(self._contributions(request), Charged(keys), asked)[0].total
 
@@ -258,7 +256,7 @@ class Releaser:
             )  # one of the operator's own could keep targets for others, or for its losses
 
             def targets(y: Tensor) -> Tensor:
-                return node_data.targets(self._policy.data, y, copy.copy(task))
+                return node_data.targets(self.policy.data, y, copy.copy(task))
 
             return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
 
@@ -267,7 +265,7 @@ class Releaser:
             partial(self._votes, request),
         )
         return request.unit.contributions(
-            job, trainer, client_data, votes, Numerics(self._policy.limits.threads)
+            job, trainer, client_data, votes, Numerics(self.policy.limits.threads)
         )
 
     def _votes(self, request: Request) -> CutVotes:

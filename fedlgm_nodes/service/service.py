@@ -1,7 +1,7 @@
 """The release service, which answers questions about the node's data within the policy and charges
 them.
 
-    parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
+    admit -> understand -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
     -> send it
 
 A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the
@@ -21,6 +21,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
@@ -39,6 +41,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser, Request
 from fedlgm_nodes.service.row import Row
 from fedlgm_nodes.service.secagg.service import SecureSteps
+from fedlgm_nodes.service.work import Work
 
 _log = logging.getLogger("fedlgm.node")
 
@@ -126,8 +129,12 @@ class Service:
             },
         )
 
-    def admit(self, ask: Ask, body: bytes) -> tuple[Request, Question]:
-        """The request of a question, and the question; nothing has been charged yet.
+    def admit(self, ask: Ask, body: bytes) -> tuple[Question, Work, np.ndarray | None]:
+        """Check who asks, for what and within which run; nothing is built, computed or charged.
+
+        Returns:
+            The question; the names and options of its work, which the policy allows; the global
+            model [D], None if the question holds only its digest.
 
         Raises:
             Refusal: the question is malformed, not allowed, or not the server's.
@@ -175,7 +182,13 @@ class Service:
             model = None if ask.model else frames.vector(body, ("<f4",))
         except FrameError as error:
             raise Refusal("model", str(error)) from error
-        return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
+        return question, Work.parse(ask.work, self.policy), model
+
+    def _respond(self, ask: Ask, body: bytes) -> Answer:
+        """Admit a question, build the objects of its work, and answer it."""
+        question, work, model = self.admit(ask, body)
+        request = self._releaser.understand(ask.round, ask.plan, work, model)
+        return (self.step if ask.ask in STEPS else self.release)(ask, request, question)
 
     def release(self, ask: Ask, request: Request, question: Question) -> Answer:
         """Charge, make, keep and sign one release; a repeated question gets the kept answer.
@@ -238,8 +251,7 @@ class Service:
         if ask.ahead is None:
             return {}
         try:
-            further = ask.further()
-            return {"ahead": self.step(further, *self.admit(further, b"")).header}
+            return {"ahead": self._respond(ask.further(), b"").header}
         except Refusal as refusal:
             return {"ahead": refusal.header}
 
@@ -419,7 +431,7 @@ class Service:
             raise Refusal(
                 "client", f"this node is client {self.policy.node.client}, not {ask.client}"
             )
-        request = self._releaser.understand(1, ask.plan, ask.work)
+        request = self._releaser.understand(1, ask.plan, Work.parse(ask.work, self.policy))
         self._releaser.prepare(request)
         left = self._account.affordable_releases(ask.run, request, ask.round)
         return self._sign_facts(ask, {"client": ask.client, "releases": left})
@@ -452,7 +464,7 @@ class Service:
         try:
             if ask.ask == "afford":
                 return self.afford(ask)
-            return (self.step if ask.ask in STEPS else self.release)(ask, *self.admit(ask, body))
+            return self._respond(ask, body)
         except LedgerError as error:
             self._failed = Refusal(
                 "ledger", "its ledger cannot be used: the service ends, see its log"

@@ -5,7 +5,7 @@ training.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from fedlgm.extension.trial import Examples, try_clients
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning import run_rules
 from fedlgm.planning.facts import LocalSteps, Sampling
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.training import ClientTask
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
-from simulations.config.unit import Parts, Settings, UnitKind
+from simulations.config.unit import ModelParts, Settings, UnitKind
 
 _OPTIONAL = ("bands", "buffers")
 _ALONE = (
@@ -143,50 +144,53 @@ class ClientLevel(UnitKind):
         return recipe.sampling, None
 
     @override
-    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
-        recipe, section = assembly.recipe, assembly.recipe.training
-        trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
+    def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
+        recipe, trainer = model.recipe, model.trainer()
 
         def votes() -> CutVotes:
-            return CutVotes(assembly.module(), assembly.layers, assembly.task)
+            return CutVotes(model.module(), model.layers, model.data.task)
 
-        return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
+        return VotingWork(
+            trainer, recipe.training.local, source, recipe.federation.stragglers, votes=votes
+        )
 
-    def conditions(self, assembly: Parts) -> tuple[str, ...]:
+    def conditions(self, model: ModelParts) -> tuple[str, ...]:
         """See `UnitKind.conditions`; there is one more if a user's parts could carry state between
         clients.
         """
-        training, task, kind = assembly.recipe.training, assembly.task, assembly.trainer_kind
+        training, task, kind = model.recipe.training, model.data.task, model.trainer_kind
         why: str | None = None
         if training.kernel == "native":  # its clients run no code of a user
             pass
         elif training.vectorize != "on":
-            why = shared_state(assembly.module(), task, kind.sequential)
+            why = shared_state(model.module(), task, kind.sequential)
         elif kind.vectorized is not None:
-            why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
-            rule = own_vmap_rule(model=assembly.module(), task=task, trainer=kind.vectorized)
+            why = kind.together or shared_state(model.module(), task, kind.vectorized)
+            rule = own_vmap_rule(model=model.module(), task=task, trainer=kind.vectorized)
             if why is None and rule is not None:
                 why = f"{rule} has its own rule for vmap, which could join clients"
-        return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
+        return (*super().conditions(model), *([] if why is None else [f"{_ALONE}: {why}"]))
 
     @override
-    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
-        module = assembly.module()
+    def try_training(
+        self, model: ModelParts, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
+        module = model.module()
 
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
-            trainer = assembly.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
+            trainer = model.trainer(compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
-            results = trainer.updates(assembly.layers.flatten(module), alike)
+            results = trainer.updates(model.layers.flatten(module), alike)
             return list(torch.cat([raw_updates(update).clone() for update in results]))
 
         try_clients(module, updates, task, x, y, owner)
 
     @override
-    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
+    def try_kernel(
+        self, model: ModelParts, x: Inputs, y: Tensor, first_plan: Callable[[], ReleasePlan]
+    ) -> None:
         order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
-        task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
-        trainer = assembly.native(
-            assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu"
-        )
-        for update in trainer.updates(assembly.initial_model(), [task]):
+        task = ClientTask(x, y, order, 1, first_plan().trained)
+        trainer = model.native(torch.device("cpu"))
+        for update in trainer.updates(model.initial(), [task]):
             raw_updates(update)

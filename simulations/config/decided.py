@@ -55,14 +55,12 @@ def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
         kernel = None if refused else "native"
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
     recipe = assembly.recipe.with_values(training=how)
-    return Assembly(recipe, assembly.own, no_kernel=refused).with_data(
-        assembly.dataset, assembly.partition
-    )
+    return Assembly(recipe, assembly.own, no_kernel=refused, divided=assembly.data.division)
 
 
 def _for_device(assembly: Assembly) -> Assembly:
     recipe, training = assembly.recipe, assembly.recipe.training
-    if assembly.device.type == "cpu" or not assembly.recipe.protects.side_by_side:
+    if assembly.model.device.type == "cpu" or not assembly.recipe.protects.side_by_side:
         return assembly
     width = training.width or max(SIDE_BY_SIDE, recipe.run.block_size)
     changed: dict[str, object] = {"width": width}
@@ -71,7 +69,7 @@ def _for_device(assembly: Assembly) -> Assembly:
     recipe = recipe.with_values(
         training=changed, run={"block_size": max(recipe.run.block_size, width)}
     )
-    return Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
+    return Assembly(recipe, assembly.own, divided=assembly.data.division)
 
 
 def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
@@ -86,19 +84,21 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
     compiling = (False, True) if section.compile == "auto" else (section.compile,)
     choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
     if section.vectorize != "on":
-        choices = choices if assembly.trainer_kind.vectorized is not None else {}
+        choices = choices if assembly.model.trainer_kind.vectorized is not None else {}
         choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
     winner = next(iter(choices))
     if len(choices) > 1:
-        makers = {name: partial(assembly.trainer, *choice) for name, choice in choices.items()}
+        makers = {
+            name: partial(assembly.model.trainer, *choice) for name, choice in choices.items()
+        }
         clients = federation.rounds * federation.share * federation.clients
         with torch_threads(run.threads):
             workers = (
-                workers if assembly.device.type == "cpu" else 1
+                workers if assembly.model.device.type == "cpu" else 1
             )  # on a GPU they wait for one another
             blocks = max(1.0, clients / run.block_size / workers)
             tasks = partial(_blocks, assembly, run.block_size)
-            winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
+            winner, _ = fastest(makers, assembly.model.initial(), tasks, blocks=blocks)
     return choices[winner]
 
 
@@ -111,15 +111,15 @@ def _refusal(assembly: Assembly) -> str | None:
     has the kernel.
     """
     section = assembly.recipe.training
-    if assembly.device.type != "cpu":
-        return f"training.device is {str(assembly.device)!r}"
+    if assembly.model.device.type != "cpu":
+        return f"training.device is {str(assembly.model.device)!r}"
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
     # On public examples, because the reason becomes a part of the run's public provenance.
-    x, y = assembly.public_examples(slice(_TRIED))
+    x, y = assembly.data.public_examples(slice(_TRIED))
     try:
         with torch_threads(assembly.recipe.run.threads):
-            assembly.recipe.protects.try_kernel(assembly, x, y)
+            assembly.recipe.protects.try_kernel(assembly.model, x, y, assembly.privacy.first_plan)
     except (ConfigError, DataError) as error:
         return str(error)
     return None
@@ -132,7 +132,7 @@ def _blocks(assembly: Assembly, count: int) -> list[ClientTask]:
     The choice becomes part of the public recipe, so private examples must not be timed.
     """
     section = assembly.recipe.training
-    x, y = assembly.public_examples(slice(_BATCHES * section.batch_size))
-    keys, trained = KeyRing.from_seed(0), assembly.first_plan().trained
+    x, y = assembly.data.public_examples(slice(_BATCHES * section.batch_size))
+    keys, trained = KeyRing.from_seed(0), assembly.privacy.first_plan().trained
     orders = (keys.torch_generator(Purpose.PROBE, client) for client in range(count))
     return [ClientTask(x, y, order, section.epochs, trained) for order in orders]

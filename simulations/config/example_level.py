@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.restored import fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.training.example_level.native import NativeExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
@@ -29,7 +31,7 @@ from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
-from simulations.config.unit import Parts, Settings, UnitKind
+from simulations.config.unit import ModelParts, Settings, UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, is_own, server_step
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
@@ -215,16 +217,16 @@ class ExampleLevel(UnitKind):
         )
         return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
 
-    def check_data(self, assembly: Parts, module: nn.Module) -> None:
+    def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's
         data.
         """
         with prefix_key("model"):
-            self._trainer(assembly, module)
+            self._trainer(model, module)
         recipe, largest, examples = (
-            assembly.recipe,
-            int(assembly.sizes.max()),
-            int(assembly.sizes.sum()),
+            model.recipe,
+            int(model.data.sizes.max()),
+            int(model.data.sizes.sum()),
         )
         if not self.counts_examples(recipe):
             examples = largest
@@ -241,56 +243,56 @@ class ExampleLevel(UnitKind):
                 stacklevel=2,
             )
 
-    def conditions(self, assembly: Parts) -> tuple[str, ...]:
+    def conditions(self, model: ModelParts) -> tuple[str, ...]:
         """See `UnitKind.conditions`; the trainer states its own for inputs like the public
         examples.
         """
-        x, _ = assembly.public_examples(slice(1))
+        x, _ = model.data.public_examples(slice(1))
         return (
-            *super().conditions(assembly),
-            self._trainer(assembly, assembly.module()).condition(x),
+            *super().conditions(model),
+            self._trainer(model, model.module()).condition(x),
         )
 
     @override
-    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
+    def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
         return ExampleWork(
-            self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source
+            self._trainer(model, model.module()), model.recipe.training.local, source
         )
 
-    def _trainer(self, assembly: Parts, module: nn.Module) -> ExampleTrainer:
+    def _trainer(self, model: ModelParts, module: nn.Module) -> ExampleTrainer:
         """A new trainer, in this module.
 
         Raises:
             ConfigError: it cannot train the model; the message gives the reason.
         """
-        section, layers, task = assembly.recipe.training, assembly.layers, assembly.task
+        section, layers, task = model.recipe.training, model.layers, model.data.task
         exact, native = bool(section.exact_sums), section.kernel == "native"
         if native:
-            Program.of(module, layers, assembly.in_shape, task)
-        return ExampleTrainer(
-            module, layers, assembly.mechanism, assembly.device, task, exact, native
-        )
+            Program.of(module, layers, model.data.in_shape, task)
+        return ExampleTrainer(module, layers, model.mechanism, model.device, task, exact, native)
 
     @override
-    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
-        try_examples(assembly.module(), assembly.layers, fresh(task), x, y, owner)
+    def try_training(
+        self, model: ModelParts, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
+        try_examples(model.module(), model.layers, fresh(task), x, y, owner)
 
     @override
-    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
-        if assembly.layers.size > MOST_PARAMETERS:
+    def try_kernel(
+        self, model: ModelParts, x: Inputs, y: Tensor, first_plan: Callable[[], ReleasePlan]
+    ) -> None:
+        if model.layers.size > MOST_PARAMETERS:
             raise ConfigError(
                 f"at example level it is slower for models of more than {MOST_PARAMETERS:,} "
                 "parameters"
             )
-        weights = assembly.initial_model()
-        gradients = NativeExampleGradients(
-            assembly.module(), assembly.layers, assembly.task, weights
-        )
+        weights = model.initial()
+        gradients = NativeExampleGradients(model.module(), model.layers, model.data.task, weights)
         gradients.sum(x, y, FlatClip(1.0))
 
     @override
-    def words(self, assembly: Parts) -> str:
-        facts, sampling, cohorts = assembly.facts, assembly.facts.sampling, assembly.cohorts
+    def words(self, cohorts: Sampling, facts: RunFacts) -> str:
+        sampling = facts.sampling
         if facts.steps:
             return (
                 f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, each at most "

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import ConfigError
 from fedlgm.files import read_toml
 
+_MOST = 9
 
-def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
-    """Values of a file as written, including its key `extends`.
+
+def chain(
+    path: Path, locate: Callable[[Path, str], Path], kind: str
+) -> list[tuple[Path, dict[str, Any]]]:
+    """A file and all files that it extends, directly or through others, each with its values; the
+    file itself is the last.
 
     Args:
         path: the file.
-        depth: number of files that extend it, directly or through others.
-        deepest: largest permitted number.
+        locate: function that returns the path of what a file names as `extends`.
         kind: plural noun for the files, for messages.
 
     Raises:
-        ConfigError: the file is extended too deeply, or is not TOML.
+        ConfigError: a file is extended too deeply, or is not TOML.
     """
-    if depth > deepest:
-        raise ConfigError(
-            f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?"
-        )
-    return read_toml(path)
+    files: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        if len(files) == _MOST:
+            raise ConfigError(
+                f"{path}: `extends` goes deeper than {_MOST - 1} {kind}; does one extend itself?"
+            )
+        raw = read_toml(path)
+        base = raw.pop("extends", None)
+        files.insert(0, (path, raw))
+        if base is None:
+            return files
+        path = locate(path, str(base))

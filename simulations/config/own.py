@@ -89,12 +89,6 @@ class Own:
             name for name, value in vars(self).items() if value is not None and name not in _MEASURE
         ]
 
-    def with_loaded_data(self) -> Own:
-        """The same objects with the data made into a `DataSet`, once."""
-        if self.data is None or isinstance(self.data, DataSet):
-            return self
-        return dataclasses.replace(self, data=data_sets.load(self.data))
-
     def without_data(self) -> Own:
         """The same objects for a worker that gets the arrays themselves."""
         return dataclasses.replace(self, data=None, partition=None)
@@ -231,13 +225,13 @@ def own_of(values: Mapping[str, Any]) -> Own:
             "function that gives one: join layers in nn.Sequential; to compare several models use "
             "a study with grid={'model': [...]}"
         )
-    user_objects = Own(**values).with_loaded_data()
-    if user_objects.evaluate is not None and not callable(user_objects.evaluate):
+    own = Own(**values)
+    if own.evaluate is not None and not callable(own.evaluate):
         raise ConfigError(
-            f"evaluate must be a function (round, module) -> {{name: number}}, got {user_objects.evaluate!r}"
+            f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}"
         )
-    return (
-        user_objects
-        if user_objects.metrics is None
-        else dataclasses.replace(user_objects, metrics=check_metrics(user_objects.metrics))
+    return dataclasses.replace(
+        own,
+        data=None if own.data is None else data_sets.load(own.data),
+        metrics=None if own.metrics is None else check_metrics(own.metrics),
     )

@@ -32,9 +32,9 @@ def mark(raw: dict[str, Any]) -> None:
     """Mark the seed in the plain values of a bundled recipe; a seed of a recipe that it extends is
     marked already.
     """
-    seed = _seed(raw)
+    seed = _value(raw, "run", "seed")
     if isinstance(seed, int) and not isinstance(seed, PublicSeed):
-        raw["run"]["seed"] = PublicSeed(seed, name_of_data(raw))
+        raw["run"]["seed"] = PublicSeed(seed, _value(raw, "data", "name"))
 
 
 def drop(raw: dict[str, Any]) -> None:
@@ -47,17 +47,12 @@ def drop(raw: dict[str, Any]) -> None:
         >>> raw["run"]
         {}
     """
-    seed, name = _seed(raw), name_of_data(raw)
+    seed, name = _value(raw, "run", "seed"), _value(raw, "data", "name")
     if isinstance(seed, PublicSeed) and name != seed.published and not data.is_bundled(name):
         del raw["run"]["seed"]
 
 
-def name_of_data(raw: dict[str, Any]) -> Any:
-    """Name of the data set in a recipe's plain values; None if there is none."""
-    section = raw.get("data")
-    return section.get("name") if isinstance(section, dict) else None
-
-
-def _seed(raw: dict[str, Any]) -> Any:
-    section = raw.get("run")
-    return section.get("seed") if isinstance(section, dict) else None
+def _value(raw: dict[str, Any], section: str, key: str) -> Any:
+    """A value of a recipe's plain values; None if there is none."""
+    values = raw.get(section)
+    return values.get(key) if isinstance(values, dict) else None

@@ -59,7 +59,6 @@ UNITS: dict[Unit, UnitKind] = {
 }
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
-_DEEPEST = 8
 
 
 class Recipe(Section):
@@ -358,7 +357,23 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
             f"the first argument must be a recipe's name or file, got {type(recipe).__name__}: "
             f"pass this by name, {meant}..."
         )
-    return _read(_locate(DEFAULT if recipe is None else str(recipe)), depth=0)
+    merged: dict[str, Any] = {}
+    file = _locate(DEFAULT if recipe is None else str(recipe))
+    for path, raw in extends.chain(file, lambda _, base: _locate(base), "recipes"):
+        if raw.keys() - {"name", "run"}:
+            merged.pop("title", None)  # it described the other recipe
+        for key, value in raw.items():
+            if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
+                value = {
+                    name: setting
+                    for name, setting in laid_over(key, below, value).items()
+                    if not removes(key, name, setting)
+                }
+            merged[key] = value
+        if path.resolve().parent == BUNDLED.resolve():
+            public_seed.mark(merged)
+        merged |= {"name": raw.get("name", path.stem)}
+    return merged
 
 
 def validate(raw: dict[str, Any]) -> Recipe:
@@ -371,26 +386,6 @@ def validate(raw: dict[str, Any]) -> Recipe:
     recipe = Recipe.model_validate(raw)
     recipe.protects.warn_of_delta(recipe)
     return recipe
-
-
-def _read(path: Path, depth: int) -> dict[str, Any]:
-    """Raw values of a recipe file on top of those of the recipe that it `extends`."""
-    raw = extends.read(path, depth, _DEEPEST, "recipes")
-    base = raw.pop("extends", None)
-    merged = {} if base is None else _read(_locate(str(base)), depth + 1)
-    if raw.keys() - {"name", "run"}:
-        merged.pop("title", None)  # it described the other recipe
-    for key, value in raw.items():
-        if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
-            value = {
-                name: setting
-                for name, setting in laid_over(key, below, value).items()
-                if not removes(key, name, setting)
-            }
-        merged[key] = value
-    if path.resolve().parent == BUNDLED.resolve():
-        public_seed.mark(merged)
-    return merged | {"name": raw.get("name", path.stem)}
 
 
 def _locate(recipe: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,45 +38,22 @@ them."""
 class Settings(Protocol):
     """A recipe, `simulations.config.recipe.Recipe`, as the rules of a unit read it."""
 
-    @property
-    def data(self) -> Data:
-        """The data and their division among the clients."""
-        ...
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        ...
-
-    @property
-    def trainer(self) -> TrainerSection | None:
-        """The kind of training."""
-        ...
-
-    @property
-    def federation(self) -> Federation:
-        """Clients, rounds and the sampling of clients."""
-        ...
-
-    @property
-    def training(self) -> Training:
-        """The clients' training."""
-        ...
-
-    @property
-    def mechanism(self) -> MechanismSection:
-        """The mechanism."""
-        ...
-
-    @property
-    def privacy(self) -> Privacy:
-        """Unit, trust and budget."""
-        ...
-
-    @property
-    def run(self) -> Run:
-        """Settings without effect on the privacy figures."""
-        ...
+    data: Data
+    """The data and their division among the clients."""
+    model: Model
+    """The model."""
+    trainer: TrainerSection | None
+    """The kind of training."""
+    federation: Federation
+    """Clients, rounds and the sampling of clients."""
+    training: Training
+    """The clients' training."""
+    mechanism: MechanismSection
+    """The mechanism."""
+    privacy: Privacy
+    """Unit, trust and budget."""
+    run: Run
+    """Settings without effect on the privacy figures."""
 
     @property
     def unit(self) -> Unit:
@@ -113,13 +91,8 @@ class Settings(Protocol):
         ...
 
 
-class Parts(Protocol):
-    """The objects of a run, `simulations.config.assembly.Assembly`, as a unit uses them."""
-
-    @property
-    def recipe(self) -> Settings:
-        """The recipe."""
-        ...
+class DataParts(Protocol):
+    """The data of a run, `simulations.config.run_data.RunData`, as a unit uses them."""
 
     @property
     def task(self) -> Task:
@@ -132,13 +105,31 @@ class Parts(Protocol):
         ...
 
     @property
-    def device(self) -> torch.device:
-        """Device on which clients train."""
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        ...
+
+    def public_examples(self, rows: slice | np.ndarray = ...) -> Examples:
+        """Test examples, which are public: inputs and targets of these rows."""
+        ...
+
+
+class ModelParts(Protocol):
+    """The model of a run, `simulations.config.run_model.RunModel`, as a unit uses it."""
+
+    @property
+    def recipe(self) -> Settings:
+        """The recipe."""
         ...
 
     @property
-    def in_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+    def data(self) -> DataParts:
+        """The data."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which clients train."""
         ...
 
     @property
@@ -152,16 +143,6 @@ class Parts(Protocol):
         ...
 
     @property
-    def cohorts(self) -> Sampling:
-        """The choice of a round's clients."""
-        ...
-
-    @property
-    def facts(self) -> RunFacts:
-        """The run's public facts."""
-        ...
-
-    @property
     def trainer_kind(self) -> TrainerKind:
         """The clients' kind of training."""
         ...
@@ -170,23 +151,15 @@ class Parts(Protocol):
         """A fresh initial model."""
         ...
 
-    def initial_model(self) -> Tensor:
+    def initial(self) -> Tensor:
         """The initial global model [D]."""
         ...
 
-    def first_plan(self) -> ReleasePlan:
-        """The first round's plan."""
-        ...
-
-    def public_examples(self, rows: slice | np.ndarray = ...) -> Examples:
-        """Test examples, which are public: inputs and targets of these rows."""
-        ...
-
-    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+    def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
         """A new trainer."""
         ...
 
-    def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
+    def native(self, device: torch.device) -> Trainer:
         """The compiled kernel's trainer."""
         ...
 
@@ -276,22 +249,24 @@ class UnitKind:
             own or federation.server_optimizer, federation.server_lr, federation.server_momentum
         )
 
-    def conditions(self, assembly: Parts) -> tuple[str, ...]:
+    def conditions(self, model: ModelParts) -> tuple[str, ...]:
         """Assumptions of a run's guarantee about users' parts (`RunFacts.assumes`)."""
-        return () if package_of(type(assembly.task).prepare) == "fedlgm" else (_PREPARES,)
+        return () if package_of(type(model.data.task).prepare) == "fedlgm" else (_PREPARES,)
 
-    def check_data(self, assembly: Parts, module: nn.Module) -> None:
+    def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
 
-    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
+    def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
         """The clients' training and data, whose contributions protect this unit."""
         raise NotImplementedError
 
-    def try_training(self, assembly: Parts, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+    def try_training(
+        self, model: ModelParts, task: Task, x: Inputs, y: Tensor, owner: type
+    ) -> None:
         """Refuse a user's model or task that cannot be trained on a few public examples.
 
         Args:
-            assembly: the run's objects.
+            model: the run's model.
             task: the task, before it has seen examples.
             x: inputs of the examples [n, ...].
             y: their targets [n, ...].
@@ -302,8 +277,16 @@ class UnitKind:
         """
         raise NotImplementedError
 
-    def try_kernel(self, assembly: Parts, x: Inputs, y: Tensor) -> None:
+    def try_kernel(
+        self, model: ModelParts, x: Inputs, y: Tensor, first_plan: Callable[[], ReleasePlan]
+    ) -> None:
         """Train a few public examples with the compiled kernel.
+
+        Args:
+            model: the run's model.
+            x: inputs of the examples [n, ...].
+            y: their targets [n, ...].
+            first_plan: function that makes the first round's plan.
 
         Raises:
             ConfigError, DataError: the kernel cannot train this run, or should not; the message
@@ -328,7 +311,13 @@ class UnitKind:
             ConfigError: real nodes cannot protect this unit; the message gives the reason.
         """
 
-    def words(self, assembly: Parts) -> str:
-        """The units in a release, and their probability."""
-        cohorts = assembly.cohorts
-        return f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {assembly.facts.relation}"
+    def words(self, cohorts: Sampling, facts: RunFacts) -> str:
+        """The units in a release, and their probability.
+
+        Args:
+            cohorts: the choice of a round's clients.
+            facts: the run's facts, whose sampling may be that of a step's examples.
+        """
+        return (
+            f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {facts.relation}"
+        )

@@ -9,8 +9,9 @@ from clients import ClientSource, LocalWork
 from clients.users import UserWork
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError
+from fedlgm.planning.facts import RunFacts, Sampling
 from simulations.config.client_level import ClientLevel
-from simulations.config.unit import Parts, Settings
+from simulations.config.unit import ModelParts, Settings
 
 
 class UserLevel(ClientLevel):
@@ -56,8 +57,8 @@ class UserLevel(ClientLevel):
         return f"{super().division(recipe)} {recipe.federation.members}"
 
     @override
-    def work(self, assembly: Parts, source: ClientSource) -> LocalWork:
-        client_work, users = super().work(assembly, source), assembly.recipe.federation.members
+    def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
+        client_work, users = super().work(model, source), model.recipe.federation.members
         return UserWork(
             client_work.trainer,
             client_work.settings,
@@ -86,5 +87,9 @@ class UserLevel(ClientLevel):
         )
 
     @override
-    def words(self, assembly: Parts) -> str:
-        return super().words(assembly).replace(" clients,", f" {self.of}s with all their clients,")
+    def words(self, cohorts: Sampling, facts: RunFacts) -> str:
+        return (
+            super()
+            .words(cohorts, facts)
+            .replace(" clients,", f" {self.of}s with all their clients,")
+        )

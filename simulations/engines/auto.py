@@ -41,10 +41,10 @@ class AutoEngine(Engine):
             return "flower"
         if self.options.ray_address is not None:
             return "ray"
-        if assembly is not None and assembly.device.type != "cpu":
+        if assembly is not None and assembly.model.device.type != "cpu":
             import torch
 
-            if assembly.device.index is not None or torch.cuda.device_count() <= 1:
+            if assembly.model.device.index is not None or torch.cuda.device_count() <= 1:
                 return "local"
         elif sys.platform == "linux":
             from simulations.engines.processes import fork_problem

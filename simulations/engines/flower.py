@@ -69,7 +69,7 @@ class FlowerEngine(Engine):
             progress: OnRound | None,
             trackers: Sequence[Tracker],
         ) -> RunSummary:
-            share = gpu_share(assembly.device, workers, torch.cuda.device_count())
+            share = gpu_share(assembly.model.device, workers, torch.cuda.device_count())
             return run_flower(folder, supernodes, workers, progress, assembly.own, share)
 
         yield serve

@@ -64,7 +64,7 @@ def make_server_app() -> ServerApp:
         else:
             recipe = asked
             _require_nodes(recipe, context.run_config)
-            Assembly(recipe).check_model()
+            Assembly(recipe).model.check()
             folder = new_folder.create(given or default_folder(recipe).resolve(), recipe)
         with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))

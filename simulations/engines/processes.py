@@ -290,9 +290,9 @@ class ProcessEngine(GridEngine):
         with ExitStack() as grids:
 
             def open_grid(assembly: Assembly, keys: KeyRing) -> ProcessGrid:
-                assembly.partition  # noqa: B018  (inherited, not made by every worker)
+                assembly.data.partition  # noqa: B018  (inherited, not made by every worker)
                 if assembly.recipe.noised_by.uploads_released:
-                    assembly.method  # noqa: B018  (likewise)
+                    assembly.privacy.method  # noqa: B018  (likewise)
                 grid = ProcessGrid(workers, assembly, keys)
                 grids.callback(grid.close)
                 return grid
@@ -304,8 +304,8 @@ def fork_problem(assembly: Assembly | None) -> str:
     """The reason why forked workers cannot train these clients (None: any that train on the CPU);
     "" if they can.
     """
-    if assembly is not None and assembly.device.type != "cpu":
-        return f"trains on the CPU, not on {assembly.device}"
+    if assembly is not None and assembly.model.device.type != "cpu":
+        return f"trains on the CPU, not on {assembly.model.device}"
     if torch.cuda.is_available():
         return (
             "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"

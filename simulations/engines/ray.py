@@ -86,9 +86,8 @@ class Worker:
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         partition = Partition(values.pop("order"), values.pop("offsets"))
-        assembly = Assembly(parsed, own).with_data(
-            DataSet.from_parts(parsed.data.name, values, classes), partition
-        )
+        dataset = DataSet.from_parts(parsed.data.name, values, classes)
+        assembly = Assembly(parsed, own, divided=(dataset, partition))
         self._served = Served(assembly.client(KeyRing(*keys), AnyClient()).as_app())
 
     def run(
@@ -136,7 +135,7 @@ class RayGrid(PoolGrid):
             assembly: the run's objects.
             keys: key ring of the clients.
         """
-        dataset, partition = assembly.dataset, assembly.partition
+        dataset, partition = assembly.data.division
         arrays = dataset.parts() | {"order": partition.order, "offsets": partition.offsets}
         self._arguments = (
             assembly.recipe.model_dump(exclude_none=True),

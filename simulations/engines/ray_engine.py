@@ -45,7 +45,7 @@ class RayEngine(GridEngine):
         workers, address = self.workers(assembly.recipe), self.options.ray_address
 
         def start_actors() -> RayGrid:
-            return RayGrid(workers, gpu_share(assembly.device, workers))
+            return RayGrid(workers, gpu_share(assembly.model.device, workers))
 
         with cluster.session(address, workers, start_actors, leave=RayGrid.close) as ready:
             if address is not None:

@@ -247,7 +247,7 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
                     "does not hold: pass a module of the same architecture, as in "
                     "simulations.exports.export.export(run, module=MyNet())"
                 )
-        module = Assembly(recipe).module()
+        module = Assembly(recipe).model.module()
     else:
         module = models.plain(module)
         fixed = folder.provenance.read().get("objects", {}).get(FIXED)
@@ -285,7 +285,7 @@ def _example(run: Path) -> inputs.Arrays:
             "does not hold: pass inputs of two examples, as in "
             "simulations.exports.export.export(run, 'onnx', module=net, example=x[:2])"
         )
-    return inputs.take(Assembly(recipe).dataset.test_x, slice(2))
+    return inputs.take(Assembly(recipe).data.dataset.test_x, slice(2))
 
 
 def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: Metadata) -> None:

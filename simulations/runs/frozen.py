@@ -8,8 +8,8 @@ import torch
 
 from fedlgm.errors import Notice, RunError
 from fedlgm.planning.transcript import Transcript
-from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
+from simulations.config.run_model import RunModel
 from simulations.runs.rows import RunSummary
 
 
@@ -17,12 +17,12 @@ class FrozenBase:
     """The frozen part of a run's model before its rounds.
 
     Args:
-        assembly: the run's objects.
+        model: the run's model.
     """
 
-    def __init__(self, assembly: Assembly) -> None:
-        module = assembly.module()
-        self._assembly, self._start = assembly, assembly.layers.flatten(module)
+    def __init__(self, model: RunModel) -> None:
+        module = model.module()
+        self._model, self._start = model, model.layers.flatten(module)
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         self._digest = fixed_digest(module) if frozen else ""
 
@@ -39,12 +39,12 @@ class FrozenBase:
         """
         if not self._digest:
             return {}
-        if fixed_digest(self._assembly.module()) != self._digest:
+        if fixed_digest(self._model.module()) != self._digest:
             raise RunError(
                 "the frozen parameters of the model changed during the run, so its adapters fit "
                 "no base: other code changes the model, or the file model.weights was replaced"
             )
-        layers = self._assembly.layers
+        layers = self._model.layers
         before, after = layers.unflatten(self._start), layers.unflatten(final.models[-1].cpu())
         unmoved = [name for name, value in before.items() if torch.equal(value, after[name])]
         if unmoved and final.rounds:

@@ -6,6 +6,7 @@ from fedlgm.cache import version_of
 from fedlgm.extension.loader import is_reference, source_of
 from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
 
@@ -30,16 +31,16 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """
     provenance: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
-        "objects": assembly.own.fingerprints(assembly.module(), assembly.partition)
-        if assembly.own
-        else {},
-        "sources": sources(assembly),
-        "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
+        "objects": assembly.fingerprints(),
+        "sources": sources(assembly.recipe),
+        "layers": dict(
+            zip(assembly.model.layers.names, assembly.model.layers.sizes.tolist(), strict=True)
+        ),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
-    labels, columns = assembly.dataset.labels, assembly.dataset.columns
+    labels, columns = assembly.data.dataset.labels, assembly.data.dataset.columns
     if columns is not None:
         provenance["columns"] = [*columns]
     return provenance if labels is None else provenance | {"labels": list(labels)}
@@ -51,11 +52,10 @@ def _trained_by(assembly: Assembly) -> str:
     return "PyTorch" + (f" ({assembly.no_kernel})" if assembly.no_kernel else "")
 
 
-def sources(assembly: Assembly) -> dict[str, Source]:
+def sources(recipe: Recipe) -> dict[str, Source]:
     """File and SHA-256 of the source of everything that the recipe names as
     "package.module:name".
     """
-    recipe = assembly.recipe
     named = {
         "model": recipe.model.name,
         "data": recipe.data.name,

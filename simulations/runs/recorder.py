@@ -69,12 +69,12 @@ class Recorder:
             optimizer,
             progress,
         )
-        self._module, self._abandoned = assembly.module(), abandoned
+        self._module, self._abandoned = assembly.model.module(), abandoned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
         self._in_flight = _IN_FLIGHT if overlaps else 0
         self._trackers = trackers or Trackers()
-        patience, task = assembly.recipe.run.patience, assembly.task
+        patience, task = assembly.recipe.run.patience, assembly.data.task
         self._rule = None if patience is None else Patience(patience, task.headline, task.better)
         self._latest: tuple[int, Figures] = (-1, {})
         self._finished: tuple[Transcript, dict[str, Tensor]] | None = None
@@ -127,10 +127,10 @@ class Recorder:
         return self._latest[1].copy()
 
     def _measure(self, transcript: Transcript) -> Figures:
-        data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
-        self._assembly.layers.load_(self._module, transcript.models[-1])
+        data, privacy = self._assembly.data.dataset, self._assembly.recipe.privacy
+        self._assembly.model.layers.load_(self._module, transcript.models[-1])
         task, x, y = (
-            fresh(self._assembly.task),
+            fresh(self._assembly.data.task),
             inputs.tensors(data.test_x),
             torch.from_numpy(data.test_y),
         )
@@ -151,7 +151,7 @@ class Recorder:
                 ),
             }
         facts, rounds = (
-            self._assembly.facts,
+            self._assembly.privacy.facts,
             reported_rounds(self._assembly.recipe, transcript.rounds),
         )
         readers = facts.noised_by.readers_epsilon(facts, rounds)

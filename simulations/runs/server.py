@@ -74,20 +74,20 @@ def serve(
         FedlgmError: the run ends for another reason; the message says why.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
-    nodes = nodes or AnyNode(assembly.efforts)
+    nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
         if folder.result() is not None:
             return _finished(folder)
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
         start = resume(assembly, folder)
-        base, started, audit = FrozenBase(assembly), time.perf_counter(), watch_of(assembly)
+        base, started, audit = FrozenBase(assembly.model), time.perf_counter(), watch_of(assembly)
         with (
             _start_trackers(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
-            if assembly.spent is not None:
-                assembly.spent.charge(ledger)
+            if assembly.data.spent is not None:
+                assembly.data.spent.charge(ledger)
             start = redraw(start, assembly, nodes, ledger, attempt)
             if not continued:
                 warn_of_cost(ledger, start.transcript, start.abandoned)
@@ -139,7 +139,7 @@ def _strategy(
     releaser = Releaser(
         start.keys,
         ledger,
-        assembly.numerics,
+        assembly.model.numerics,
         start.attempt,
         canaries,
         start.noise,
@@ -147,9 +147,9 @@ def _strategy(
         is_own(recipe),
     )
     return LayerwiseFedAvg(
-        assembly.method,
+        assembly.privacy.method,
         start.transcript,
-        CohortSampler(assembly.cohorts, start.draws, recipe.federation.dropout),
+        CohortSampler(assembly.recipe.sampling, start.draws, recipe.federation.dropout),
         start.optimizer,
         releaser,
         nodes,
@@ -209,16 +209,16 @@ def _summarise(
         "guarantee_status": guarantee.status if guarantee else "none",
         "attack_rates": rates.figures(),
         "attack": rates.sentence(f"{recipe.unit}s"),
-        "noise_multiplier": assembly.facts.noise_multiplier,
-        "noise_backend": assembly.noise_backend,
-        "device": str(assembly.device),
+        "noise_multiplier": assembly.privacy.facts.noise_multiplier,
+        "noise_backend": assembly.model.numerics.noise_backend,
+        "device": str(assembly.model.device),
         "model_sha256": model_digest(final.models[-1]),
         "ledger_head": str(ledger.head()),
     }
     result.update(recorder.figures(final))  # type: ignore[typeddict-item]
     if guarantee is not None:
         result["statement"] = statement_of(
-            recipe, ledger, guarantee, final.rounds, assembly.noise_backend
+            recipe, ledger, guarantee, final.rounds, assembly.model.numerics.noise_backend
         )
     return result
 
@@ -255,7 +255,7 @@ def nodes_of(
     federation, run = assembly.recipe.federation, assembly.recipe.run
     keyed = keyed or run.seed is not None
     if kind == "workers":
-        return AnyNode(assembly.efforts, federation.wait_for_nodes, keyed)
+        return AnyNode(assembly.data.efforts, federation.wait_for_nodes, keyed)
     if run.test_mode and run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
@@ -274,7 +274,7 @@ def _start_trackers(
     assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
 ) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""
-    recipe, layers = assembly.recipe, assembly.layers
+    recipe, layers = assembly.recipe, assembly.model.layers
     trackers = Trackers(recipe.run.trackers, objects)
     sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))
     trackers.start(
@@ -283,7 +283,7 @@ def _start_trackers(
             folder.path,
             recipe.model_dump(mode="json", exclude_none=True),
             sizes,
-            assembly.facts,
+            assembly.privacy.facts,
             done,
         )
     )

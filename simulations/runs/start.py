@@ -46,16 +46,18 @@ class Start:
 def resume(assembly: Assembly, folder: RunFolder) -> Start:
     """The latest checkpoint's state, or that before the first round; later rows are removed."""
     seed = assembly.recipe.run.seed
-    optimizer = assembly.server_optimizer()
-    checkpoint = folder.checkpoints.latest(assembly.layers)
-    transcript = assembly.start() if checkpoint is None else checkpoint.transcript
+    optimizer = assembly.model.server_optimizer()
+    checkpoint = folder.checkpoints.latest(assembly.model.layers)
+    transcript = assembly.privacy.start() if checkpoint is None else checkpoint.transcript
     if checkpoint is not None:
         optimizer.restore(transcript.models[-1], checkpoint.optimizer)
     _check_continued(assembly, folder, transcript)
     folder.truncate(transcript.rounds)
     folder.diverged.forget()
     keys, abandoned = folder.keys(seed, checkpoint)
-    noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(seed, checkpoint)
+    noise = (
+        RunNoise() if assembly.privacy.facts.noise is None else folder.run_noise(seed, checkpoint)
+    )
     return Start(transcript, optimizer, keys, keys, abandoned, abandoned, noise)
 
 
@@ -67,7 +69,7 @@ def redraw(start: Start, assembly: Assembly, nodes: Nodes, ledger: Ledger, attem
         return start
     attempt, abandoned = attempt or secrets.token_bytes(16), ledger.position()
     start = replace(start, attempt=attempt, abandoned=abandoned)
-    one_mechanism = charging.of(assembly.facts).run is not None
+    one_mechanism = charging.of(assembly.privacy.facts).run is not None
     if not start.keys.secret or one_mechanism or not assembly.recipe.protects.redraws:
         return start
     # Other clients than before: sampling then amplifies what is released again, too.
@@ -90,7 +92,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
         )
     if transcript.plan is None:
         return
-    started, facts = transcript.plan.facts, assembly.facts
+    started, facts = transcript.plan.facts, assembly.privacy.facts
     if charging.of(facts).run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "

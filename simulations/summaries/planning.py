@@ -33,8 +33,12 @@ def plan_report(recipe: Recipe) -> PlanReport:
 def plan_report_of(assembly: Assembly) -> PlanReport:
     """See `plan_report`."""
     recipe = assembly.recipe
-    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
-    plan = assembly.first_plan()
+    mechanism, layers, facts = (
+        assembly.model.mechanism,
+        assembly.model.layers,
+        assembly.privacy.facts,
+    )
+    plan = assembly.privacy.first_plan()
     delta = recipe.privacy.delta
     costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
@@ -57,7 +61,7 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
         "unit": recipe.unit,
-        "sampling": recipe.protects.words(assembly),
+        "sampling": recipe.protects.words(recipe.sampling, facts),
         "delta": delta,
         "epsilon_pld": _epsilon(charged, delta, "pld"),
         "epsilon_rdp": _epsilon(charged, delta, "rdp"),
@@ -67,8 +71,8 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
     }
-    if assembly.stated:
-        report["stated"] = assembly.stated
+    if assembly.privacy.stated:
+        report["stated"] = assembly.privacy.stated
     readers = facts.noised_by.readers_epsilon(facts, facts.rounds)
     if readers is not None:
         report["shares"], report["readers_epsilon"] = facts.noised_by.public_figures(plan), readers
@@ -137,7 +141,7 @@ def class_counts(assembly: Assembly) -> np.ndarray:
     """Examples by client and class, int64 [clients, classes]; one column if the targets are not
     classes.
     """
-    data_set = assembly.dataset
+    data_set = assembly.data.dataset
     if data_set.classes is None or data_set.train_y.ndim != 1:
-        return assembly.sizes[:, None]
-    return assembly.partition.label_histogram(data_set.train_y, data_set.classes)
+        return assembly.data.sizes[:, None]
+    return assembly.data.partition.label_histogram(data_set.train_y, data_set.classes)

@@ -17,15 +17,15 @@ from simulations.config.assembly import Assembly
 )
 def test_both_sides_give_the_same_update(overrides: list[str]) -> None:
     assembly = Assembly(recipes.load("digits", overrides))
-    settings, module = assembly.recipe.training.local, assembly.module()
+    settings, module = assembly.recipe.training.local, assembly.model.module()
     start = {name: value.clone() for name, value in module.state_dict().items()}
     x, y = workloads.blocks(assembly)[0][0]
     tasks = [ClientTask(x, y, torch.Generator().manual_seed(1), settings.epochs) for _ in range(2)]
-    (update,) = assembly.trainer(vectorized=False, compiled=False).updates(
-        assembly.initial_model(), tasks[:1]
+    (update,) = assembly.model.trainer(vectorized=False, compiled=False).updates(
+        assembly.model.initial(), tasks[:1]
     )
-    workloads.plain(module, start, tasks[1], settings, assembly.task)
-    moved = assembly.layers.flatten(module) - assembly.initial_model()
+    workloads.plain(module, start, tasks[1], settings, assembly.data.task)
+    moved = assembly.model.layers.flatten(module) - assembly.model.initial()
     assert torch.allclose(update[0], moved, rtol=1e-3, atol=1e-5)  # type: ignore[index]
     assert bool(moved.abs().max() > 1e-3)
 

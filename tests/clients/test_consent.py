@@ -122,7 +122,7 @@ def test_multipliers_of_another_law_are_not_compared() -> None:
         Consent(AGREED).check(laplace(4.0))
     laplace_client = Assembly(
         recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])
-    ).consent()
+    ).privacy.consent()
     assert laplace_client is not None
     assert laplace_client.family == "laplace"
 
@@ -149,11 +149,11 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(
     if rule == "matched":
         options += ["privacy.epsilon=0.2", "privacy.delta=0.02"]
     assembly = Assembly(recipes.load("digits", options))
-    consent, transcript, state = assembly.consent(), assembly.start(), RecordDict()
+    consent, transcript, state = assembly.privacy.consent(), assembly.privacy.start(), RecordDict()
     assert consent is not None
     plans = []
     for number in range(rounds):
-        plan = assembly.method.plan(transcript)
+        plan = assembly.privacy.method.plan(transcript)
         consent.check(plan)
         consent.record(state, 0, str(number), plan)
         plans.append(plan)
@@ -162,7 +162,7 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(
     with pytest.raises(PrivacyError, match="refuses another"):
         consent.record(state, 0, "one more", plans[-1])
     worst = min(plans, key=lambda plan: plan.effective_multiplier)
-    spent = (assembly.facts.noise_multiplier / worst.effective_multiplier) ** 2
+    spent = (assembly.privacy.facts.noise_multiplier / worst.effective_multiplier) ** 2
     within = math.floor(consent.allowance * (1 + 1e-6) / spent)
     state = RecordDict()
     for number in range(within):
@@ -183,7 +183,10 @@ def test_the_allowance_is_the_recipes_epsilon() -> None:
         "mechanism={name = 'time-varying'}",
     ]
     assembly = Assembly(recipes.load("digits", options))
-    consent, least = assembly.consent(), assembly.facts.noise_multiplier / 2  # replace-one
+    consent, least = (
+        assembly.privacy.consent(),
+        assembly.privacy.facts.noise_multiplier / 2,
+    )  # replace-one
     assert consent is not None
     assert consent.allowance is not None
     whole = gaussian_epsilon(math.sqrt(consent.allowance) / least, assembly.recipe.privacy.delta)
@@ -197,16 +200,16 @@ def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last
     options = [*LOCAL[:1], f"privacy.max_participations={cap}", "federation.rounds=12"]
     assembly = Assembly(recipes.load("digits", [*options, "mechanism={name = 'time-varying'}"]))
     plain = Assembly(recipes.load("digits", [*options, f"privacy.max_participations={last}"]))
-    capped = Assembly(recipes.load("digits", options)).facts
+    capped = Assembly(recipes.load("digits", options)).privacy.facts
     assert (capped.noise_multiplier, capped.releases) == (
-        plain.facts.noise_multiplier,
-        plain.facts.releases,
+        plain.privacy.facts.noise_multiplier,
+        plain.privacy.facts.releases,
     )
-    consent, transcript, plans = assembly.consent(), assembly.start(), []
+    consent, transcript, plans = assembly.privacy.consent(), assembly.privacy.start(), []
     assert consent is not None
     assert consent.facts.releases == last
     for _ in range(12):
-        plans.append(assembly.method.plan(transcript))
+        plans.append(assembly.privacy.method.plan(transcript))
         transcript = transcript.extend(
             transcript.models[-1], torch.zeros(plans[-1].size), plans[-1]
         )
@@ -225,11 +228,13 @@ def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
 
 
 def test_a_recipes_clients_agree_to_its_budget() -> None:
-    consent = Assembly(recipes.load("digits", LOCAL)).consent()
+    consent = Assembly(recipes.load("digits", LOCAL)).privacy.consent()
     assert consent is not None
     assert consent.protected
     assert consent.facts.releases == 3
-    assert Assembly(recipes.load("digits")).consent() is None
-    nothing = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'none'}"])).consent()
+    assert Assembly(recipes.load("digits")).privacy.consent() is None
+    nothing = Assembly(
+        recipes.load("digits", [*LOCAL, "mechanism={name = 'none'}"])
+    ).privacy.consent()
     assert nothing is not None
     assert not nothing.protected

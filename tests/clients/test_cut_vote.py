@@ -29,6 +29,7 @@ from fedlgm_lab.audits.subject import Subject
 from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.release import Releaser
+from fedlgm_nodes.service.work import Work
 from tests.support.nodes import edit, make_node
 
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))
@@ -229,7 +230,7 @@ def test_a_node_tries_what_a_vote_needs_before_it_charges(tmp_path):
     facts = RunFacts(4.0, Sampling("poisson", 3, 1.0), "replace-one", "local", rounds=2)
     start = Transcript.start(layers.flatten(module))
     plan = mechanism.plan(layers, facts, start)
-    work = {"mechanism": {"name": "voted-filling"}, "model": {"name": name}}
+    work = Work.parse({"mechanism": {"name": "voted-filling"}, "model": {"name": name}}, policy)
     later = mechanism.plan(
         layers, facts, start.extend(start.models[-1], torch.ones(layers.size + 1), plan)
     )

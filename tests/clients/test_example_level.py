@@ -16,10 +16,10 @@ CLIENTS = [4, 0, 3, 1, 2]
 
 def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.Tensor]]]:
     """Sizes of the groups, and every client's release."""
-    source = PartitionedSource(assembly.dataset, assembly.partition)
-    work = assembly.recipe.protects.work(assembly, source)
-    steps, plan = example_level.ExampleSteps(work), assembly.first_plan()
-    asked = Asked(plan, assembly.layers.flatten(assembly.module()), 1, CLIENTS)
+    source = PartitionedSource(*assembly.data.division)
+    work = assembly.recipe.protects.work(assembly.model, source)
+    steps, plan = example_level.ExampleSteps(work), assembly.privacy.first_plan()
+    asked = Asked(plan, assembly.model.layers.flatten(assembly.model.module()), 1, CLIENTS)
     keys = Keys(KeyRing.from_seed(1), KeyRing(5, secret=True))
     made = [(noised.client, noised.name, noised.total) for noised in steps.releases(asked, keys)]
     return [len(group) for group in steps._groups(CLIENTS, plan)], made
@@ -27,11 +27,8 @@ def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.
 
 def test_groups_fit_the_cache_and_change_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = Assembly(federated())
-    size = 8 * assembly.first_plan().size
-    data = max(
-        example_level._bytes(PartitionedSource(assembly.dataset, assembly.partition)(c))
-        for c in CLIENTS
-    )
+    size = 8 * assembly.privacy.first_plan().size
+    data = max(example_level._bytes(PartitionedSource(*assembly.data.division)(c)) for c in CLIENTS)
     groups, expected = releases(assembly)
     assert groups == [5]
     assert [client for client, *_ in expected] == CLIENTS

@@ -144,7 +144,7 @@ def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
                 for run in (
                     runs if words[0] == "compare" else []
                 ):  # other tests plan the recipe as it is
-                    Assembly(run, planned=True).first_plan()
+                    Assembly(run, planned=True).privacy.first_plan()
             except Exception as error:
                 raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
         for line in comments(file):

@@ -82,7 +82,7 @@ def test_the_commands_of_distributed_trust_run(
         for key, value in rows.items()
     }
     own = recipes.load("digits", {**changes, "federation.clients": 30, "federation.rate": 1.0})
-    assert Assembly(own, planned=True).first_plan().facts.shares is not None
+    assert Assembly(own, planned=True).privacy.first_plan().facts.shares is not None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import RunError
 from fedlgm_lab.audits import Audit
 from fedlgm_lab.audits.runs.targets import audit_run
-from simulations.arguments import recipe_of
+from simulations.arguments import resolve
 from simulations.config import recipe as recipes
 from simulations.config.own import own_of
 from simulations.runs.folder import RunFolder
@@ -87,12 +87,10 @@ def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says
         (real, (), {"task.name": "regression"}, "iid"),
         (real, (), {"task.name": "regression", "data.partition": "dirichlet"}, "dirichlet"),
     ):
-        found = recipe_of(None, own_of({"data": data}), list(texts), overrides)
+        found, _ = resolve(None, {"data": data}, texts, overrides)
         assert found.data.partition == expected, (texts, overrides)
     assert (
-        recipe_of(
-            None, own_of({"data": real, "task": lambda o, t: (o[:, 0] - t) ** 2}), [], ()
-        ).data.partition
+        resolve(None, {"data": real, "task": lambda o, t: (o[:, 0] - t) ** 2})[0].data.partition
         == "iid"
     )
 

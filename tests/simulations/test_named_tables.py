@@ -150,6 +150,6 @@ def test_a_recipe_standardises_a_table_with_public_constants_which_exports_hold(
     right = (found["class"] == test.out).mean()
     assert right == pytest.approx(result.accuracy)
     if standardise == "test":
-        assert Assembly(RunFolder.open(tmp_path / "run").recipe()).dataset.test_x.mean(
+        assert Assembly(RunFolder.open(tmp_path / "run").recipe()).data.dataset.test_x.mean(
             0
         ) == pytest.approx(0, abs=1e-6)

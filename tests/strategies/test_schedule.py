@@ -77,7 +77,7 @@ def test_a_run_with_one_costs_the_same_and_half_the_rate_is_half_the_rate(outsid
         run_dir=tmp_path / "half",
     )
     assert half.epsilon == plain.epsilon
-    start = Assembly(recipes.load("digits", SHORT)).module()
+    start = Assembly(recipes.load("digits", SHORT)).model.module()
     begun, one, other = (
         parameters_to_vector(module.parameters()) for module in (start, plain.model(), half.model())
     )
@@ -97,5 +97,5 @@ def test_a_run_with_one_costs_the_same_and_half_the_rate_is_half_the_rate(outsid
 def test_what_is_no_schedule_is_refused_by_its_key(schedule, message, outside):
     recipe = recipes.load("digits", [*SHORT, f"federation.server_schedule={schedule}"])
     with pytest.raises(ConfigError, match=r"^federation.server_schedule: ") as refused:
-        Assembly(recipe).server_optimizer()
+        Assembly(recipe).model.server_optimizer()
     assert message in str(refused.value)

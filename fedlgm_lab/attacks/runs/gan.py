@@ -124,12 +124,12 @@ def attack(
             f"every round, so pass the recipe ({target.folder.recipe_file}), whose federation is "
             "then run again with fresh noise"
         )
-    data, partition = Images.of(assembly.dataset), assembly.partition
+    data, partition = Images.of(assembly.data.dataset), assembly.data.partition
     own_rows = partition[len(partition) - 1]
     label = (
         _isolated_class(data.train_y, own_rows, data.classes)
         if label is None
-        else class_number(assembly.dataset, label)
+        else class_number(assembly.data.dataset, label)
     )
     private = torch.from_numpy(data.train_x[data.train_y == label])
     if len(private) < 2:
@@ -138,7 +138,7 @@ def attack(
             "reconstruct"
         )
     curious = ClassReconstruction(
-        assembly.module(),
+        assembly.model.module(),
         target=label,
         x=torch.from_numpy(data.train_x[own_rows]),
         y=torch.from_numpy(data.train_y[own_rows]),
@@ -146,7 +146,7 @@ def attack(
         settings=settings,
     )
     classifier = classifier or PublicClassifier.train(*data.test, data.classes)
-    federation = in_usual_pixels(target.twin("gan")).with_data(assembly.dataset, partition)
+    federation = in_usual_pixels(target.twin("gan"), (assembly.data.dataset, partition))
 
     def on_round(row: FullRow) -> None:
         if progress is not None:
@@ -159,7 +159,7 @@ def attack(
             grid=lambda client: _Watched.of(client, curious.observe),
             progress=on_round,
         )
-    curious.observe(assembly.layers.flatten(module))
+    curious.observe(assembly.model.layers.flatten(module))
     samples = curious.samples(len(private))
     others = [
         torch.from_numpy(data.train_x[data.train_y == other])

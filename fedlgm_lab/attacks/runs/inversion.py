@@ -142,15 +142,15 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     if count < 1 or images < 1:
         raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
     assembly = target.assembly(reconstructs=True)
-    module = assembly.module()
+    module = assembly.model.module()
     if target.folder is not None:
-        target.folder.checkpoints.into(module, assembly.layers)
-    model, keys = assembly.layers.flatten(module), target.keys("inversion")
-    trainer = assembly.trainer(False, False)
+        target.folder.checkpoints.into(module, assembly.model.layers)
+    model, keys = assembly.model.layers.flatten(module), target.keys("inversion")
+    trainer = assembly.model.trainer(False, False)
     people = []
-    for client in np.flatnonzero(assembly.sizes >= images)[:count]:
-        rows = assembly.partition[int(client)][:images]
-        x, y = (part[rows] for part in Images.of(assembly.dataset).train)
+    for client in np.flatnonzero(assembly.data.sizes >= images)[:count]:
+        rows = assembly.data.partition[int(client)][:images]
+        x, y = (part[rows] for part in Images.of(assembly.data.dataset).train)
         task = ClientTask(
             x,
             y,
@@ -167,7 +167,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
         )
     if not people:
         raise ConfigError(
-            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask "
+            f"no client holds {images} images: the largest holds {int(assembly.data.sizes.max())}; ask "
             "for fewer --images"
         )
     return assembly, module.eval(), people
@@ -198,10 +198,14 @@ def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePla
     """The plan with which a client bounds and noises: the mechanism's, or a published variant's for
     this update.
     """
-    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
+    mechanism, layers, facts = (
+        assembly.model.mechanism,
+        assembly.model.layers,
+        assembly.privacy.facts,
+    )
     if isinstance(mechanism, UsesPrivateNorms):
         return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
-    plan = assembly.method.plan(Transcript.start(start))
+    plan = assembly.privacy.method.plan(Transcript.start(start))
     if isinstance(mechanism, UsesPrivateUpdates):
         return mechanism.plan_from_private_update(plan, update, start)[0]
     return plan
@@ -234,12 +238,12 @@ def attack(
     require_sgd(target.recipe.training.local)
     chosen = protections(target.recipe, epsilons, published)
     assembly, module, people = victims(target, count, images)
-    start, shape = assembly.layers.flatten(module), assembly.dataset.shape
+    start, shape = assembly.model.layers.flatten(module), assembly.data.dataset.shape
     keys = target.keys("inversion noise")
     seen: list[tuple[str, Victim, Observation, str | None]] = []
     for protection in chosen:
         for victim in people:
-            observation = observe(protection, victim, assembly.layers, start, keys)
+            observation = observe(protection, victim, assembly.model.layers, start, keys)
             seen.append((protection.label, victim, observation, None))
             if per_layer:
                 names = np.array(observation.layers.names)[observation.visible]

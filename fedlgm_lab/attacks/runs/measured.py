@@ -187,8 +187,8 @@ class _Kept:
 
 def _membership(target: Target, folder: RunFolder) -> Row:
     assembly = target.assembly()
-    images = Images.of(assembly.dataset)
-    module = folder.checkpoints.into(assembly.module(), assembly.layers)
+    images = Images.of(assembly.data.dataset)
+    module = folder.checkpoints.into(assembly.model.module(), assembly.model.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
     result = attack_outputs(module, images.train, images.test)["modified-entropy"]

@@ -78,13 +78,13 @@ def population(
     if examples is not None and examples < 20:
         raise ConfigError(f"--examples must be at least 20, got {examples}")
     assembly = target.assembly()
-    images = Images.of(assembly.dataset)
+    images = Images.of(assembly.data.dataset)
     if unit == "example":
         pool = Pool.of(images, examples)
     elif target.folder is None:
         pool = ClientPool.of_recipe(images, target.recipe, examples)
     else:
-        pool = ClientPool.of_run(images, target.recipe, assembly.partition)
+        pool = ClientPool.of_run(images, target.recipe, assembly.data.partition)
     membership = pool.halves(models + models % 2, target.recipe.run.seed or 0)[:models]
     rounds = target.recipe.federation.rounds
     modules, results = [], []
@@ -108,7 +108,9 @@ def population(
             modules.append(module)
             results.append(result)
     if target.folder is not None:
-        modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
+        modules.insert(
+            0, target.folder.checkpoints.into(assembly.model.module(), assembly.model.layers)
+        )
         results.insert(0, target.folder.verified_result())
         membership = np.concatenate([pool.trained[None], membership])
     return Population(pool, modules, membership, results, target.folder is not None)

@@ -26,6 +26,8 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_hardware
 from simulations.config.recipe import Recipe
+from simulations.config.run_data import Division
+from simulations.config.run_model import RunModel
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
@@ -134,11 +136,11 @@ class Target:
             ConfigError: the task is not classification, or the data are not labelled images.
         """
         assembly = in_usual_pixels(self.recipe) if reconstructs else Assembly(self.recipe)
-        if not isinstance(assembly.task, Classification):
+        if not isinstance(assembly.data.task, Classification):
             raise ConfigError(
                 f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}"
             )
-        Images.of(assembly.dataset)
+        Images.of(assembly.data.dataset)
         return assembly
 
     def twin(self, *facts: str, **run: Any) -> Recipe:
@@ -168,37 +170,35 @@ class Target:
         )
 
 
-def in_usual_pixels(recipe: Recipe) -> Assembly:
+def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly:
     """The recipe's federation with images in [-1, 1], which its model first maps to the interval
     `data.pixels`.
 
     The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1,
     1].
+
+    Args:
+        recipe: the recipe.
+        divided: data and division that are used instead of the recipe's.
     """
     pixels = recipe.data.pixels
     if pixels is None:
-        return Assembly(recipe)
+        return Assembly(recipe, divided=divided)
     usual = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pixels": None})})
-    return _Moved(usual, pixels=pixels)
+    low, high = pixels
 
-
-@dataclass(frozen=True)
-class _Moved(Assembly):
-    """A federation whose model rescales images from [-1, 1] to [low, high].
-
-    Attributes:
-        pixels: low and high.
-    """
-
-    pixels: tuple[float, float] = (-1.0, 1.0)
-
-    def module(self) -> nn.Module:
+    class Moved(RunModel):
         """The recipe's model after the rescaling, with the same parameters."""
-        module, (low, high) = super().module(), self.pixels
-        module.register_forward_pre_hook(
-            lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
-        )
-        return module
+
+        @override
+        def module(self) -> nn.Module:
+            module = super().module()
+            module.register_forward_pre_hook(
+                lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:])
+            )
+            return module
+
+    return Assembly(usual, divided=divided, model=Moved)
 
 
 def _sequential(recipe: Recipe) -> Recipe:
@@ -232,7 +232,7 @@ def train(
     folder = new_folder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
     result = serve(grid(assembly.client(keys, AnyClient())), assembly, folder, "local", progress)
-    return folder.checkpoints.into(assembly.module(), assembly.layers), result
+    return folder.checkpoints.into(assembly.model.module(), assembly.model.layers), result
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,9 +290,8 @@ class Pool:
             ConfigError: the partition needs the data set's own users.
         """
         dataset = self._split(recipe, members)
-        return Assembly(recipe).with_data(
-            dataset, _division(dataset, recipe, recipe.federation.clients)
-        )
+        division = _division(dataset, recipe, recipe.federation.clients)
+        return Assembly(recipe, divided=(dataset, division))
 
     def _split(self, recipe: Recipe, members: np.ndarray) -> DataSet:
         """The members' examples as training set, the others' as test set."""
@@ -357,7 +356,7 @@ class ClientPool(Pool):
         dataset, units = self._split(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1
         divided = Partition.from_owner(numbers[units], int(members.sum()))
-        return Assembly(recipes.validate(raw)).with_data(dataset, divided)
+        return Assembly(recipes.validate(raw), divided=(dataset, divided))
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:

@@ -78,17 +78,17 @@ class RunAudit:
                 "run.audit: canaries are for simulations, but this run has real nodes: set "
                 "run.audit = false"
             )
-        rounds, facts = assembly.recipe.federation.rounds, assembly.facts
+        rounds, facts = assembly.recipe.federation.rounds, assembly.privacy.facts
         if charging.of(facts).run is None:
             every = -(
                 -rounds // _WATCHED
             )  # much of what canaries cost is the same for few and for many
-            count = canary_count(assembly.layers.size, -(-rounds // every))
+            count = canary_count(assembly.model.layers.size, -(-rounds // every))
         else:  # what a round's noise follows from are all rounds before it
             every, groups = 1, facts.sampling.separation or 1
-            count = canary_count(assembly.layers.size, -(-rounds // groups), groups)
+            count = canary_count(assembly.model.layers.size, -(-rounds // groups), groups)
         return LoggedCanaries(
-            Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every
+            Canaries(assembly.model.layers, count, keys.derive(b"canaries")), folder, every
         )
 
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
@@ -98,7 +98,8 @@ class RunAudit:
             float(result["epsilon"])
         ):  # what is wrong with it may be its plan, which canaries take as it is
             audit = dataclasses.replace(
-                audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method))))
+                audit,
+                checks=(*audit.checks, *checks(probe(Subject("run", assembly.privacy.method)))),
             )
         return {
             "audited_epsilon": audit.epsilon_lower,
@@ -133,7 +134,7 @@ def audit_stored(
         raise RunError(f"{folder.canaries.path}: {error}") from error
     reported = run_reported(assembly, f"run {folder.path}", result)
     return audit_record(
-        record, assembly.layers, reported, confidence=confidence, per_layer=per_layer
+        record, assembly.model.layers, reported, confidence=confidence, per_layer=per_layer
     )
 
 
@@ -146,12 +147,12 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         subject,
         epsilon,
         float(result["delta"]),
-        assembly.facts.noise_multiplier
-        / np.sqrt(assembly.mechanism.costs(assembly.layers, int(result["rounds"]))),
-        assembly.facts.sampling.rate,
-        assembly.facts.relation,
+        assembly.privacy.facts.noise_multiplier
+        / np.sqrt(assembly.model.mechanism.costs(assembly.model.layers, int(result["rounds"]))),
+        assembly.privacy.facts.sampling.rate,
+        assembly.privacy.facts.relation,
         str(result["guarantee"]),
-        charging.of(assembly.facts).run,
+        charging.of(assembly.privacy.facts).run,
     )
 
 

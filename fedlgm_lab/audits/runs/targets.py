@@ -126,7 +126,7 @@ def _refuse_own_steps(assembly: Assembly) -> None:
     recipe = assembly.recipe
     if recipe.training.sampling_rate is None:  # which only local steps have
         return
-    facts, mechanism = assembly.facts, recipe.mechanism
+    facts, mechanism = assembly.privacy.facts, recipe.mechanism
     epsilon, delta = facts.budget()
     steps = facts.releases * (facts.steps.count if facts.steps else 1)
     options = [
@@ -146,8 +146,8 @@ def _refuse_own_steps(assembly: Assembly) -> None:
 
 def subject_of(assembly: Assembly, name: str) -> Subject:
     """A recipe's mechanism in the recipe's own setting."""
-    label = f"{name} ({assembly.mechanism.name}, {assembly.mechanism.variant})"
-    return Subject(label, assembly.method)
+    label = f"{name} ({assembly.model.mechanism.name}, {assembly.model.mechanism.variant})"
+    return Subject(label, assembly.privacy.method)
 
 
 def audit_run(
@@ -173,7 +173,7 @@ def audit_run(
     """
     started = time.perf_counter()
     folder = RunFolder.open(run)
-    _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
+    _refuse_own_steps(Assembly(folder.recipe(), own))
     result = folder.verified_result()
     objects, given = folder.provenance.read().get("objects"), own or Own()
     if objects and not given:
@@ -184,9 +184,7 @@ def audit_run(
             "in place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
-    folder.provenance.check_objects(
-        given.fingerprints(assembly.module(), assembly.partition) if given else {}
-    )
+    folder.provenance.check_objects(assembly.fingerprints())
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and list(folder.canaries):
@@ -216,14 +214,14 @@ def _replay(
     progress: Progress | None,
 ) -> AuditResult:
     """Canaries in a seeded run's own noise."""
-    layers, recipe = assembly.layers, assembly.recipe
+    layers, recipe = assembly.model.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
     rows = folder.every_row(result)
     count = audit.canaries or plenty(
-        layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1))
+        layers.size, -(-len(rows) // (assembly.privacy.facts.sampling.separation or 1))
     )
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
-    first = assembly.method.plan(assembly.start())
+    first = assembly.privacy.first_plan()
     with Ledger(folder.ledger_file) as ledger:  # for reading: an auditor's copy may be read-only
         charged = ledger.noise_keys()
     unknown, run_noise = 0, RunNoise()
@@ -236,13 +234,20 @@ def _replay(
         unknown += (
             round_,
             SERVER,
-            fingerprint(keys, round_, SERVER, assembly.noise_backend),
+            fingerprint(keys, round_, SERVER, assembly.model.numerics.noise_backend),
         ) not in charged
         total = torch.zeros(plan.size, dtype=torch.float64)
         watched = plan.size > 0  # correlated noise goes on where nothing is released
         if watched:
             canaries.insert(round_, plan, total)
-        release(total, plan, keys, round_, backend=assembly.noise_backend, run_noise=run_noise)
+        release(
+            total,
+            plan,
+            keys,
+            round_,
+            backend=assembly.model.numerics.noise_backend,
+            run_noise=run_noise,
+        )
         if watched:
             canaries.observe(round_, plan, total)
     record = canaries.record()

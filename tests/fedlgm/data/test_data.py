@@ -168,11 +168,11 @@ def test_pixels_are_for_images_alone() -> None:
 def test_a_recipe_names_the_interval_of_its_pixels() -> None:
     made = recipe.load("digits", ["data.pixels=[0, 1]"])
     assert recipe.load("digits").data.pixels is None
-    assert Assembly(made).dataset.train_x.min() == 0.0
+    assert Assembly(made).data.dataset.train_x.min() == 0.0
     for wrong, message in (
         ("[1, 0]", r"data\.pixels must be two numbers"),
         ("3", "data.pixels"),
         ("[0]", "data.pixels"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Assembly(recipe.load("digits", [f"data.pixels={wrong}"])).dataset  # noqa: B018
+            Assembly(recipe.load("digits", [f"data.pixels={wrong}"])).data.dataset  # noqa: B018

@@ -120,10 +120,10 @@ def test_femnist_keeps_users(tmp_path: Path) -> None:
             "federation.clients=3",
         ],
     )
-    assert Assembly(of_a_recipe).partition.sizes.tolist() == [1, 2, 3]
+    assert Assembly(of_a_recipe).data.partition.sizes.tolist() == [1, 2, 3]
     other = Assembly(recipe.load("digits", ["data={name = 'digits', partition = 'natural'}"]))
     with pytest.raises(ConfigError, match="'digits' has none"):
-        other.partition  # noqa: B018
+        other.data.partition  # noqa: B018
 
 
 def _damage_idx(name: str, content: bytes) -> Callable[[Path], None]:

@@ -76,7 +76,9 @@ def test_the_same_call_gives_the_same_figures(found: Recommendation) -> None:
 
 
 def test_noise_on_the_mean_is_that_of_the_plan(found: Recommendation) -> None:
-    plan = Assembly(load("digits", [f"{key}={value}" for key, value in SHORT.items()])).first_plan()
+    plan = Assembly(
+        load("digits", [f"{key}={value}" for key, value in SHORT.items()])
+    ).privacy.first_plan()
     assert found["noise_on_mean"] == pytest.approx(plan.effective_multiplier / 50, rel=1e-6)
 
 
@@ -132,7 +134,7 @@ def test_what_is_advised_cannot_name_the_private_data() -> None:
         "name": "<public examples>", "partition": "dirichlet", "partition_seed": 0, "alpha": 0.5
     }  # fmt: skip
     with pytest.raises(ConfigError, match="public examples"):
-        Assembly(recipe).dataset  # noqa: B018
+        Assembly(recipe).data.dataset  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["somewhere:private", "image-folder"])
@@ -316,7 +318,7 @@ def test_traces_are_those_of_the_hessian() -> None:
     raw = load("digits").model_dump(exclude_none=True)
     own.into(raw)
     assembly = Assembly(validate(raw), own)
-    module = assembly.module()
+    module = assembly.model.module()
     layers = LayerTable.from_module(module)
     model = layers.flatten(module)
     landscape = Landscape(assembly, layers, 400, probes=20)
@@ -337,7 +339,7 @@ def test_traces_are_those_of_the_hessian() -> None:
 def test_the_score_is_progress_squared_over_the_noise_cost() -> None:
     recipe = load("digits", ["mechanism.name=uniform"])
     assembly = Assembly(recipe)
-    plan: ReleasePlan = assembly.first_plan()
+    plan: ReleasePlan = assembly.privacy.first_plan()
     gradient, mean = torch.ones(plan.layers.size), torch.full((plan.layers.size,), -0.5)
     found = Curvature({}, gradient, np.array([2.0, 3.0]))
     expected = (0.5 * plan.layers.size) ** 2 / float((np.array([2.0, 3.0]) * plan.sigma**2).sum())
@@ -367,7 +369,7 @@ def test_a_users_contribution_is_the_mean_of_its_clients() -> None:
     for unit, users in (("client", []), ("user", ["privacy.unit=user", "federation.users=10"])):
         assembly = Assembly(load("digits", [*options, *users]), data)
         units = Clients(assembly, most=10**6, share=20)
-        _, _, norms[unit] = units.observe(assembly.initial_model(), [])
+        _, _, norms[unit] = units.observe(assembly.model.initial(), [])
     clients, users = norms["client"], norms["user"]
     members = clients[: 4 * len(users)].reshape(len(users), 4, -1)
     assert len(clients) // 4 == len(users) >= 4

@@ -48,7 +48,7 @@ def released(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """What a run has published: its only round's mean, as a sum, and the noise scale of every
     coordinate."""
     folder = RunFolder.open(path)
-    checkpoint = folder.checkpoints.latest(Assembly(folder.recipe()).layers)
+    checkpoint = folder.checkpoints.latest(Assembly(folder.recipe()).model.layers)
     plan, mean = checkpoint.transcript.plan, checkpoint.transcript.mean
     sigma = np.repeat([part.sigma for part in plan.parts], [part.size for part in plan.parts])
     return mean.double().numpy() * plan.denominator, sigma

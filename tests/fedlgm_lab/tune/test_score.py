@@ -23,7 +23,6 @@ from fedlgm.privacy.selection import draw_runs, selection_event
 from fedlgm_lab.tune.score import PrivateScore
 from simulations import arguments
 from simulations.config.assembly import Assembly
-from simulations.config.own import Own
 from simulations.config.recipe import load
 from tests.fedlgm_lab.tune.test_tune import SHORT, lower_bound
 
@@ -42,7 +41,7 @@ def _score(unit: str = "client", epsilon: float = 1.0) -> tuple[PrivateScore, nn
     recipe, changes = UNITS[unit]
     assembly = Assembly(load(recipe, changes))
     score = PrivateScore.calibrated(assembly, epsilon)
-    return replace(score, x=score.x.clone()), assembly.module()  # type: ignore[union-attr]  # tests change it
+    return replace(score, x=score.x.clone()), assembly.model.module()  # type: ignore[union-attr]  # tests change it
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -167,10 +166,14 @@ def test_a_task_without_a_share_is_scored_by_its_loss_over_that_of_the_initial_m
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3)).astype(np.float32)
     part = (x, x.sum(axis=1, keepdims=True))
-    own = Own(model=nn.Linear(3, 1), data={"train": part, "test": part}, task="regression")
-    recipe = arguments.recipe_of(None, own, [], SHORT | {"data.partition": "iid"})
+    given = {
+        "model": nn.Linear(3, 1),
+        "data": {"train": part, "test": part},
+        "task": "regression",
+    }
+    recipe, own = arguments.resolve(None, given, SHORT | {"data.partition": "iid"})
     assembly = Assembly(recipe, own)
-    score, module = PrivateScore.calibrated(assembly, 1.0), assembly.module()
+    score, module = PrivateScore.calibrated(assembly, 1.0), assembly.model.module()
     assert (
         float(score.contributions(module).mean()) < 0
     )  # the initial model is at 0, up to how losses are spread

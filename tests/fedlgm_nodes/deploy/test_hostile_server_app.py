@@ -189,7 +189,7 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
     from fedlgm_nodes.deploy.server_entry import DeployedAssembly
     from simulations.runs.folder import RunFolder
 
-    plan = DeployedAssembly(RunFolder.open(lab.runs / run).recipe()).first_plan().to_json()
+    plan = DeployedAssembly(RunFolder.open(lab.runs / run).recipe()).privacy.first_plan().to_json()
     question = {
         "run": run,
         "round": 1,

@@ -41,7 +41,9 @@ def question(folder):
     assembly = DeployedAssembly(recipe_for_nodes(RECIPE, 3))
     run = submit.register(folder, RECIPE)
     work = json.loads(json.dumps(work_of(assembly.recipe)))
-    return Question(run, 1, 0, assembly.first_plan().to_json(), "ab" * 32, work, "00", "cd" * 32)
+    return Question(
+        run, 1, 0, assembly.privacy.first_plan().to_json(), "ab" * 32, work, "00", "cd" * 32
+    )
 
 
 def changed(text, **values):

@@ -57,7 +57,7 @@ def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
         assembly, folder = DeployedAssembly(recipe), new_folder.create(tmp_path / "run", recipe)
         nodes = SecureGrid(
             Link(folders, keys), enrolment, NodeQuestions(folder.path.name, work_of(recipe)),
-            AnswerCheck(enrolment, assembly.layers, test=True),
+            AnswerCheck(enrolment, assembly.model.layers, test=True),
             patience=replace(QUICK, give_up_seconds=120.0, round_seconds=120.0), say=lines.append,
             on_round=reports.append,
         )  # fmt: skip

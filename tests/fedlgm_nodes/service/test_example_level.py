@@ -30,6 +30,7 @@ from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.row import EXAMPLE
 from fedlgm_nodes.service.service import Service
 from fedlgm_nodes.service.units import NodeExamples
+from fedlgm_nodes.service.work import Work
 from tests.fedlgm_nodes.service.test_service_hostile_questions import fussy
 from tests.support import nodes
 from tests.support.nodes import ask, edit, hello, make_node, rows, served
@@ -158,7 +159,7 @@ def test_sums_are_exact_if_either_side_says_so(tmp_path, by):
     data = node_data.read(folder.policy().data, folder.path)
     releaser = Releaser(folder.policy(), data, node_data.digest(data), b"0" * 32, test_seed=1)
     text, work = plan(1e-5).to_json(), WORK | ({"exact_sums": True} if by == "the server" else {})
-    request = releaser.understand(1, text, work, nodes.MODEL.numpy())
+    request = releaser.understand(1, text, Work.parse(work, folder.policy()), nodes.MODEL.numpy())
     found = releaser.make(request, releaser.name(request, "run"))
     keys = KeyRing.from_seed(1).derive(nodes.MODEL.numpy().tobytes(), text.encode())
     made = {}

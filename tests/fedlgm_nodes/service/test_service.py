@@ -20,10 +20,13 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import composed_epsilon
 from fedlgm.privacy.events import encode, gaussian_event
 from fedlgm.training import models
+from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.service.ask import Ask
 from fedlgm_nodes.service.row import CLIENT
 from fedlgm_nodes.service.service import Service
+from fedlgm_nodes.service.work import Workshop
 from tests.support import nodes
 from tests.support.nodes import (
     MODEL,
@@ -284,6 +287,29 @@ def test_data_that_fit_no_model_are_named_before_anything_is_served(tmp_path):
         pytest.raises(ConfigError, match=r"data\.classes of the policy"),
     ):
         service.warm()
+
+
+def test_admission_checks_a_question_and_builds_nothing(tmp_path, monkeypatch):
+    folder = make_node(tmp_path / "node")
+    monkeypatch.setattr(Workshop, "job", lambda *_: pytest.fail("a work was built"))
+
+    def admit(**values: Any) -> Any:
+        header = nodes.asked(folder, **values).header(None)
+        return service.admit(Ask.model_validate(header), nodes.BODY)
+
+    with contextlib.closing(Service(folder)) as service:
+        question, work, model = admit(plan="not a plan")  # which needs the model's layers
+        assert (question.plan, work.model["name"]) == ("not a plan", nodes.WORK["model"]["name"])
+        np.testing.assert_array_equal(model, nodes.MODEL.numpy())
+        for code, values in {
+            "client": {"client": 1},
+            "malformed": {"round": 0},
+            "work": {"work": nodes.WORK | {"model": {"name": "unknown"}}},
+        }.items():
+            with pytest.raises(Refusal) as refusal:
+                admit(**values)
+            assert refusal.value.code == code
+        assert rows(folder) == []
 
 
 def test_limits_of_who_asks_and_how_much_and_how_long(tmp_path):

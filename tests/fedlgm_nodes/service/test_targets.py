@@ -18,6 +18,7 @@ from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.units import SingleExamples
+from fedlgm_nodes.service.work import Work
 from tests.fedlgm_nodes.service import test_example_level as example_level
 from tests.support import nodes
 from tests.support.nodes import ask, edit, make_node, rows, served
@@ -146,9 +147,8 @@ def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch,
     policy = folder.policy()
     data = node_data.read(policy.data, folder.path)
     releaser = Releaser(policy, data, node_data.digest(data), bytes(32))
-    request = releaser.understand(
-        1, example_level.plan().to_json(), example_level.WORK | {"task": {"name": name}},
-    )  # fmt: skip
+    work = Work.parse(example_level.WORK | {"task": {"name": name}}, policy)
+    request = releaser.understand(1, example_level.plan().to_json(), work)
     releaser.make(request, "a" * 64)
     assert len(trained[0]) == len(data)
     assert not trained[0].y.any()  # each label minus itself

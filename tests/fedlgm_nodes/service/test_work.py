@@ -241,7 +241,8 @@ def test_whatever_the_options_are(lasting_releaser, options):
     text = plan(PER_LAYER).to_json()
     refused = None
     try:
-        request = lasting_releaser.understand(1, text, work(PER_LAYER | options), WEIGHTS.numpy())
+        parsed = Work.parse(work(PER_LAYER | options), lasting_releaser.policy)
+        request = lasting_releaser.understand(1, text, parsed, WEIGHTS.numpy())
         kept = request.work.built().scaling(request.plan)
     except Refusal as refusal:
         refused = refusal.code
@@ -422,7 +423,8 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
             "mechanism": uniform,
             "model": MODEL | {"hidden": [hidden], "adapters": adapters, "weights": weights},
         }
-        return releaser.understand(1, text, work, table.flatten(module).numpy())
+        parsed = Work.parse(work, folder.policy())
+        return releaser.understand(1, text, parsed, table.flatten(module).numpy())
 
     request = understood(digest)
     releaser.prepare(request)

@@ -10,6 +10,7 @@ import torch
 from simulations.config import decided
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.run_model import RunModel
 
 ON = "training.vectorize=on"
 
@@ -18,7 +19,7 @@ def settled(
     *overrides: str, recipe: str = "digits", device: str = "cuda"
 ) -> tuple[str, int | None, int]:
     """`vectorize`, `width` and `block_size` of a run on a device."""
-    with patch.object(Assembly, "device", torch.device(device)):
+    with patch.object(RunModel, "device", torch.device(device)):
         made = decided.resolve_auto(Assembly(recipes.load(recipe, overrides)), workers=1).recipe
     return made.training.vectorize, made.training.width, made.run.block_size
 

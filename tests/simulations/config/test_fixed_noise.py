@@ -11,9 +11,8 @@ from fedlgm.errors import ConfigError
 from fedlgm_lab.attacks.runs.inversion import protections
 from fedlgm_lab.studies.jobs import grid_jobs, jobs
 from simulations import launch
-from simulations.arguments import recipe_of
+from simulations.arguments import resolve
 from simulations.config.assembly import Assembly
-from simulations.config.own import Own
 from simulations.config.recipe import load
 from simulations.summaries.planning import plan_report
 
@@ -43,11 +42,11 @@ NOISE = ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"]
 )
 def test_the_noise_is_the_given_one(name, more, tmp_path):
     recipe = load(name, [*NOISE, *more])
-    assert Assembly(recipe).method.facts.noise_multiplier == pytest.approx(2.0, rel=1e-5)
+    assert Assembly(recipe).privacy.method.facts.noise_multiplier == pytest.approx(2.0, rel=1e-5)
     (tmp_path / "again.toml").write_text(recipe.to_toml(), encoding="utf-8")
     assert load(tmp_path / "again.toml") == recipe
     budget = load(name, [*more, f"privacy.epsilon={recipe.privacy.epsilon!r}"])
-    assert Assembly(budget).method.facts.noise_multiplier == pytest.approx(2.0, rel=1e-5)
+    assert Assembly(budget).privacy.method.facts.noise_multiplier == pytest.approx(2.0, rel=1e-5)
 
 
 def test_a_run_and_a_plan_state_the_epsilon_that_follows(tmp_path):
@@ -97,7 +96,7 @@ def test_the_examples_of_own_data_are_not_known_from_the_recipe():
 def test_budget_and_noise_replace_each_other():
     noisy = load("digits", ["privacy.noise_multiplier=2.0"])
     assert noisy == load("digits", NOISE)
-    again = recipe_of(noisy, Own(), [], ["privacy.epsilon=8"])
+    again = resolve(noisy, {}, ["privacy.epsilon=8"])[0]
     assert again.privacy == load("digits").privacy
 
 
@@ -117,14 +116,17 @@ def test_a_recipe_that_extends_another_replaces_or_removes_one_of_them(tmp_path)
 
 def test_a_changed_recipe_keeps_its_noise():
     noisy = load("digits", NOISE)
-    longer = recipe_of(noisy, Own(), [], {"federation.rounds": 200})
+    longer = resolve(noisy, {}, {"federation.rounds": 200})[0]
     assert longer.privacy.noise_multiplier == 2.0
     assert longer.privacy.epsilon > noisy.privacy.epsilon
 
 
 def test_a_mechanism_without_noise_ignores_it():
     assert (
-        Assembly(load("digits", [*NOISE, "mechanism.name=none"])).method.facts.noise_multiplier == 0
+        Assembly(
+            load("digits", [*NOISE, "mechanism.name=none"])
+        ).privacy.method.facts.noise_multiplier
+        == 0
     )
 
 
@@ -173,4 +175,4 @@ def test_attacks_vary_the_budget():
 def test_a_mechanism_with_other_levels_is_refused():
     recipe = load("digits", [*NOISE, "mechanism.name=laplace-iid"])
     with pytest.raises(ConfigError, match=r"noise_multiplier = 2: .* give privacy.epsilon instead"):
-        _ = Assembly(recipe).method
+        _ = Assembly(recipe).privacy.method

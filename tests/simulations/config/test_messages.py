@@ -126,7 +126,7 @@ def _problems() -> dict[str, str]:
             try:
                 assembly = Assembly(recipes.validate(values))
                 if section == "model":
-                    assembly.module()
+                    assembly.model.module()
             except ConfigError as error:
                 said[f"{named} {section}.{key}={value!r}"[:150]] = str(error)
             except FedlgmError:

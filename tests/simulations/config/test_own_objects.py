@@ -169,7 +169,7 @@ def test_own_arrays_and_other_sets_leave_the_interval_of_pixels_behind(tmp_path:
 def test_own_partitions(here: Path) -> None:
     section = {"partition": "my_own_things:halves", "reverse": True}
     assembly = Assembly(own(data=section, federation={"clients": 4}))
-    assert assembly.sizes.tolist() == [23, 23, 22, 22]
+    assert assembly.data.sizes.tolist() == [23, 23, 22, 22]
     report = partition_report(own(), here / "partition.png")
     assert report["sizes"]["empty"] == 1
     assert [sum(row) for row in report["histogram"]][-2:] == [7, 0]

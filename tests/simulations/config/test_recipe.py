@@ -10,11 +10,11 @@ import pytest
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.noise.correlation import Workload
-from simulations.arguments import recipe_of
+from simulations.arguments import resolve
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import override
-from simulations.config.own import Own, own_of
+from simulations.config.own import Own
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -361,18 +361,16 @@ class TestAnotherChoice:
         for number, text in enumerate(files):
             (tmp_path / f"{number}.toml").write_text(text, encoding="utf-8")
         last = f"{len(files) - 1}.toml"
-        objects = own_of(
-            {
-                "data": {
-                    "train": (np.zeros((40, 64)), np.arange(40) % 10),
-                    "test": (np.zeros((4, 64)), [0] * 4),
-                }
+        objects = {
+            "data": {
+                "train": (np.zeros((40, 64)), np.arange(40) % 10),
+                "test": (np.zeros((4, 64)), [0] * 4),
             }
-        )
+        }
         assert recipes.load(last, ["data.name=mine.data:load"]).run.seed == kept
-        assert recipe_of(last, objects, [], ()).run.seed == kept
-        assert recipe_of(recipes.load(last), objects, [], ()).run.seed == kept
-        assert recipe_of(last, objects, [], {"run.seed": 7}).run.seed == 7  # a call states it
+        assert resolve(last, objects)[0].run.seed == kept
+        assert resolve(recipes.load(last), objects)[0].run.seed == kept
+        assert resolve(last, objects, {"run.seed": 7})[0].run.seed == 7  # a call states it
         assert recipes.load(last).run.seed == (kept or 7)
         assert "seed = 7" in recipes.load("digits").to_toml()
 
@@ -432,7 +430,7 @@ class TestNoise:
                 "server_momentum": 0.8,
             }
             recipe = tiny(federation=federation, privacy={"noise": "banded"})
-            made[optimizer] = recipe.noise, Assembly(recipe).facts.noise_multiplier
+            made[optimizer] = recipe.noise, Assembly(recipe).privacy.facts.noise_multiplier
         assert made["sgd"] == made["adam"]
         momentum = Workload(momentum=0.8)
         assert made["momentum"][0].error(momentum) < 0.98 * made["sgd"][0].error(momentum)
@@ -471,7 +469,7 @@ class TestNoise:
     def test_mechanisms_whose_rounds_are_no_one_mechanism(self, tiny, mechanism, message):
         recipe = tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism=mechanism)
         with pytest.raises(ConfigError, match=message):
-            _ = Assembly(recipe).method
+            _ = Assembly(recipe).privacy.method
 
     @pytest.mark.parametrize(
         "name", ["ladp", "sensitive", "adapldp", "full-dp", "gaussian", "gaussian-spr", "uniform"]
@@ -480,7 +478,7 @@ class TestNoise:
         assembly = Assembly(
             tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism={"name": name})
         )
-        plan = assembly.method.plan(assembly.start())
+        plan = assembly.privacy.method.plan(assembly.privacy.start())
         assert plan.position == 0
         assert plan.guarantee.status == "proven"
 

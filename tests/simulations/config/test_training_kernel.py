@@ -23,6 +23,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_auto
 from simulations.config.own import Own
+from simulations.config.run_model import RunModel
 from simulations.engines import flower_entry
 from simulations.runs.folder import RunFolder
 
@@ -60,7 +61,7 @@ def test_models_and_trainers_that_the_kernel_does_not_know_are_refused(
 ) -> None:
     assembly = Assembly(recipes.load(recipe, [override, "training.kernel=native"]))
     with pytest.raises(ConfigError, match=words):
-        assembly.trainer(vectorized=False, compiled=False)
+        assembly.model.trainer(vectorized=False, compiled=False)
 
 
 def test_a_model_that_the_kernel_does_not_know_is_refused_at_example_level_before_the_run() -> None:
@@ -161,7 +162,7 @@ def test_the_kernel_is_tried_on_public_examples(
         lambda *_: SimpleNamespace(sum=partial(tried, None)),
     )
     native = SimpleNamespace(updates=lambda model, tasks: tried(None, tasks))
-    monkeypatch.setattr(Assembly, "native", lambda *_, **__: native)
+    monkeypatch.setattr(RunModel, "native", lambda *_, **__: native)
     parsed = recipes.load(
         recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"]
     )
@@ -185,7 +186,8 @@ def test_recipes_that_leave_the_kernel_to_the_machine_have_models_that_it_knows(
     }  # their runs end before a compilation pays
     for name in asking:
         assembly = Assembly(recipes.load(name), planned=True)
-        Program.of(assembly.module(), assembly.layers, tuple(assembly.outline.shape), assembly.task)
+        model, data = assembly.model, assembly.data
+        Program.of(model.module(), model.layers, data.in_shape, data.task)
 
 
 def test_a_node_of_a_flower_app_trains_with_pytorch() -> None:

@@ -123,7 +123,7 @@ def test_a_killed_driver_resumes_to_the_same_model(
 def _assert_charged_before_released(run: Path) -> None:
     """What is checkpointed was released, and what was released was charged first."""
     if (run / "ledger.sqlite").exists():
-        checkpoint = RunFolder.open(run).checkpoints.latest(Assembly(RECIPE).layers)
+        checkpoint = RunFolder.open(run).checkpoints.latest(Assembly(RECIPE).model.layers)
         released = checkpoint.transcript.rounds if checkpoint else 0
         try:
             with Ledger(run / "ledger.sqlite") as ledger:

@@ -29,6 +29,7 @@ from simulations import engines, launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
+from simulations.config.run_model import RunModel
 from simulations.engines import processes
 from simulations.engines.base import EngineOptions
 from simulations.engines.processes import ProcessGrid
@@ -343,10 +344,10 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
         ConfigError, match=r"has one thread per worker, not run\.threads = 2: use engine 'ray'"
     ):
         refused(recipes.load("digits", ["run.threads=2"]))
-    monkeypatch.setattr(Assembly, "device", torch.device("cuda"))
+    monkeypatch.setattr(RunModel, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="trains on the CPU, not on cuda"):
         refused(RECIPE)
-    monkeypatch.setattr(Assembly, "device", torch.device("cpu"))
+    monkeypatch.setattr(RunModel, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="cannot fork its workers on a machine with a GPU"):
         refused(RECIPE)
@@ -370,7 +371,7 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert picked(("run.threads=2",)) == "ray"
     assert picked(ray_address="auto") == "ray"
     assert picked(supernodes=3) == "flower"
-    monkeypatch.setattr(Assembly, "device", torch.device("cpu"))
+    monkeypatch.setattr(RunModel, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert picked() == "ray"
     for count, name, engine in (
@@ -380,7 +381,7 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, "mps", "local"),
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        monkeypatch.setattr(Assembly, "device", torch.device(name))
+        monkeypatch.setattr(RunModel, "device", torch.device(name))
         assert picked() == engine
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -260,14 +260,18 @@ def test_a_summary_without_a_ledger_is_not_read(edited):
 
 
 def sizes_of(assembly):
-    return dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True))
+    return dict(zip(assembly.model.layers.names, assembly.model.layers.sizes.tolist(), strict=True))
 
 
 def words_of_a_run(assembly, examples=0):
     """What the first plan on the true model says; calibration changes no word of it, and takes its
     time."""
     facts = facts_of(assembly.recipe, examples).with_multiplier(1.7)
-    return Method(assembly.mechanism, assembly.layers, facts).plan(assembly.start()).guarantee
+    return (
+        Method(assembly.model.mechanism, assembly.model.layers, facts)
+        .plan(assembly.privacy.start())
+        .guarantee
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in mechanisms.names("client") if n != "none"])
@@ -292,5 +296,5 @@ def test_the_words_of_every_mechanism_follow_from_its_recipe(name):
 @pytest.mark.parametrize("name", ["dp-sgd", "auto-s", "lm-dp-sgd", "sgd"])
 def test_the_words_of_steps_follow_from_their_recipe(name):
     assembly = Assembly(example_level.central(f"mechanism.name={name}"))
-    true = words_of_a_run(assembly, int(assembly.sizes.sum()))
+    true = words_of_a_run(assembly, int(assembly.data.sizes.sum()))
     assert protection.guarantee_of(assembly.recipe, sizes_of(assembly), amplified=True) == true

@@ -214,7 +214,7 @@ def test_other_coefficients_are_refused(correlated, tmp_path, monkeypatch):
 def test_figures_of_a_round_are_those_of_its_own_noise(correlated, tmp_path):
     recipe = correlated()
     result = launch.simulate(recipe, run_dir=tmp_path / "run")
-    std = Assembly(recipe).facts.noise.noise_std()
+    std = Assembly(recipe).privacy.facts.noise.noise_std()
     rows = RunFolder(Path(result["run"])).rows()
     sigma = rows[0]["sigma"]
     for row, factor in zip(rows, std, strict=True):

@@ -49,7 +49,7 @@ def many(tmp_path_factory):
 
 
 def examples(assembly):
-    data, order = assembly.dataset, assembly.partition[0]
+    data, order = assembly.data.dataset, assembly.data.partition[0]
     return torch.from_numpy(data.train_x[order]), torch.from_numpy(data.train_y[order])
 
 
@@ -90,15 +90,15 @@ def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
     x, y = examples(assembly)
     with Ledger(tmp_path / "ledger.sqlite", "alone") as ledger:
         alone = train(
-            assembly.module(),
+            assembly.model.module(),
             x,
             y,
-            assembly.method,
+            assembly.privacy.method,
             keys=KeyRing.from_seed(7),
             ledger=ledger,
             lr=recipe.training.lr,
         )
-    checkpoint = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.layers)
+    checkpoint = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.model.layers)
     assert torch.equal(checkpoint.transcript.models[-1], alone.model)
     assert result["epsilon"] == alone.epsilon
 
@@ -113,9 +113,9 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
     launch.simulate(recipe, run_dir=tmp_path / "run")
     assembly = Assembly(resolve_hardware(recipe))
     x, y = examples(assembly)
-    module, keys = assembly.module().double(), KeyRing.from_seed(7)
-    parameters, layers = list(module.parameters()), assembly.layers
-    plan, x = assembly.method.plan(assembly.start()), x.double()
+    module, keys = assembly.model.module().double(), KeyRing.from_seed(7)
+    parameters, layers = list(module.parameters()), assembly.model.layers
+    plan, x = assembly.privacy.method.plan(assembly.privacy.start()), x.double()
     ends = layers.offsets.tolist()
     for step in range(1, STEPS + 1):
         rows = np.flatnonzero(
@@ -243,7 +243,7 @@ def test_every_client_has_a_ledger_of_its_own(many):
 def test_nothing_is_gained_from_sampling_clients(many):
     """The worst-off client may be in every round: the noise is that of a federation in which all
     take part."""
-    every = Assembly(resolve_hardware(federated("federation.rate=1"))).facts
+    every = Assembly(resolve_hardware(federated("federation.rate=1"))).privacy.facts
     assert many["noise_multiplier"] == every.noise_multiplier
     accountant = RDPAccountant()
     accountant.history = [(every.noise_multiplier, every.steps.rate, 12)]
@@ -270,14 +270,14 @@ def test_a_client_without_data_looks_like_any_other(tmp_path):
         "federation.rate=1",
     )
     recipe = federated(*few, "training.batch_size=2", "federation.rounds=1", "training.steps=1")
-    assert (Assembly(recipe).sizes == 0).any()
+    assert (Assembly(recipe).data.sizes == 0).any()
     launch.simulate(recipe, run_dir=tmp_path / "run")
     assert len(ledger_report(tmp_path / "run")["clients"]) == 40
 
 
 def ask(assembly, client, plan, round_=1, context=None, model=None):
     """A server's message to client 2, and its reply."""
-    model = assembly.initial_model() if model is None else model
+    model = assembly.model.initial() if model is None else model
     arrays = ArrayRecord({wire.MODEL: Array(**wire.fields(model.numpy()))})
     config = ConfigRecord({wire.PLAN: plan.to_json(), wire.ROUND: round_, wire.CLIENTS: [2]})
     content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
@@ -292,7 +292,7 @@ def node():
     """A client's own objects, and the plan that it has agreed to."""
     assembly = Assembly(resolve_hardware(federated("privacy.max_participations=2")))
     client = assembly.client(KeyRing.from_seed(None), OneClient(2, 6, simulated=True))
-    return assembly, client, assembly.method.plan(assembly.start())
+    return assembly, client, assembly.privacy.method.plan(assembly.privacy.start())
 
 
 def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
@@ -302,7 +302,7 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
     assert np.array_equal(
         ask(assembly, client, plan, 1, context), first
     )  # the same request is the same release
-    other = ask(assembly, client, plan, 1, context, assembly.initial_model() + 1)
+    other = ask(assembly, client, plan, 1, context, assembly.model.initial() + 1)
     assert not np.array_equal(other, first)
     with pytest.raises(PrivacyError, match="has made the 2 releases it agreed to"):
         ask(assembly, client, plan, 2, context)
@@ -366,19 +366,19 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     planned length."""
     assembly, _, plan = node
     rate, keys = plan.facts.training.lr, KeyRing.from_seed(5)
-    client = dataclasses.replace(assembly.consent(), protected=False)
+    client = dataclasses.replace(assembly.privacy.consent(), protected=False)
     quiet = dataclasses.replace(plan, sigma=plan.sigma * 1e-9)
     served = assembly.client(keys, AnyClient())
     served._consent = client
     found = ask(assembly, served, quiet)
-    model, order = assembly.initial_model(), assembly.partition[2]
+    model, order = assembly.model.initial(), assembly.data.partition[2]
     x, y = (
-        torch.from_numpy(assembly.dataset.train_x[order]).double(),
-        torch.from_numpy(assembly.dataset.train_y[order]),
+        torch.from_numpy(assembly.data.dataset.train_x[order]).double(),
+        torch.from_numpy(assembly.data.dataset.train_y[order]),
     )
     own = keys.derive(model.numpy().tobytes(), quiet.to_json().encode())
     digest = digest_of(x.float(), y)
-    module = assembly.module().double()
+    module = assembly.model.module().double()
     parameters = list(module.parameters())
     before = torch.cat([p.detach().reshape(-1) for p in parameters])
     for step in (1, 2, 3):

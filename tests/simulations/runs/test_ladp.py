@@ -60,7 +60,7 @@ def test_a_run_that_selects_nothing_releases_nothing(tmp_path: Path) -> None:
     assert "nothing is released" in result["guarantee"]
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert list(ledger.charges()) == []
-    initial = Assembly(recipe.load(tmp_path / "run" / "recipe.toml")).initial_model()
+    initial = Assembly(recipe.load(tmp_path / "run" / "recipe.toml")).model.initial()
     assert result["model_sha256"] == model_digest(initial)
 
 
@@ -79,10 +79,14 @@ def test_a_skipped_round_uses_up_no_participation(tmp_path: Path) -> None:
 def test_a_frozen_layer_never_moves(tmp_path: Path) -> None:
     _, rows = simulate(tmp_path, *SMALL, "mechanism.threshold=2.0")
     assembly = Assembly(recipe.load(tmp_path / "run" / "recipe.toml"))
-    start = assembly.initial_model()
-    end = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.layers).transcript.models[-1]
-    kept = assembly.layers.norms(start).numpy() < 2.0
-    moved = assembly.layers.norms(end - start).numpy()
+    start = assembly.model.initial()
+    end = (
+        RunFolder.open(tmp_path / "run")
+        .checkpoints.latest(assembly.model.layers)
+        .transcript.models[-1]
+    )
+    kept = assembly.model.layers.norms(start).numpy() < 2.0
+    moved = assembly.model.layers.norms(end - start).numpy()
     assert kept.any()
     assert (moved[kept] == 0).all()
     assert (moved[~kept] > 0).all()
@@ -119,8 +123,8 @@ def test_a_client_refuses_more_than_it_agreed_to() -> None:
     local = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50.0"]
     assembly = Assembly(recipe.load("digits", [*SMALL, *local]))
     grid = LocalGrid.of(assembly.client(KeyRing.from_seed(0), AnyClient()))
-    plan = assembly.method.plan(assembly.start())
-    model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
+    plan = assembly.privacy.method.plan(assembly.privacy.start())
+    model = ArrayRecord({wire.MODEL: Array(assembly.model.initial().numpy())})
 
     def ask(round_: int) -> None:
         values = {wire.ROUND: round_, wire.CLIENTS: [3], wire.PLAN: plan.to_json()}

@@ -70,7 +70,9 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tiny, tmp_path, federation
         parsed = tiny(federation=federation, privacy=privacy | {"noise_backend": backend})
         digests.append(launch.simulate(parsed, run_dir=tmp_path / str(number))["model_sha256"])
         folder = RunFolder.open(tmp_path / str(number))
-        models.append(folder.checkpoints.latest(Assembly(parsed).layers).transcript.models[-1])
+        models.append(
+            folder.checkpoints.latest(Assembly(parsed).model.layers).transcript.models[-1]
+        )
     assert digests[1] == digests[2]
     assert (models[1] - models[0]).norm() / models[0].norm() < 1e-3
 
@@ -225,9 +227,9 @@ def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, 
         digests.append(launch.simulate(parsed, run_dir=tmp_path / str(number))["model_sha256"])
         folder = RunFolder.open(tmp_path / str(number))
         models.append(
-            folder.checkpoints.latest(Assembly(resolve_hardware(parsed)).layers).transcript.models[
-                -1
-            ]
+            folder.checkpoints.latest(
+                Assembly(resolve_hardware(parsed)).model.layers
+            ).transcript.models[-1]
         )
     assert digests[0] == digests[1]
     if trust:

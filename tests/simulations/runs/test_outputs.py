@@ -69,7 +69,7 @@ def plain(shown: object) -> str:
 def expected(run: Path) -> str:
     """The sentence, made from the plan itself."""
     folder = RunFolder.open(run)
-    checkpoint = folder.checkpoints.latest(Assembly(folder.recipe()).layers)
+    checkpoint = folder.checkpoints.latest(Assembly(folder.recipe()).model.layers)
     seeded = folder.recipe().run.seed is not None
     return checkpoint.transcript.plan.guarantee.sentence(noise_reproducible=seeded)
 

@@ -44,7 +44,7 @@ def test_public_files_hold_no_hash_of_the_data(tmp_path: Path) -> None:
     run = tmp_path / "run"
     simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=run)
     given = Assembly(RunFolder.open(run).recipe(), own_of(OBJECTS))
-    prints = given.own.fingerprints(given.module(), given.partition)
+    prints = given.own.fingerprints(given.model.module(), given.data.partition)
     assert {"data", "division of the data"} <= prints.keys()
     assert not [
         what

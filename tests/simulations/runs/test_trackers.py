@@ -202,7 +202,7 @@ def test_released_norms_are_those_of_the_released_mean(
     from simulations.config.assembly import Assembly
 
     folder = RunFolder.open(tmp_path / "run")
-    layers = Assembly(folder.recipe()).layers
+    layers = Assembly(folder.recipe()).model.layers
     checkpoint = folder.checkpoints.latest(layers)
     assert checkpoint is not None
     before, after = checkpoint.transcript.models[-2:]

@@ -204,7 +204,7 @@ def test_killed_at_random_moments(recipe, tmp_path):
     assert result["epsilon"] <= 8.0
     assert charges(RunFolder(path)) == list(range(1, 81))
     assert all(seen.get(row["round"], row) == row for row in RunFolder(path).rows())
-    last = RunFolder(path).checkpoints.latest(Assembly(RunFolder(path).recipe()).layers)
+    last = RunFolder(path).checkpoints.latest(Assembly(RunFolder(path).recipe()).model.layers)
     assert model_digest(last.transcript.models[-1]) == result["model_sha256"]
 
 

@@ -54,9 +54,9 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
     report = plan_report(fitting)
     assert (
         report["noise_multiplier"],
-        f"of {assembly.facts.sampling.population} examples" in report["sampling"],
+        f"of {assembly.privacy.facts.sampling.population} examples" in report["sampling"],
     ) == (
-        assembly.facts.noise_multiplier,
+        assembly.privacy.facts.noise_multiplier,
         True,
     )
     unstated = plan_report(recipes.load("lm-dp-sgd-celeba", [*here, "data.train_images=none"]))

@@ -18,36 +18,36 @@ def recipe(tiny):
 
 
 def test_federations_train_on_whole_clients(recipe):
-    pool = ClientPool.of_recipe(Images.of(Assembly(recipe).dataset), recipe)
+    pool = ClientPool.of_recipe(Images.of(Assembly(recipe).data.dataset), recipe)
     assert len(pool.trained) <= 24
     halves = pool.halves(4, seed=1)
     for members in halves:
         own = pool.federation(recipe, members)
-        assert own.recipe.federation.clients == members.sum() == len(own.sizes)
+        assert own.recipe.federation.clients == members.sum() == len(own.data.sizes)
         held = np.bincount(pool.unit_of, minlength=len(members))
-        assert own.sizes.tolist() == held[members].tolist()
-        assert len(own.dataset.train_y) + len(own.dataset.test_y) == len(pool.y)
+        assert own.data.sizes.tolist() == held[members].tolist()
+        assert len(own.data.dataset.train_y) + len(own.data.dataset.test_y) == len(pool.y)
         client = int(
             np.flatnonzero(members)[-1]
         )  # the same examples, under the number that it has there
-        inside = own.dataset.train_x[own.partition[int(members.sum()) - 1]]
+        inside = own.data.dataset.train_x[own.data.partition[int(members.sum()) - 1]]
         assert np.array_equal(inside, pool.x[pool.unit_of == client])
 
 
 def test_clients_of_a_run_are_its_own(recipe, tmp_path):
     assembly = Assembly(recipe)
-    pool = ClientPool.of_run(Images.of(assembly.dataset), recipe, assembly.partition)
-    first = int(np.flatnonzero(assembly.sizes)[0])
+    pool = ClientPool.of_run(Images.of(assembly.data.dataset), recipe, assembly.data.partition)
+    first = int(np.flatnonzero(assembly.data.sizes)[0])
     assert np.array_equal(
-        pool.x[pool.unit_of == 0], assembly.dataset.train_x[assembly.partition[first]]
+        pool.x[pool.unit_of == 0], assembly.data.dataset.train_x[assembly.data.partition[first]]
     )
     held = np.bincount(pool.unit_of)
-    assert held[pool.trained].sum() == len(assembly.dataset.train_y)
-    assert held[~pool.trained].sum() == len(assembly.dataset.test_y)
+    assert held[pool.trained].sum() == len(assembly.data.dataset.train_y)
+    assert held[~pool.trained].sum() == len(assembly.data.dataset.test_y)
 
 
 def test_scores_of_a_client_are_means_over_its_examples(recipe):
-    pool = ClientPool.of_recipe(Images.of(Assembly(recipe).dataset), recipe)
+    pool = ClientPool.of_recipe(Images.of(Assembly(recipe).data.dataset), recipe)
     values = np.random.default_rng(0).normal(size=(3, len(pool.y)))
     means = pool.by_unit(values)
     assert means.shape == (3, len(pool.trained))

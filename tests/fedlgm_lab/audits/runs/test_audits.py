@@ -274,8 +274,8 @@ def test_a_round_that_released_nothing_asked_no_queries_either(tiny):
     """Such a round was taken for one of queries alone, which canaries cannot be put into."""
     recipe = tiny(mechanism={"clip": "med", "norms": "quantile"})
     assembly = Assembly(recipe)
-    first = assembly.method.plan(assembly.start())
-    layers = len(assembly.layers)
+    first = assembly.privacy.method.plan(assembly.privacy.start())
+    layers = len(assembly.model.layers)
     row = {"round": 2, "clip": [0.0] * layers, "sigma": [None] * layers}
     assert first.queries
     assert targets._recorded_plan(first, row | {"skipped": True}).size == 0
@@ -379,7 +379,7 @@ def test_local_steps_are_not_single_releases_but_those_of_one_client_are_audited
     steps = Subject.of("dp-sgd", "sound", **budget, rounds=int(given["--rounds"])).method.facts
     assert (
         steps.noise_multiplier
-        == Assembly(recipes.load("example-level-federation")).facts.noise_multiplier
+        == Assembly(recipes.load("example-level-federation")).privacy.facts.noise_multiplier
     )
 
 
@@ -447,7 +447,7 @@ def test_tightness_in_one_training_run(tmp_path, name, epsilon):
 def test_the_plan_of_a_finished_round_comes_from_its_row(seeded):
     folder = RunFolder.open(seeded)
     assembly = Assembly(folder.recipe())
-    first = assembly.method.plan(assembly.start())
+    first = assembly.privacy.method.plan(assembly.privacy.start())
     plan = targets._recorded_plan(first, folder.rows()[1])
     assert plan.clip.tolist() == first.clip.tolist()
     assert np.isfinite(plan.sigma).all()

@@ -1,0 +1,107 @@
+"""The privacy of a run: its facts and method, the first plan and the clients' consent."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+
+import numpy as np
+
+from clients import Consent
+from fedlgm.data.spent import division_name
+from fedlgm.mechanisms.method import Method
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from simulations.config.facts import facts_of, published_examples
+from simulations.config.fixed_noise import require_noise
+from simulations.config.messages import in_section
+from simulations.config.run_model import RunModel
+from simulations.config.spent import method_beside
+
+
+class RunPrivacy:
+    """Calibrated method, plan and consent of a run, each made on first use.
+
+    Args:
+        model: the run's model.
+        planned: whether nothing will be trained, so that no file of a bundled set is needed.
+    """
+
+    def __init__(self, model: RunModel, planned: bool = False) -> None:
+        self.model, self.recipe, self._planned = model, model.recipe, planned
+
+    @cached_property
+    def method(self) -> Method:
+        """Mechanism, layers and facts, with the noise calibrated so that the run stays within the
+        recipe's budget.
+        """
+        model, data = self.model, self.model.data
+        conditions = self.recipe.protects.conditions(model) if model.users_parts else ()
+        facts = facts_of(self.recipe, self._examples).assuming(*conditions)
+        make = partial(
+            Method.calibrate, model.mechanism, model.layers, by=self.recipe.protects.calibrate
+        )
+        if data.spent is None:
+            method = make(facts)
+        else:
+            division = division_name(data.partition) if data.spent.clients else ""
+            method = method_beside(data.spent, facts, make, self.start(), division)
+        require_noise(self.recipe, method)
+        return method
+
+    @property
+    def facts(self) -> RunFacts:
+        """The run's public facts."""
+        return self.method.facts
+
+    @property
+    def _examples(self) -> int:
+        """Number of training examples of all clients together, if the server adds noise to steps;
+        it is then public.
+        """
+        if not self.recipe.protects.counts_examples(self.recipe):
+            return 0
+        count = self._published
+        return int(self.model.data.sizes.sum()) if count is None else count
+
+    @property
+    def _published(self) -> int | None:
+        """Number of training examples that a plan takes as published or as the recipe states it;
+        None if only the data contain it.
+        """
+        if not self._planned or self.model.own.data is not None:
+            return None
+        return published_examples(self.recipe)
+
+    @property
+    def stated(self) -> str:
+        """A plan's assumptions about data that it has not read, which a run checks; empty if there
+        are none.
+        """
+        section, examples = self.recipe.data, self._published
+        if examples is None or section.train_images is None or self.model.data.present:
+            return ""
+        return (
+            f"{examples:,} training examples, as the recipe states (data.train_images = "
+            f"{section.train_images}); no folder was read: a run refuses one with another number"
+        )
+
+    def start(self) -> Transcript:
+        """The transcript before the first round."""
+        return Transcript.start(self.model.initial())
+
+    def first_plan(self) -> ReleasePlan:
+        """The first round's plan."""
+        method = self.method
+        with in_section("mechanism", self.recipe.mechanism.name):
+            return method.plan(self.start())
+
+    def consent(self) -> Consent | None:
+        """The consent of clients under local trust."""
+        if not self.recipe.noised_by.uploads_released:
+            return None
+        first = self.first_plan()
+        costs = np.sort(self.model.mechanism.costs(self.model.layers, self.facts.rounds))
+        # Nobody knows in which rounds a client will be drawn.
+        allowance = float(costs[-self.facts.releases :].sum())
+        return Consent(self.facts, first.protected, first.family, first.bounded_by, allowance)
