@@ -40,7 +40,7 @@ class CohortSampler:
     dropout_rate: float = 0.0
     _invited: list[np.ndarray] = field(
         default_factory=list, repr=False, compare=False
-    )  # "min-separation": by round
+    )  # "min-separation" and "allocation": by round
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
         """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at
@@ -49,6 +49,8 @@ class CohortSampler:
         sampling = self.sampling
         if sampling.scheme == "min-separation":
             drawn = self._draw_separated(round)
+        elif sampling.block is not None:
+            drawn = self._draw_allocated(round, sampling.participations or 0, sampling.block)
         else:
             rng = self.keys.numpy_generator(Purpose.COHORT, round)
             if sampling.scheme == "fixed":
@@ -83,6 +85,23 @@ class CohortSampler:
             self._invited.append(
                 np.sort(rng.choice(np.flatnonzero(free), size=size, replace=False))
             )
+        return self._invited[round - 1]
+
+    def _draw_allocated(self, round: int, participations: int, block: int) -> np.ndarray:
+        """Clients of a round; earlier rounds are drawn first.
+
+        A client that took part c times in the block's rounds so far takes part with probability (k
+        - c) / (rounds left). So its k rounds are uniform, and independent of other clients' rounds.
+        """
+        while len(self._invited) < round:
+            number = len(self._invited)
+            place = number % block
+            taken = np.zeros(self.sampling.population, dtype=np.int64)
+            for earlier in self._invited[number - place : number]:
+                taken[earlier] += 1
+            rng = self.keys.numpy_generator(Purpose.COHORT, number + 1)
+            chance = (participations - taken) / (block - place)
+            self._invited.append(np.flatnonzero(rng.random(len(taken)) < chance))
         return self._invited[round - 1]
 
     def present(self, round: int, cohort: np.ndarray) -> np.ndarray:

@@ -298,7 +298,7 @@ class Subject:
         multipliers = self.multipliers(plan)
         return (
             multipliers
-            if charging.of(self.facts).run is not None
+            if charging.of(self.facts).joint
             else np.sort(multipliers)[: self.facts.releases]
         )
 

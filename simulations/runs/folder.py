@@ -412,7 +412,7 @@ class RunFolder:
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
-        needed = self.recipe().sampling.separation is not None and not self._complete()
+        needed = self.recipe().sampling.scheduled and not self._complete()
         return self._keys.load_or_create(
             self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )
