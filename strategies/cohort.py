@@ -5,11 +5,13 @@ node ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from fedlgm.errors import PrivacyError
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.allocator import Allocator
 from fedlgm.planning.plan import Sampling
 
 
@@ -40,7 +42,7 @@ class CohortSampler:
     dropout_rate: float = 0.0
     _invited: list[np.ndarray] = field(
         default_factory=list, repr=False, compare=False
-    )  # "min-separation" and "allocation": by round
+    )  # "min-separation": by round
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
         """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at
@@ -50,7 +52,7 @@ class CohortSampler:
         if sampling.scheme == "min-separation":
             drawn = self._draw_separated(round)
         elif sampling.block is not None:
-            drawn = self._draw_allocated(round, sampling.participations or 0, sampling.block)
+            drawn = np.flatnonzero(self._allocator.draw(round))
         else:
             rng = self.keys.numpy_generator(Purpose.COHORT, round)
             if sampling.scheme == "fixed":
@@ -64,6 +66,17 @@ class CohortSampler:
         if exclude:
             drawn = drawn[~np.isin(drawn, np.fromiter(exclude, dtype=np.int64))]
         return drawn.astype(np.int64)
+
+    @cached_property
+    def _allocator(self) -> Allocator:
+        sampling = self.sampling
+        return Allocator(
+            sampling.participations or 0,
+            sampling.block or 1,
+            lambda round: self.keys.numpy_generator(Purpose.COHORT, round).random(
+                sampling.population
+            ),
+        )
 
     def groups(self) -> np.ndarray:
         """Group of every client for the whole run, int64 [population], by independent draws."""
@@ -85,23 +98,6 @@ class CohortSampler:
             self._invited.append(
                 np.sort(rng.choice(np.flatnonzero(free), size=size, replace=False))
             )
-        return self._invited[round - 1]
-
-    def _draw_allocated(self, round: int, participations: int, block: int) -> np.ndarray:
-        """Clients of a round; earlier rounds are drawn first.
-
-        A client that took part c times in the block's rounds so far takes part with probability (k
-        - c) / (rounds left). So its k rounds are uniform, and independent of other clients' rounds.
-        """
-        while len(self._invited) < round:
-            number = len(self._invited)
-            place = number % block
-            taken = np.zeros(self.sampling.population, dtype=np.int64)
-            for earlier in self._invited[number - place : number]:
-                taken[earlier] += 1
-            rng = self.keys.numpy_generator(Purpose.COHORT, number + 1)
-            chance = (participations - taken) / (block - place)
-            self._invited.append(np.flatnonzero(rng.random(len(taken)) < chance))
         return self._invited[round - 1]
 
     def present(self, round: int, cohort: np.ndarray) -> np.ndarray:

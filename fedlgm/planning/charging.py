@@ -72,6 +72,14 @@ class Process:
 
     facts: RunFacts
 
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """Events of all rounds of the run that can contain one unit's data, if every round has the
+        facts' multiplier.
+        """
+        facts = self.facts
+        multiplier = facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation]
+        return [(facts.noised_by.event(multiplier, facts.accounted_rate), facts.noisy_sums)]
+
     @property
     def joint(self) -> bool:
         """Whether several rounds are one mechanism, so that a run keeps its draws and its noise."""
@@ -237,6 +245,10 @@ class OneMechanism(Joint):
             b=self.facts.sampling.separation
         )
 
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """See `Process.run_events`."""
+        return self.run.events(self.facts.least_multiplier, self.facts.rounds)
+
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
         """The same multiplier for every round."""
         return self.run.calibrate(*self.facts.budget(), self.facts.accountant)
@@ -281,6 +293,10 @@ class Allocated(Joint):
     def blocks(self) -> int:
         """Number of blocks; the last one counts as a whole one."""
         return -(-self.facts.rounds // self.allocation.rounds)
+
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """See `Process.run_events`."""
+        return [(self._block(), self.blocks)]
 
     def needs(self, unit: Unit) -> str:
         """The secret draws."""

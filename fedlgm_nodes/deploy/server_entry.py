@@ -78,7 +78,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
         ConfigError: real nodes do not support a setting.
     """
     federation, run = recipe.federation, recipe.run
-    recipe.protects.check_nodes()
+    recipe.protects.check_nodes(recipe.federation.sampling == "allocation")
     if federation.dropout or federation.stragglers:
         raise ConfigError(
             "federation.dropout and federation.stragglers are simulated: set both to 0 for real "

@@ -200,6 +200,8 @@ class Recipe(Section):
         scheme, share = federation.sampling, federation.share
         if scheme in ("poisson", "fixed"):
             return Sampling(scheme, federation.participants, share, of=self.protects.of)
+        if scheme == "allocation" and self.protects.mechanisms == "example":
+            return Sampling("poisson", federation.participants, 1.0)  # the examples are allocated
         if scheme == "allocation":
             taken, block = federation.participations, federation.block_rounds
             return Sampling(

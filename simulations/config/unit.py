@@ -321,8 +321,11 @@ class UnitKind:
         """Rows of each unit's examples; no row is in two units."""
         return list(partition)
 
-    def check_nodes(self) -> None:
+    def check_nodes(self, allocated: bool = False) -> None:
         """Refuse settings that only simulated clients support.
+
+        Args:
+            allocated: whether units take part in secretly allocated rounds.
 
         Raises:
             ConfigError: real nodes cannot protect this unit; the message gives the reason.
