@@ -168,7 +168,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
     left, releases = facts.rounds - done, facts.releases
     if (
         facts.max_participations is None
-        and facts.sampling.separation is None
+        and not facts.sampling.scheduled
         and facts.sampling.rate < 1
     ):
         import scipy.stats

@@ -345,6 +345,8 @@ class ExampleLevel(UnitKind):
 
 def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     """The largest number of rounds that the budget allows, found by halving the planned number."""
+    if facts.sampling.block is not None:
+        return "raise privacy.epsilon or privacy.delta, or lower federation.participations"
     rounds = facts.releases // 2
     while rounds >= 1:
         try:

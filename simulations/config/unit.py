@@ -334,4 +334,9 @@ class UnitKind:
     def words(self, assembly: Parts) -> str:
         """The units in a release, and their probability."""
         cohorts = assembly.cohorts
+        if cohorts.block is not None:
+            return (
+                f"{cohorts.population} clients, each in {cohorts.participations} of {cohorts.block} "
+                f"rounds, {assembly.facts.relation}"
+            )
         return f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {assembly.facts.relation}"

@@ -79,14 +79,14 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
     """
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    run = charging.of(first.facts).run
-    if run is None or not first.protected:
+    process = charging.of(first.facts)
+    if not (process.joint and first.protected):
         events = [
             (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
             for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
         ]
     else:
-        events = run.events(first.facts.least_multiplier)
+        events = process.run_events()
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise
