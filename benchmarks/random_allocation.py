@@ -1,18 +1,23 @@
 """Accuracy at equal epsilon: random allocation against Poisson sampling, paired over seeds.
 
-`python -m benchmarks.random_allocation` writes docs/results/random-allocation.json, run by run.
+`python -m benchmarks.random_allocation` writes docs/results/random-allocation.json, run by run, and
+the table of docs/how-to/random-allocation.md.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import simulations
+from benchmarks.pages import put, spread, table
 
-FILE = Path(__file__).parents[1] / "docs" / "results" / "random-allocation.json"
+_DOCS = Path(__file__).parents[1] / "docs"
+FILE, PAGE = _DOCS / "results" / "random-allocation.json", _DOCS / "how-to" / "random-allocation.md"
 SEEDS = range(1, 6)
 SETTINGS = {
     "digits": ("digits", (2.0, 8.0), {"training.kernel": "native"}),
@@ -56,6 +61,42 @@ def main(names: list[str]) -> None:
                         }
                     )
                     FILE.write_text(json.dumps(rows, indent=1) + "\n")
+    put(PAGE, "accuracy", accuracy_table(rows))
+
+
+def accuracy_table(rows: list[dict[str, Any]]) -> str:
+    """Accuracies in percent by data and epsilon, with the paired difference."""
+    cells: dict[tuple[str, float], dict[str, dict[int, dict[str, Any]]]] = {}
+    for row in rows:
+        cell = cells.setdefault((row["data"], row["epsilon"]), {draw: {} for draw in DRAWS})
+        cell[row["sampling"]][row["seed"]] = row
+    lines = []
+    for (data, epsilon), cell in cells.items():
+        seeds = sorted(set(cell["poisson"]) & set(cell["allocation"]))
+        if len(seeds) < 2:
+            continue
+        means = {draw: [100 * cell[draw][seed]["accuracy"] for seed in seeds] for draw in DRAWS}
+        gains = [b - a for a, b in zip(means["poisson"], means["allocation"], strict=True)]
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        noise = [f"{cell[draw][seeds[0]]['noise_multiplier']:.3f}" for draw in DRAWS]
+        lines.append(
+            [
+                data,
+                f"{epsilon:g}",
+                " / ".join(noise),
+                *(spread(means[draw]) for draw in DRAWS),
+                f"{statistics.fmean(gains):+.2f} ± {error:.2f}",
+            ]
+        )
+    header = [
+        "data",
+        "epsilon",
+        "noise: Poisson / allocation",
+        "Poisson",
+        "allocation",
+        "difference",
+    ]
+    return table(header, lines)
 
 
 if __name__ == "__main__":
