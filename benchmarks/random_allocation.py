@@ -19,7 +19,7 @@ from benchmarks.pages import put, spread, table
 _DOCS = Path(__file__).parents[1] / "docs"
 FILE, PAGE = _DOCS / "results" / "random-allocation.json", _DOCS / "how-to" / "random-allocation.md"
 SEEDS = range(1, 6)
-SETTINGS = {
+SETTINGS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
     "digits": ("digits", (2.0, 8.0), {"training.kernel": "native"}),
     "fashion-mnist": (
         "fashion-mnist",
@@ -27,7 +27,7 @@ SETTINGS = {
         {"federation.rounds": 100, "model.name": "mlp", "model.hidden": [32]},
     ),
 }
-DRAWS = {
+DRAWS: dict[str, dict[str, Any]] = {
     "poisson": {"federation.sampling": "poisson", "federation.rate": 0.1},
     "allocation": {"federation.sampling": "allocation", "federation.participations": 10},
 }
