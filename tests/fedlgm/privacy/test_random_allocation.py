@@ -272,6 +272,8 @@ class TestComposition:
 
     def test_attack_rates_cover_the_monte_carlo_profile(self):
         rates = attack_rates(self.EVENT)
+        by_noise = attack_rates(1.5, steps=40, sampling="allocation", participations=4)
+        assert by_noise.tpr(0.01) == rates.tpr(0.01)
         rng = np.random.default_rng(1)
         present = draws(1.5, 40, 4, 100_000, 1, rng)
         absent = -draws(1.5, 40, 4, 100_000, 0, rng)

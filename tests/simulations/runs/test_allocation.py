@@ -3,6 +3,7 @@ that keep the promise of their price."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 
@@ -173,6 +174,17 @@ class TestExamples:
     def test_real_nodes_are_refused(self):
         with pytest.raises(ConfigError, match="is for simulations"):
             self.recipe().protects.check_nodes(allocated=True)
+
+
+def test_the_command_calibrates(capsys):
+    from typer.testing import CliRunner
+
+    from simulations.cli import app
+
+    arguments = "calibrate --epsilon 8 --delta 1e-5 --steps 100 --participations 10 --json"
+    figures = json.loads(CliRunner().invoke(app, arguments.split()).stdout)
+    assert figures["noise_multiplier"] == pytest.approx(0.869, abs=1e-3)
+    assert figures["attack_rates"]["tpr"]["0.01"] == pytest.approx(0.212, abs=1e-3)
 
 
 def test_plans_print_the_price_of_the_run():
