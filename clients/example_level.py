@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clients.source import ClientData
@@ -16,8 +17,10 @@ from fedlgm.aggregation.client_release import Asked, Contributions, Keys, Noised
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import Mechanism
-from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.allocator import Allocator
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.records import Sampling
 from fedlgm.training import inputs
 from fedlgm.training.devices import Numerics, torch_threads
 from fedlgm.training.example_level.trainer import (
@@ -69,6 +72,7 @@ class ExampleSteps(Contributions):
         super().__init__(numerics)
         self._work, self._trainer = work, work.trainer
         self._held: dict[int, tuple[ClientData, bytes]] = {}
+        self._allocators: dict[tuple[KeyRing, int, Sampling], Allocator] = {}
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`: one Poisson batch of every client."""
@@ -105,19 +109,33 @@ class ExampleSteps(Contributions):
         return np.concatenate([np.empty((0, len(asked.plan.layers))), *parts])
 
     def _batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
-        """Each client's examples, and the rows of its Poisson batch of this round; the trainer
-        holds the model.
+        """Each client's examples, and the rows of its batch of this round, a Poisson sample or the
+        examples that are allocated to it; the trainer holds the model.
         """
         self._trainer.weights.copy_(asked.model)
         with torch_threads(self.numerics.threads):
             for client in asked.clients:
                 data, digest = self._examples(client)
-                rate = asked.plan.facts.sampling.rate
-                yield (
-                    client,
-                    data,
-                    poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client),
-                )
+                ring, sampling = batch_keys(order, digest), asked.plan.facts.sampling
+                if sampling.block is None:
+                    path = asked.round, client
+                    yield client, data, poisson_rows(ring, len(data), sampling.rate, *path)
+                else:
+                    drawn = self._allocator(ring, client, len(data), sampling).draw(asked.round)
+                    yield client, data, torch.from_numpy(drawn.nonzero()[0])
+
+    def _allocator(
+        self, ring: KeyRing, client: int, examples: int, sampling: Sampling
+    ) -> Allocator:
+        """The rounds of a client's examples; the same object in every round."""
+        key = ring, client, sampling
+        if key not in self._allocators:
+            self._allocators[key] = Allocator(
+                sampling.participations or 0,
+                sampling.block or 1,
+                lambda round: ring.numpy_generator(Purpose.TRAIN, round, client).random(examples),
+            )
+        return self._allocators[key]
 
     def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
         """Clients that take their steps together, at most as many as have sums of `GROUP_BYTES` in

@@ -263,6 +263,12 @@ def calibrate(
     sampling_rate: Annotated[
         float, typer.Option(help="Probability q that a client takes part.")
     ] = 1.0,
+    participations: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead of --sampling-rate: secret rounds of each unit, exactly k of T."
+        ),
+    ] = None,
     relation: Annotated[
         str, typer.Option(help="add-remove, replace-one or zero-out.")
     ] = "add-remove",
@@ -280,6 +286,8 @@ def calibrate(
         "relation": relation,
         "accountant": accountant,
     }
+    if participations is not None:
+        settings |= {"sampling": "allocation", "participations": participations}
     if noise_multiplier is None and epsilon is not None:
         multiplier = privacy.calibrate(epsilon, delta, **settings)
     elif noise_multiplier is not None and epsilon is None:
@@ -290,12 +298,11 @@ def calibrate(
             "give either --epsilon or --noise-multiplier: each follows from the other"
         )
     reached = privacy.epsilon(multiplier, delta, **settings)
-    rates = privacy.attack_rates(
-        multiplier,
-        steps=steps,
-        sampling_rate=sampling_rate,
-        relation=relation,  # type: ignore[arg-type]  # checked
+    drawn = (
+        f"sampling rate {sampling_rate:g}" if participations is None else f"{participations} each"
     )
+    taken = {name: value for name, value in settings.items() if name != "accountant"}
+    rates = privacy.attack_rates(multiplier, **taken)
     if as_json:
         figures = {"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings}
         print_json(figures | {"attack_rates": rates.figures()})
@@ -305,8 +312,7 @@ def calibrate(
             f"{delta:g}"
         )
         console.print(
-            f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} "
-            "accountant",
+            f"{steps} releases, {drawn}, {relation}, {accountant} accountant",
             style="dim",
         )
         console.print(rates.sentence("units"), style="dim")

@@ -5,11 +5,13 @@ node ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from fedlgm.errors import PrivacyError
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.allocator import Allocator
 from fedlgm.planning.plan import Sampling
 
 
@@ -49,6 +51,8 @@ class CohortSampler:
         sampling = self.sampling
         if sampling.scheme == "min-separation":
             drawn = self._draw_separated(round)
+        elif sampling.block is not None:
+            drawn = np.flatnonzero(self._allocator.draw(round))
         else:
             rng = self.keys.numpy_generator(Purpose.COHORT, round)
             if sampling.scheme == "fixed":
@@ -62,6 +66,17 @@ class CohortSampler:
         if exclude:
             drawn = drawn[~np.isin(drawn, np.fromiter(exclude, dtype=np.int64))]
         return drawn.astype(np.int64)
+
+    @cached_property
+    def _allocator(self) -> Allocator:
+        sampling = self.sampling
+        return Allocator(
+            sampling.participations or 0,
+            sampling.block or 1,
+            lambda round: self.keys.numpy_generator(Purpose.COHORT, round).random(
+                sampling.population
+            ),
+        )
 
     def groups(self) -> np.ndarray:
         """Group of every client for the whole run, int64 [population], by independent draws."""

@@ -25,6 +25,7 @@ _VARIANTS = {
     "fedlgm.data": "bundled images named_tables sources text",
     "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores "
     "layer_vote lm_dp_sgd profiles risk_aware voted_filling water_filling",
+    "fedlgm.privacy": "random_allocation",
     "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule "
     "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
@@ -41,6 +42,7 @@ REGISTRIES = {
     *(
         "fedlgm.data",
         "fedlgm.mechanisms",
+        "fedlgm.privacy.accountants",
         "fedlgm.training.kinds",
         "fedlgm.training.models",
         "fedlgm.training.tasks",
@@ -50,6 +52,7 @@ REGISTRIES = {
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
     "fedlgm.mechanisms": "layerwise_gaussian mechanism options",
+    "fedlgm.privacy": "events grid guarantee repetition",
     "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",
     "fedlgm.training.tasks": "classification evaluation set_metrics task",

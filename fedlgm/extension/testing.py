@@ -137,7 +137,7 @@ def check_mechanism(
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
         events.append((plan.event, 1))
-    charged = events[: facts.releases] if charging.of(facts).run is None else events
+    charged = events[: facts.releases] if not charging.of(facts).joint else events
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(

@@ -76,9 +76,10 @@ def example_plan(
         >>> plan.bounded_by, plan.guarantee.unit, plan.effective_multiplier
         ('trainer', 'example', 2.0)
     """
-    if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
+    drawn = facts.sampling.scheme in ("poisson", "allocation")
+    if not facts.steps and (facts.noised_by.uploads_released or not drawn):
         raise ConfigError(
-            "an example-level step draws its examples by Poisson sampling, and the server (trust "
+            "an example-level step draws its examples by Poisson sampling or allocation, and the server (trust "
             "= 'central') or each client (facts.steps) adds the noise"
         )
     guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")

@@ -183,7 +183,9 @@ class Method:
         if ledger.rounds() <= past.rounds:
             return
         facts, plan = self.facts, self.plan(past)
-        left = min(facts.releases, facts.rounds - past.rounds)
+        left = facts.rounds - past.rounds
+        if facts.sampling.block is None:  # blocks are charged by their rounds
+            left = min(facts.releases, left)
         events = [(plan.event, left)]
         if plan.protected:
             costs = self._costs[past.rounds : past.rounds + left]

@@ -72,9 +72,22 @@ class Process:
 
     facts: RunFacts
 
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """Events of all rounds of the run that can contain one unit's data, if every round has the
+        facts' multiplier.
+        """
+        facts = self.facts
+        multiplier = facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation]
+        return [(facts.noised_by.event(multiplier, facts.accounted_rate), facts.noisy_sums)]
+
+    @property
+    def joint(self) -> bool:
+        """Whether several rounds are one mechanism, so that a run keeps its draws and its noise."""
+        return False
+
     @property
     def run(self) -> privacy.whole_run.WholeRun | None:
-        """The run as one mechanism; None if rounds are charged one by one."""
+        """The run as one mechanism; None if rounds are charged one by one, or by blocks."""
         return None
 
     def needs(self, unit: Unit) -> str:
@@ -168,7 +181,49 @@ class Process:
         )
 
 
-class OneMechanism(Process):
+class Joint(Process):
+    """Rounds that are parts of one mechanism: their noise is planned for all of them, and the cost
+    of a round depends on its position.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling
+        >>> of(RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4), rounds=8)).joint
+        True
+    """
+
+    @property
+    def joint(self) -> bool:
+        """Always true."""
+        return True
+
+    @override
+    def check_mechanism(self, mechanism: _Mechanism, layers: LayerTable) -> None:
+        mechanism.check_run(layers, self.facts)
+
+    def check(self, plan: _Plan) -> None:
+        """Require Gaussian noise of at least the calibrated level."""
+        if plan.family != "gaussian":
+            raise PrivacyError(
+                "noise of a whole run is accounted for as Gaussian, but the plan has "
+                f"{plan.family} noise"
+            )
+        if plan.effective_multiplier < self.facts.least_multiplier:
+            raise PrivacyError(
+                "a run is one mechanism only if no round has less noise than was planned for the "
+                f"run: this plan has a multiplier of {plan.effective_multiplier:g}, and the run "
+                f"{self.facts.noise_multiplier:g}"
+            )
+
+    def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
+        """Always true, because the cost is that of all rounds together."""
+        return True
+
+    def position(self, rounds: int) -> int:
+        """The rounds before it."""
+        return rounds
+
+
+class OneMechanism(Joint):
     """A run that is one mechanism (`fedlgm.privacy.whole_run`): each round is charged the increase
     of the run's cost.
 
@@ -190,31 +245,9 @@ class OneMechanism(Process):
             b=self.facts.sampling.separation
         )
 
-    @override
-    def check_mechanism(self, mechanism: _Mechanism, layers: LayerTable) -> None:
-        mechanism.check_run(layers, self.facts)
-
-    def check(self, plan: _Plan) -> None:
-        """Require Gaussian noise of at least the calibrated level."""
-        if plan.family != "gaussian":
-            raise PrivacyError(
-                "noise of a whole run is accounted for as Gaussian, but the plan has "
-                f"{plan.family} noise"
-            )
-        if plan.effective_multiplier < self.facts.least_multiplier:
-            raise PrivacyError(
-                "a run is one mechanism only if no round has less noise than was planned for the "
-                f"run: this plan has a multiplier of {plan.effective_multiplier:g}, and the run "
-                f"{self.facts.noise_multiplier:g}"
-            )
-
-    def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Always true, because the run's cost is the cost of all its rounds."""
-        return True
-
-    def position(self, rounds: int) -> int:
-        """The rounds before it."""
-        return rounds
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """See `Process.run_events`."""
+        return self.run.events(self.facts.least_multiplier, self.facts.rounds)
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
         """The same multiplier for every round."""
@@ -235,14 +268,102 @@ class OneMechanism(Process):
         return self.run.events(self.facts.least_multiplier, len(multipliers))
 
 
+class Allocated(Joint):
+    """Blocks of rounds, in each of which a unit takes part a fixed number of times, by a secret
+    draw. Every block is one mechanism, which its first round is charged.
+
+    After some rounds of a block the releases are a part of those of the whole block, and cost no
+    more. The other rounds are charged nothing. Blocks compose, because their draws are independent.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling
+        >>> sampling = Sampling("allocation", 100, 0.1, participations=1, block=10)
+        >>> process = of(RunFacts(1.0, sampling, rounds=20))
+        >>> process.blocks, process.needs("client")
+        (2, 'every client takes part in 1 of each 10 rounds, and in which ones stays secret')
+    """
+
+    @property
+    def allocation(self) -> privacy.participation.Allocation:
+        """Participations and rounds of a block."""
+        sampling = self.facts.sampling
+        return privacy.participation.Allocation(sampling.participations or 0, sampling.block or 0)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; the last one counts as a whole one."""
+        return -(-self.facts.rounds // self.allocation.rounds)
+
+    def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
+        """See `Process.run_events`."""
+        return [(self._block(), self.blocks)]
+
+    def needs(self, unit: Unit) -> str:
+        """The secret draws."""
+        taken, rounds = self.allocation
+        return (
+            f"every {unit} takes part in {taken} of each {rounds} rounds, and in which ones stays "
+            "secret"
+        )
+
+    def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
+        """The same multiplier for every round."""
+        facts, (epsilon, delta) = self.facts, self.facts.budget()
+        multiplier = privacy.accounting.calibrate_draws(
+            {1.0: self.blocks},
+            epsilon,
+            delta,
+            draws=self.allocation,
+            relation=facts.relation,
+            accountant=facts.accountant,
+        )
+        return multiplier * (1 + privacy.whole_run.MARGIN)
+
+    def event(self, plan: _Plan) -> privacy.DpEvent:
+        """The cost of the block for its first round; nothing for the others."""
+        return self._block() if plan.place % self.allocation.rounds == 0 else self._nothing()
+
+    def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
+        """The cost of one more release for a unit that takes part in it for certain.
+
+        Given the first release of a round, the second one multiplies the likelihood ratio of some
+        of the unit's draws by a factor W of mean 1. A ratio that W multiplies as a whole is larger
+        in convex order, and it is that of a certain participation.
+        """
+        return self._gaussian()
+
+    def events(
+        self, plan: _Plan, multipliers: np.ndarray, sampled: bool = True
+    ) -> list[tuple[privacy.DpEvent, int]]:
+        """Events of the blocks that the first rounds are part of, at the run's least multiplier."""
+        if not sampled:
+            return [(self._gaussian(), len(multipliers))]
+        return [(self._block(), -(-len(multipliers) // self.allocation.rounds))]
+
+    @property
+    def _least(self) -> float:
+        return self.facts.least_multiplier / SENSITIVITY_FACTOR[self.facts.relation]
+
+    def _block(self) -> privacy.DpEvent:
+        return privacy.participation.release_event(self._least, self.allocation)
+
+    def _gaussian(self) -> privacy.DpEvent:
+        return privacy.events.gaussian_event(self._least)
+
+    def _nothing(self) -> privacy.DpEvent:
+        return privacy.events.gaussian_event(math.inf)
+
+
 def of(facts: RunFacts) -> Process:
-    """The rule by which a run's rounds are charged: one by one if noise is independent and no
-    schedule restricts clients.
+    """The rule by which a run's rounds are charged: one by one if noise is independent and a
+    client's rounds do not depend on each other.
 
     Example:
         >>> from fedlgm import Sampling
         >>> type(of(RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4)))).__name__
         'OneMechanism'
     """
-    alone = facts.noise is None and facts.sampling.separation is None
+    if facts.sampling.block is not None:
+        return Allocated(facts)
+    alone = facts.noise is None and not facts.sampling.scheduled
     return (Process if alone else OneMechanism)(facts)

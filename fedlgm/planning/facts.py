@@ -230,7 +230,10 @@ class RunFacts:
     @property
     def releases(self) -> int:
         """Largest number of releases that can contain one client's data."""
-        most = -(-self.rounds // (self.sampling.separation or 1))
+        sampling = self.sampling
+        if sampling.participations is not None and sampling.block is not None:
+            return sampling.participations * -(-self.rounds // sampling.block)
+        most = -(-self.rounds // (sampling.separation or 1))
         return min(self.max_participations or most, most)
 
     @property

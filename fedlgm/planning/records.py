@@ -15,7 +15,7 @@ from fedlgm.noise import integer_noise
 from fedlgm.noise.integer_noise import IntegerNoise
 from fedlgm.privacy.guarantee import SharedUnit
 
-Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
+Scheme = Literal["poisson", "fixed", "allocation", "cyclic", "min-separation", "grouped-poisson"]
 _ROUNDING = 1e-6
 
 
@@ -24,9 +24,11 @@ _ROUNDING = 1e-6
 class Sampling:
     """Rule that chooses the participants of a round.
 
-    With "poisson" and "fixed" every client may take part in any round. With the other schemes a
-    client is invited again `separation` = b rounds after its last invitation at the earliest,
-    whether or not it answered:
+    With "poisson" and "fixed" every client may take part in any round. With "allocation" every
+    client takes part in exactly `participations` = k secretly drawn rounds of each block of `block`
+    rounds, independently of the other clients; a client that does not answer in its round is not
+    moved to another. With the other schemes a client is invited again `separation` = b rounds
+    after its last invitation at the earliest, whether or not it answered:
 
     * "cyclic": every client is drawn independently into one of b groups for the whole run; in round
       t all clients of group t mod b take part (rounds from 0).
@@ -45,6 +47,8 @@ class Sampling:
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
         separation: b for the schemes with a separation; None for the others.
+        participations: k for "allocation"; None for the others.
+        block: rounds of a block for "allocation", so that `rate` is k / block; None for the others.
         of: "user" if the participants are users with several clients each; None if they are clients
             or examples.
 
@@ -57,6 +61,8 @@ class Sampling:
     rate: float
     separation: int | None = None
     of: SharedUnit | None = field(default=None, repr=False)
+    participations: int | None = None
+    block: int | None = None
 
     def __post_init__(self) -> None:
         check_known("sampling scheme", self.scheme, Scheme)
@@ -72,7 +78,20 @@ class Sampling:
             raise ConfigError(
                 f"a fixed cohort must be a whole number of clients, got {self.expected:g}"
             )
-        if self.scheme in ("poisson", "fixed"):
+        if (self.scheme == "allocation") != (self.participations is not None) or (
+            (self.participations is None) != (self.block is None)
+        ):
+            raise ConfigError(
+                "participations and block are for 'allocation' sampling, which needs both"
+            )
+        if self.participations is not None and self.block is not None:
+            check_count("participations", self.participations)
+            check_count("block", self.block)
+            if abs(self.rate * self.block - self.participations) > _ROUNDING:
+                raise ConfigError(
+                    f"{self.participations} of {self.block} rounds are not a share of {self.rate:g}"
+                )
+        if self.scheme in ("poisson", "fixed", "allocation"):
             if self.separation is not None:
                 raise ConfigError(
                     f"{self.scheme} sampling keeps no rounds between participations: use "
@@ -104,6 +123,17 @@ class Sampling:
                 f"{self.rate:g} = {b * self.rate:g}, which is more than 1: take at most "
                 f"{int(1 / self.rate + _ROUNDING)} groups or a lower rate"
             )
+
+    def __repr__(self) -> str:  # ledgers are named by it
+        shown = ["scheme", "population", "rate", "separation"]
+        if self.scheme == "allocation":
+            shown += ["participations", "block"]
+        return f"Sampling({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a client's rounds depend on each other, so that a run keeps its draws."""
+        return self.separation is not None or self.block is not None
 
     @property
     def expected(self) -> float:

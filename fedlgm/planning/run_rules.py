@@ -18,7 +18,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.trust import NOISED_BY, NoisedBy
 from fedlgm.privacy.guarantee import Relation
 
-TURNS = ("poisson", "fixed")
+TURNS = ("poisson", "fixed", "allocation")
 """Sampling schemes that keep no rounds between a client's participations."""
 
 
@@ -65,6 +65,21 @@ class Rule(NamedTuple):
 
 
 RULES = (
+    Rule(
+        lambda run: run.scheme == "allocation" and run.noised_by.name != "central",
+        "{sampling} = 'allocation' needs {trust} = 'central': under {who} trust the rounds of a "
+        "client are visible, and secret rounds cost less only if they stay secret",
+    ),
+    Rule(
+        lambda run: run.scheme == "allocation" and bool(run.noise),
+        "{sampling} = 'allocation' is proven for independent noise: use it without {noise}, or "
+        "'grouped-poisson' with it",
+    ),
+    Rule(
+        lambda run: run.scheme == "allocation" and run.relation == "replace-one",
+        "{sampling} = 'allocation' is proven for 'add-remove' and 'zero-out', not for {relation} = "
+        "'replace-one'",
+    ),
     Rule(
         lambda run: bool(run.noise) and bool(run.noised_by.uncorrelated),
         "{noise} needs {trust} = 'central': under {who} trust {uncorrelated}",

@@ -8,6 +8,7 @@ from . import events as events
 from . import gaussian as gaussian
 from . import guarantee as guarantee
 from . import ledger as ledger
+from . import participation as participation
 from . import whole_run as whole_run
 from .accounting import calibrate as calibrate
 from .accounting import composed_epsilon as composed_epsilon

@@ -17,9 +17,10 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.checks import check_known
 from fedlgm.extension.registry import Registry
-from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
+from fedlgm.privacy.events import AllocationDpEvent, WholeOrdersDpEvent, gaussian_event
 from fedlgm.privacy.grid import sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
+from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
 from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = get_args(Accountant)
@@ -46,8 +47,15 @@ def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> An
     return repeatable(sampled_gaussian(multiplier, rate, interval))
 
 
+@lru_cache(maxsize=32)
+def _one_of_rounds(multiplier: float, rounds: int, interval: float) -> Any:
+    """Privacy loss distribution of one participation in one of several secret rounds."""
+    return repeatable(one_of_rounds(multiplier, rounds, interval))
+
+
 class PldAccountant(PLDAccountant):
-    """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one.
+    """Google's PLD accountant, which also composes `pure_event`s and `AllocationDpEvent`s among
+    events of add-or-remove-one.
 
     It caches single sampled Gaussian releases, because a run composes more and more of the same
     release.
@@ -74,6 +82,18 @@ class PldAccountant(PLDAccountant):
                         multiplier, rate, self._value_discretization_interval
                     )
                     self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+            case AllocationDpEvent(dp_event.GaussianDpEvent(multiplier), 1, rounds) if (
+                multiplier >= LEAST_MULTIPLIER and rounds > 1
+            ):
+                if do_compose:
+                    single = _one_of_rounds(multiplier, rounds, self._value_discretization_interval)
+                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+            case AllocationDpEvent(dp_event.GaussianDpEvent() as release, 1):
+                # with hardly any noise, the secrecy of the round is not counted on
+                return super()._maybe_compose(release, count, do_compose)
+            case AllocationDpEvent(dp_event.GaussianDpEvent()):
+                for draw, number in event.draws:
+                    self._maybe_compose(draw, number * count, do_compose)
             case dp_event.RandomizedResponseDpEvent(noise, buckets):
                 if do_compose:
                     worst = privacy_loss_distribution.from_randomized_response(

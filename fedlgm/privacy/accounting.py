@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from fedlgm.checks import (
     check_count,
     check_known,
     check_positive,
-    check_rate,
     check_share,
 )
 from fedlgm.errors import ConfigError, PrivacyError
@@ -40,15 +39,16 @@ from fedlgm.privacy.accountants import (
     quiet,
 )
 from fedlgm.privacy.events import (
+    AllocationDpEvent,
     decode,
     encode,
-    gaussian_event,
     is_private,
     pure_epsilon,
     unfold_event,
 )
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of, release_event
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times what it is
@@ -73,6 +73,8 @@ def epsilon(
     sampling_rate: float = 1.0,
     relation: Relation = "add-remove",
     accountant: str = "pld",
+    sampling: SecretDraw = "poisson",
+    participations: int | None = None,
 ) -> float:
     """Epsilon after `steps` releases of a sampled Gaussian mechanism.
 
@@ -84,24 +86,27 @@ def epsilon(
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
         relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
         accountant: "pld" or "rdp".
+        sampling: "poisson" (a unit takes part in each release independently, with probability
+            `sampling_rate`) or "allocation" (in exactly `participations` of the releases, a uniform
+            and secret draw; see `events.AllocationDpEvent` for the theorem). Random allocation
+            has no bound by "rdp" here, and none under "replace-one".
+        participations: number k of a unit's releases under "allocation".
 
     Raises:
         ConfigError: an argument is outside its range; the message names it.
+        PrivacyError: the accountant cannot account for random allocation.
 
     >>> round(epsilon(1.0, 1e-5, steps=10, sampling_rate=0.1), 2)
     2.85
+    >>> round(epsilon(1.0, 1e-5, steps=100, sampling="allocation", participations=10), 2)
+    6.12
     """
-    _check(
-        delta=delta,
-        steps=steps,
-        sampling_rate=sampling_rate,
-        relation=relation,
-        accountant=accountant,
-    )
+    draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
+    _check(delta, accountant)
     if noise_multiplier != 0:
         check_positive(noise_multiplier=noise_multiplier)
-    event = gaussian_event(noise_multiplier / SENSITIVITY_FACTOR[relation], sampling_rate)
-    return composed_epsilon([(event, steps)], delta, accountant)
+    event = release_event(noise_multiplier / SENSITIVITY_FACTOR[relation], draws)
+    return composed_epsilon([(event, count)], delta, accountant)
 
 
 @plain_numbers
@@ -113,6 +118,8 @@ def calibrate(
     sampling_rate: float = 1.0,
     relation: Relation = "add-remove",
     accountant: str = "pld",
+    sampling: SecretDraw = "poisson",
+    participations: int | None = None,
 ) -> float:
     """Smallest noise multiplier sigma_* whose `steps` releases stay within (epsilon, delta).
 
@@ -126,13 +133,16 @@ def calibrate(
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
         relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
         accountant: "pld" or "rdp".
+        sampling: "poisson" or "allocation", as in `epsilon`.
+        participations: number k of a unit's releases under "allocation".
 
     Returns:
         Noise std of the sum over one unit's l2 bound.
 
     Raises:
         ConfigError: an argument is outside its range.
-        PrivacyError: no finite noise meets the budget.
+        PrivacyError: no finite noise meets the budget, or the accountant cannot account for random
+            allocation.
 
     >>> round(calibrate(3.0, 1e-5, steps=100, sampling_rate=0.1), 3)
     1.675
@@ -141,13 +151,9 @@ def calibrate(
         raise ConfigError(
             "steps must be at least 1: without a release there is nothing to calibrate"
         )
-    return calibrate_levels(
-        {1.0: steps},
-        epsilon,
-        delta,
-        sampling_rate=sampling_rate,
-        relation=relation,
-        accountant=accountant,
+    draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
+    return calibrate_draws(
+        {1.0: count}, epsilon, delta, draws=draws, relation=relation, accountant=accountant
     )
 
 
@@ -185,17 +191,35 @@ def calibrate_levels(
         >>> round(a / calibrate(1.0, 1e-5, steps=2), 4)
         1.0
     """
+    draws, _ = draws_of("poisson", sampling_rate, 1, None, relation)
+    return calibrate_draws(
+        levels, epsilon, delta, draws=draws, relation=relation, accountant=accountant
+    )
+
+
+def calibrate_draws(
+    levels: Mapping[float, int],
+    epsilon: float,
+    delta: float,
+    *,
+    draws: Draws,
+    relation: Relation = "add-remove",
+    accountant: str = "pld",
+) -> float:
+    """`calibrate_levels` for any draws: for an allocation, `levels` count allocations, each with
+    all of its releases at one level.
+
+    Example:
+        >>> from fedlgm.privacy.participation import Allocation
+        >>> blocks = calibrate_draws({1.0: 2}, 3.0, 1e-5, draws=Allocation(5, 50))
+        >>> round(blocks / calibrate(3.0, 1e-5, steps=100, sampling="allocation", participations=10), 6)
+        1.0
+    """
     levels = {
         plain_number(level): check_count(f"the number of releases at level {level:g}", count)
         for level, count in levels.items()
     }
-    _check(
-        delta=delta,
-        steps=sum(levels.values()),
-        sampling_rate=sampling_rate,
-        relation=relation,
-        accountant=accountant,
-    )
+    _check(delta, accountant)
     check_positive(epsilon=epsilon)
     if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
         raise ConfigError(
@@ -203,7 +227,7 @@ def calibrate_levels(
         )
     least = min(levels)
     over_least = tuple(sorted((float(level / least), count) for level, count in levels.items()))
-    unit = _calibrate(float(epsilon), float(delta), over_least, float(sampling_rate), accountant)
+    unit = _calibrate(float(epsilon), float(delta), over_least, draws, accountant)
     return unit / least * SENSITIVITY_FACTOR[relation]
 
 
@@ -211,7 +235,7 @@ _Levels = tuple[tuple[float, int], ...]
 
 
 @lru_cache(maxsize=256)
-def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accountant: str) -> float:
+def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
     """See `calibrate_levels`; an earlier process's result is used if the accountant confirms it."""
     inputs = {
         "request": [target, delta, levels, rate, accountant],
@@ -228,7 +252,7 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accoun
 
 
 def _confirm(
-    record: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
+    record: bytes | None, target: float, delta: float, levels: _Levels, rate: Draws, accountant: str
 ) -> float | None:
     """A kept root, if the accountant finds that it meets the budget exactly.
 
@@ -250,19 +274,23 @@ def _excess(
     target: float,
     delta: float,
     levels: _Levels,
-    rate: float,
+    rate: Draws,
 ) -> float:
     """Epsilon over the target."""
     multiplier = math.exp(log_multiplier)
-    events = [(gaussian_event(multiplier * level, rate), count) for level, count in levels]
+    events = [(release_event(multiplier * level, rate), count) for level, count in levels]
     # PLD may report infinity for very little noise; any large number keeps the bracket's sign.
     return min(composed_epsilon(events, delta, accountant), 1e6) - target
 
 
-def _root(target: float, delta: float, levels: _Levels, rate: float, accountant: str) -> float:
+def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
     """Logarithm of the multiplier."""
 
     def excess(log_multiplier: float, kind: str) -> float:
+        if kind == "rdp" != accountant and isinstance(rate, Allocation):
+            as_often = tuple((level, count * rate.rounds) for level, count in levels)
+            often = rate.participations / rate.rounds
+            return _excess(log_multiplier, kind, target, delta, as_often, often)
         return _excess(log_multiplier, kind, target, delta, levels, rate)
 
     def solve(low: float, high: float, kind: str, xtol: float) -> float:
@@ -304,7 +332,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
             raise
         start = solve(*guess, accountant if rate == 1 else COARSE, 1e-3)
     root = None
-    if accountant == "pld" and rate < 1:
+    if accountant == "pld" and rate != 1:
         root = polish(solve(start - 0.2, start + 0.05, COARSE, _TOLERANCE))
     if root is None:
         root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
@@ -343,6 +371,7 @@ def composed_epsilon(
         PrivacyError: the accountant cannot handle one of the events.
 
     Example:
+        >>> from fedlgm.privacy.events import gaussian_event
         >>> round(composed_epsilon([(gaussian_event(2.0), 4)], 1e-5), 4)  # one Gaussian release of multiplier 1
         4.3772
     """
@@ -370,18 +399,32 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
         ConfigError: a number of compositions is not a whole number of at least 0.
 
     Example:
+        >>> from fedlgm.privacy.events import gaussian_event
         >>> merge_events([(gaussian_event(2.0), 4), (gaussian_event(1.0, 0.1), 0)])
         (1.0, ())
     """
     merged: Counter[str] = Counter()
     precision = 0.0
-    for event, count in (unfold_event(event, count) for event, count in events):
+    for event, count in _unfold(events):
         record = encode(event)  # which checks its numbers
         if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             merged[json.dumps(record)] += count
     return precision, tuple(sorted(merged.items()))
+
+
+def _unfold(
+    events: Iterable[tuple[dp_event.DpEvent, int]],
+) -> Iterator[tuple[dp_event.DpEvent, int]]:
+    """The events without repetitions inside them, and allocations as single participations."""
+    for event, count in events:
+        event, count = unfold_event(event, count)
+        if isinstance(event, AllocationDpEvent) and is_private(event):
+            encode(event)
+            yield from ((draw, number * count) for draw, number in event.draws)
+        else:
+            yield event, count
 
 
 def with_gaussian(precision: float, others: Merged) -> Merged:
@@ -406,6 +449,7 @@ def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) 
     subtracted.
 
     Example:
+        >>> from fedlgm.privacy.events import gaussian_event
         >>> events = [(gaussian_event(1.0, 0.1), 10)]
         >>> 0.99 < quick_epsilon(events, 1e-5) / composed_epsilon(events, 1e-5) < 1
         True
@@ -468,11 +512,6 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
         return math.inf
 
 
-def _check(
-    *, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str
-) -> None:
+def _check(delta: float, accountant: str) -> None:
     check_share(delta=delta)
-    check_count("steps", steps, least=0)
-    check_rate(sampling_rate=sampling_rate)
-    check_known("relation", relation, SENSITIVITY_FACTOR)
     check_known("accountant", accountant, ACCOUNTANTS)

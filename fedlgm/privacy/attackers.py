@@ -23,17 +23,16 @@ from scipy.special import log_ndtr
 from fedlgm.checks import (
     check_count,
     check_fraction,
-    check_known,
     check_positive,
-    check_rate,
     check_share,
 )
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.accountants import SEARCHES, deltas_of
 from fedlgm.privacy.accounting import LOST, Merged, compose, merge_events, with_gaussian
-from fedlgm.privacy.events import accountant_of, decode, gaussian_event, is_private
+from fedlgm.privacy.events import accountant_of, decode, is_private
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, AttackFigures, Relation
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.privacy.participation import SecretDraw, draws_of, release_event
 from fedlgm.privacy.plain import plain_numbers
 
 _EPSILONS = np.linspace(0.0, 16.0, 801)
@@ -196,6 +195,8 @@ def attack_rates(
     sampling_rate: float = 1.0,
     steps: int = 1,
     relation: Relation = "add-remove",
+    sampling: SecretDraw = "poisson",
+    participations: int | None = None,
 ) -> AttackRates:
     """Bounds on every attack on one unit, from the whole privacy profile of a run.
 
@@ -210,6 +211,8 @@ def attack_rates(
             multiplier.
         steps: number of releases T >= 0; for an event the number of its repetitions.
         relation: neighbouring relation of a noise multiplier; the others state theirs.
+        sampling: "poisson", or "allocation" as in `epsilon`, for a noise multiplier.
+        participations: number of a unit's releases under "allocation".
 
     Returns:
         The bounds. Discretisation and rounding make them larger, never smaller.
@@ -230,9 +233,8 @@ def attack_rates(
         profiles = [list(_flatten(source, steps))]
     else:
         check_positive(noise_multiplier=source)
-        check_rate(sampling_rate=sampling_rate)
-        check_known("relation", relation, SENSITIVITY_FACTOR)
-        profiles = [[(gaussian_event(source / SENSITIVITY_FACTOR[relation], sampling_rate), steps)]]
+        draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
+        profiles = [[(release_event(source / SENSITIVITY_FACTOR[relation], draws), count)]]
     found = [_deltas(*merge_events(events)) for events in profiles]
     return AttackRates(_EPSILONS, np.max([np.zeros_like(_EPSILONS), *found], axis=0))
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dp_accounting import dp_event
 
-from fedlgm.privacy.events import as_gaussian, pure_epsilon
+from fedlgm.privacy.events import AllocationDpEvent, as_gaussian, pure_epsilon
 from fedlgm.privacy.guarantee import Relation, Unit
 
 Law = Literal["gaussian", "laplace", "pure", "none", "free"]
@@ -23,14 +23,17 @@ class Cost:
             those before it).
         figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 if there is none.
         rate: probability of a unit's participation on which the cost relies; 1 if sampling does not
-            amplify.
+            amplify. For random allocation, the share of the rounds.
         steps: number of such mechanisms in the release.
+        participations: number of rounds among `steps` rounds in which a unit takes part by a secret
+            draw (random allocation); otherwise 0.
     """
 
     law: Law
     figure: float = 0.0
     rate: float = 1.0
     steps: int = 1
+    participations: int = 0
 
     @classmethod
     def of(cls, event: dp_event.DpEvent) -> Cost:
@@ -38,9 +41,13 @@ class Cost:
 
         >>> from fedlgm.privacy.events import gaussian_event, repeat_event
         >>> Cost.of(repeat_event(gaussian_event(0.6, sampling_rate=0.1), 5))
-        Cost(law='gaussian', figure=0.6, rate=0.1, steps=5)
+        Cost(law='gaussian', figure=0.6, rate=0.1, steps=5, participations=0)
         """
         steps, rate = 1, 1.0
+        if isinstance(event, AllocationDpEvent):
+            taken, rounds = event.participations, event.rounds
+            inner = cls.of(event.event)
+            return cls(inner.law, inner.figure, taken / rounds, rounds, taken)
         while isinstance(event, dp_event.SelfComposedDpEvent | dp_event.PoissonSampledDpEvent):
             if isinstance(event, dp_event.SelfComposedDpEvent):
                 steps *= event.count
@@ -82,6 +89,8 @@ class Cost:
         """
         if self.law in ("none", "free"):
             return "-"
+        if self.participations:
+            return f"{self.participations} of {self.steps} rounds"
         return f"probability {self.rate:.4g}" if self.rate < 1 else "none counted on"
 
     def sentence(self, unit: Unit) -> str:
@@ -94,7 +103,11 @@ class Cost:
         'Gaussian, multiplier 0.6; each example with probability 0.1; 5 steps'
         >>> Cost("gaussian", 2.0).sentence("client")
         'Gaussian, multiplier 2'
+        >>> Cost("gaussian", 1.0, 0.1, 100, participations=10).sentence("client")
+        'Gaussian, multiplier 1; each client in 10 of 100 rounds, drawn in secret'
         """
+        if self.participations:
+            return f"{self.noise}; each {unit} in {self.sampling}, drawn in secret"
         sampled = [f"each {unit} with {self.sampling}"] if self.rate < 1 else []
         return "; ".join(
             [self.noise, *sampled, *([f"{self.steps} steps"] if self.steps > 1 else [])]

@@ -36,6 +36,63 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
     rho: float
 
 
+@dataclass(frozen=True)
+class AllocationDpEvent(dp_event.DpEvent):
+    """Releases in a number of rounds, in exactly `participations` of which a unit takes part.
+
+    The rounds of a unit are a uniform draw without replacement, independent of all other units'
+    draws, and stay secret. Other units may know theirs. The neighbouring relations are
+    add-or-remove-one and zero-out.
+
+    The price of k of T rounds is that of k independent draws of one round each, out of T // k or
+    T // k + 1 rounds, all T together: divide the rounds at random into k groups of these sizes and
+    draw one round of each group. The k rounds are uniform among all sets of k rounds, and the
+    hockey-stick divergence of this mixture over divisions is at most that of one division, because
+    it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section 4). For k = 1 the
+    price is exact, up to the grid; for units that take part once in each of k blocks of equal
+    length it is exact too. `fedlgm.privacy.random_allocation` computes the price of one draw.
+
+    Attributes:
+        event: one round's release, if the unit takes part for certain.
+        participations: number k of rounds in which the unit takes part, 1 to T.
+        rounds: number T of rounds.
+
+    Raises:
+        ConfigError: there are more participations than rounds, or a number is out of range.
+
+    Example:
+        >>> from fedlgm.privacy import composed_epsilon
+        >>> event = AllocationDpEvent(gaussian_event(1.0), participations=10, rounds=100)
+        >>> round(composed_epsilon([(event, 1)], 1e-5), 2)
+        6.12
+        >>> event.draws
+        ((AllocationDpEvent(event=GaussianDpEvent(noise_multiplier=1.0), participations=1, rounds=10), 10),)
+    """
+
+    event: dp_event.DpEvent
+    participations: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_count("rounds", self.rounds)
+        check_count("participations", self.participations)
+        if self.participations > self.rounds:
+            raise ConfigError(
+                f"a unit cannot take part in {self.participations} of {self.rounds} rounds"
+            )
+
+    @property
+    def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
+        """Events of one participation each, and their numbers; together they cost as much."""
+        length, longer = divmod(self.rounds, self.participations)
+        numbers = {length: self.participations - longer, length + 1: longer}
+        return tuple(
+            (AllocationDpEvent(self.event, 1, rounds) if rounds > 1 else self.event, number)
+            for rounds, number in numbers.items()
+            if number
+        )
+
+
 RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
 """Events of noise in shares, which have a Renyi bound rho a but no known privacy loss
 distribution."""
@@ -61,6 +118,30 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
     return dp_event.NoOpDpEvent() if math.isinf(multiplier) else event
+
+
+@plain_numbers
+def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_event.DpEvent:
+    """Event of Gaussian releases in `rounds` rounds, in `participations` of which a unit takes part
+    (see `AllocationDpEvent`); that of plain releases if it takes part in all.
+
+    Args:
+        multiplier: noise std of each round over the largest change of a release by a neighbour.
+        participations: number k of secretly drawn rounds.
+        rounds: number T of rounds.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> allocation_event(2.0, 4, 4)
+        SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=4)
+    """
+    event = gaussian_event(multiplier)
+    allocation = AllocationDpEvent(event, participations, rounds)
+    if not isinstance(event, dp_event.GaussianDpEvent):
+        return event
+    return repeat_event(event, rounds) if participations == rounds else allocation
 
 
 def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
@@ -271,7 +352,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     name = fields.pop("type", None)
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
-    kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
+    kind = _OWN.get(name) or getattr(dp_event, name)
     return kind(**{field: _convert(name, field, value, decode) for field, value in fields.items()})
 
 
@@ -301,6 +382,7 @@ def _share(what: str, value: Any) -> None:
     check_share(**{what: value})
 
 
+_OWN = {kind.__name__: kind for kind in (WholeOrdersDpEvent, AllocationDpEvent)}
 _Check = Callable[[str, Any], object]
 _FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
     "NoOpDpEvent": {},
@@ -314,6 +396,7 @@ _FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
         "num_buckets": partial(check_count, least=2),
     },
     "PoissonSampledDpEvent": {"sampling_probability": _rate, "event": None},
+    "AllocationDpEvent": {"event": None, "participations": check_count, "rounds": check_count},
     "SelfComposedDpEvent": {"event": None, "count": check_count},
     "ComposedDpEvent": {"events": None},
     "RepeatAndSelectDpEvent": {"event": None, "mean": _at_least_0, "shape": _at_least_0},

@@ -38,9 +38,8 @@ from fedlgm.privacy import accounting
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
-_MARGIN = (
-    1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
-)
+MARGIN = 1e-7
+"""Relative, on the calibrated multiplier: covers that rounding in plans and in events."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class WholeRun:
             relation=self.relation,
             accountant=accountant,
         )
-        return multiplier * self.growth * (1 + _MARGIN)
+        return multiplier * self.growth * (1 + MARGIN)
 
     def event(self, position: int, multiplier: float) -> DpEvent:
         """Cost that round `position` adds to that of the rounds before it.

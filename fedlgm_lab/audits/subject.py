@@ -99,6 +99,12 @@ class Subject:
                 f"{self.method!r}"
             )
 
+        if self.method.facts.sampling.block is not None:
+            raise ConfigError(
+                "an audit places canaries in rounds that it draws itself, which random allocation "
+                "does not permit: audit the same noise with sampling 'poisson'"
+            )
+
     @classmethod
     def of(
         cls,
@@ -298,7 +304,7 @@ class Subject:
         multipliers = self.multipliers(plan)
         return (
             multipliers
-            if charging.of(self.facts).run is not None
+            if charging.of(self.facts).joint
             else np.sort(multipliers)[: self.facts.releases]
         )
 

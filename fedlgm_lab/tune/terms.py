@@ -148,6 +148,11 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
         raise ConfigError(
             f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}"
         )
+    if facts.sampling.block is not None:
+        raise ConfigError(
+            "federation.sampling: a search is charged by Renyi orders, which have no bound for "
+            "'allocation' here: use 'poisson'"
+        )
     run = charging.of(facts).run
     if run is None:
         costs = assembly.model.mechanism.costs(assembly.model.layers, facts.rounds)

@@ -72,7 +72,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
         ConfigError: real nodes do not support a setting.
     """
     federation, run = recipe.federation, recipe.run
-    recipe.protects.check_nodes()
+    recipe.protects.check_nodes(recipe.federation.sampling == "allocation")
     if federation.dropout or federation.stragglers:
         raise ConfigError(
             "federation.dropout and federation.stragglers are simulated: set both to 0 for real "
@@ -166,7 +166,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
     left, releases = facts.rounds - done, facts.releases
     if (
         facts.max_participations is None
-        and facts.sampling.separation is None
+        and not facts.sampling.scheduled
         and facts.sampling.rate < 1
     ):
         import scipy.stats

@@ -78,6 +78,11 @@ class ClientLevel(UnitKind):
             scheme, federation.share, recipe.relation, recipe.noised_by, noise, capped=capped
         )
         run_rules.check(settings, _KEYS)
+        if scheme == "allocation" and recipe.run.audit:
+            raise ConfigError(
+                "run.audit: canaries are not allocated to rounds: leave it out with "
+                "federation.sampling = 'allocation'"
+            )
         if privacy.noise == "given" and privacy.correlation is None:
             raise ConfigError(
                 "privacy.noise = 'given' needs privacy.correlation: pass simulate(noise=a "

@@ -56,7 +56,13 @@ class ExampleLevel(UnitKind):
             recipe.privacy,
             recipe.run,
         )
-        if federation.sampling not in ("poisson", "fixed"):
+        allocated = federation.sampling == "allocation"
+        if allocated and recipe.noised_by.name != "central":
+            raise ConfigError(
+                "federation.sampling = 'allocation' needs privacy.trust = 'central': set it, or use "
+                "'poisson'"
+            )
+        if federation.sampling not in ("poisson", "fixed", "allocation"):
             raise ConfigError(
                 f"federation.sampling = {federation.sampling!r} separates participations of "
                 "clients, not of examples: with privacy.unit = 'example' use 'poisson'"
@@ -108,7 +114,7 @@ class ExampleLevel(UnitKind):
             (
                 "federation.sampling",
                 federation.sampling,
-                "poisson",
+                "allocation" if allocated else "poisson",
                 "cohorts of a fixed size protect only clients",
             ),
         ):
@@ -171,6 +177,11 @@ class ExampleLevel(UnitKind):
             return recipe.sampling, LocalSteps(
                 count, training.sampling_rate, float(training.batch_size)
             )
+        if recipe.federation.participations is not None:
+            taken, block = recipe.federation.participations, recipe.federation.block_rounds
+            return Sampling(
+                "allocation", examples, taken / block, participations=taken, block=block
+            ), None
         if training.batch_size > examples:
             raise ConfigError(
                 f"training.batch_size = {training.batch_size} is more than the {examples} training "
@@ -235,12 +246,34 @@ class ExampleLevel(UnitKind):
                     f"training.batch_size = {recipe.training.batch_size} is more than the "
                     f"{largest} examples of the largest client"
                 )
+        if recipe.federation.participations is not None:
+            self._check_batch(recipe, examples)
         if recipe.privacy.delta >= 1 / examples:
             warnings.warn(
                 f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over "
                 "the number of examples: such a guarantee permits the full publication of one "
                 "example",
                 stacklevel=2,
+            )
+
+    def _check_batch(self, recipe: Settings, examples: int) -> None:
+        """Refuse a stated batch that is not the expected number of allocated examples."""
+        batch = recipe.federation.share * examples
+        if abs(recipe.training.batch_size - batch) > 0.5:
+            raise ConfigError(
+                f"training.batch_size = {recipe.training.batch_size}: a step has "
+                f"{recipe.federation.participations} / {recipe.federation.block_rounds} of the "
+                f"{examples} examples, {batch:.4g} of them: set training.batch_size = "
+                f"{round(batch)}, or change federation.participations and block"
+            )
+
+    @override
+    def check_nodes(self, allocated: bool = False) -> None:
+        if allocated:
+            raise ConfigError(
+                "federation.sampling = 'allocation' with privacy.unit = 'example' is for "
+                "simulations: a real node that starts again would draw its examples' rounds anew; "
+                "use 'poisson'"
             )
 
     def conditions(self, model: ModelParts) -> tuple[str, ...]:
@@ -300,6 +333,12 @@ class ExampleLevel(UnitKind):
                 f"{facts.steps.rate:g} of a client's examples, divided by {facts.steps.batch:g}, "
                 f"{facts.relation}"
             )
+        if sampling.block is not None:
+            return (
+                f"each example in {sampling.participations} of each {sampling.block} steps, "
+                f"{sampling.population} examples (expected batch {sampling.expected:g}), "
+                f"{facts.relation}"
+            )
         return (
             f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
             f"{sampling.expected:g}, {facts.rounds * sampling.rate:.3g} epochs), {facts.relation}"
@@ -308,6 +347,8 @@ class ExampleLevel(UnitKind):
 
 def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     """The largest number of rounds that the budget allows, found by halving the planned number."""
+    if facts.sampling.block is not None:
+        return "raise privacy.epsilon or privacy.delta, or lower federation.participations"
     rounds = facts.releases // 2
     while rounds >= 1:
         try:

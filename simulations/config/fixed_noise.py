@@ -10,7 +10,6 @@ from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning import charging
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from simulations.config.facts import facts_of, published_examples
 from simulations.config.unit import Settings
 
@@ -45,14 +44,7 @@ def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
             f"prints for Q = {recipe.training.batch_size} / (number of training examples)"
         )
     facts = facts_of(recipe, examples or 0).with_multiplier(noise_multiplier)
-    run = charging.of(facts).run
-    if run is not None:
-        events = run.events(facts.least_multiplier, facts.rounds)
-    else:
-        event = facts.noised_by.event(
-            noise_multiplier / SENSITIVITY_FACTOR[facts.relation], facts.accounted_rate
-        )
-        events = [(event, facts.noisy_sums)]
+    events = charging.of(facts).run_events()
     epsilon = composed_epsilon(events, recipe.privacy.delta, facts.accountant)
     if not math.isfinite(epsilon):
         raise ConfigError(

@@ -17,7 +17,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 """Changes of a recipe's values: "section.key=value" strings, or {"section.key": value}."""
 
 _REPLACING = {
-    "federation": frozenset({"rate", "cohort"}),
+    "federation": frozenset({"rate", "cohort", "participations"}),
     "privacy": frozenset({"epsilon", "noise_multiplier"}),
 }
 """Keys of a section that replace each other."""
@@ -34,8 +34,9 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant or partition scheme, options that it does not have are removed,
-    and with another model all keys of [model] but `seed`. `rate` and `cohort` of [federation]
-    replace each other, and so do `epsilon` and `noise_multiplier` of [privacy]. The title is
+    and with another model all keys of [model] but `seed`. `rate`, `cohort` and
+    `participations` of [federation] replace each other, and so do `epsilon` and `noise_multiplier`
+    of [privacy]. The title is
     removed if keys outside [run] change, because it describes the recipe as written. A bundled
     recipe's seed is removed with its published data (see `public_seed.drop`).
 

@@ -201,6 +201,18 @@ class Recipe(Section):
         scheme, share = federation.sampling, federation.share
         if scheme in ("poisson", "fixed"):
             return Sampling(scheme, federation.participants, share, of=self.protects.of)
+        if scheme == "allocation" and self.protects.mechanisms == "example":
+            return Sampling("poisson", federation.participants, 1.0)  # the examples are allocated
+        if scheme == "allocation":
+            taken, block = federation.participations, federation.block_rounds
+            return Sampling(
+                scheme,
+                federation.participants,
+                share,
+                of=self.protects.of,
+                participations=taken,
+                block=block,
+            )
         separation = privacy.min_separation
         if separation is None and scheme == "grouped-poisson":
             separation = privacy.bands

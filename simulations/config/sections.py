@@ -61,6 +61,9 @@ class Federation(Section):
     """[federation]: participation and the server's step. `fedlgm.planning.facts.Sampling` explains
     `sampling`.
 
+    With sampling = "allocation" every client takes part in exactly `participations` rounds of each
+    `block` of rounds (by default, of all rounds); they replace `rate` and `cohort`.
+
     `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of
     users, where client i belongs to user i mod users. `rate` and `cohort` then count users.
 
@@ -73,6 +76,8 @@ class Federation(Section):
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
     rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
     sampling: Scheme = "poisson"
+    participations: Count | None = None
+    block: Count | None = None
     rate: Share | None = None
     cohort: Count | None = None
     server_optimizer: str = "sgd"
@@ -119,6 +124,8 @@ class Federation(Section):
                 raise ValueError("users are numbered from 0, and each of them has a client")
         if self.participants > self.clients:
             raise ValueError(f"users = {self.users} is more than the {self.clients} clients")
+        if self._is_allocated():
+            return self
         if self.clients == 1 and self.rate is None and self.cohort is None:
             return self
         if (self.rate is None) == (self.cohort is None):
@@ -129,6 +136,34 @@ class Federation(Section):
         if self.cohort is not None and self.cohort > self.participants:
             raise ValueError(f"cohort = {self.cohort} is more than the {self.participants} {who}")
         return self
+
+    def _is_allocated(self) -> bool:
+        """Whether the rounds of each client are allocated, by checked settings."""
+        if self.sampling != "allocation":
+            if self.participations is not None or self.block is not None:
+                raise ValueError("participations and block are for sampling = 'allocation'")
+            return False
+        if self.participations is None or (self.rate, self.cohort) != (None, None):
+            raise ValueError(
+                "sampling = 'allocation' needs participations, the number of rounds of a block in "
+                "which each client takes part, in place of rate and cohort"
+            )
+        if self.rounds % self.block_rounds:
+            raise ValueError(
+                f"rounds = {self.rounds} must be a multiple of block = {self.block_rounds}, because "
+                "every block costs as much as a complete one"
+            )
+        if self.participations > self.block_rounds:
+            raise ValueError(
+                f"participations = {self.participations} is more than the {self.block_rounds} "
+                "rounds of a block"
+            )
+        return True
+
+    @property
+    def block_rounds(self) -> int:
+        """Rounds of a block, for sampling = "allocation"."""
+        return self.block or self.rounds
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
@@ -153,6 +188,8 @@ class Federation(Section):
         """Expected share of the clients in a round, from `rate` or `cohort`; if fixed, of a whole
         number of clients.
         """
+        if self.participations is not None:
+            return self.participations / self.block_rounds
         rate = self.rate if self.rate is not None else (self.cohort or 1) / self.participants
         if self.sampling in ("fixed", "min-separation"):
             rate = max(1, round(rate * self.participants)) / self.participants

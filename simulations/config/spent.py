@@ -50,11 +50,11 @@ def method_beside(
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
 
     epsilon, delta = facts.budget()
-    if facts.noised_by.uploads_released or charging.of(facts).run is not None:
+    if facts.noised_by.uploads_released or charging.of(facts).joint:
         raise ConfigError(
             "data: their private statistics are charged together with rounds that a trusted "
-            "server noises: use privacy.trust = 'central' and privacy.noise = 'independent', or "
-            "standardise with public figures"
+            "server noises: use privacy.trust = 'central', privacy.noise = 'independent' and "
+            "federation.sampling = 'poisson', or standardise with public figures"
         )
     left, best_method = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
     for _ in range(_TRIES):
@@ -121,7 +121,7 @@ def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, in
         facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
     )
     return charging.of(facts).events(
-        plan, multipliers if charging.of(facts).run is not None else multipliers[: facts.releases]
+        plan, multipliers if charging.of(facts).joint else multipliers[: facts.releases]
     )
 
 

@@ -304,8 +304,11 @@ class UnitKind:
         """Rows of each unit's examples; no row is in two units."""
         return list(partition)
 
-    def check_nodes(self) -> None:
+    def check_nodes(self, allocated: bool = False) -> None:
         """Refuse settings that only simulated clients support.
+
+        Args:
+            allocated: whether units take part in secretly allocated rounds.
 
         Raises:
             ConfigError: real nodes cannot protect this unit; the message gives the reason.
@@ -318,6 +321,11 @@ class UnitKind:
             cohorts: the choice of a round's clients.
             facts: the run's facts, whose sampling may be that of a step's examples.
         """
+        if cohorts.block is not None:
+            return (
+                f"{cohorts.population} clients, each in {cohorts.participations} of {cohorts.block} "
+                f"rounds, {facts.relation}"
+            )
         return (
             f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {facts.relation}"
         )

@@ -79,7 +79,7 @@ class UserLevel(ClientLevel):
         ]
 
     @override
-    def check_nodes(self) -> None:
+    def check_nodes(self, allocated: bool = False) -> None:
         raise ConfigError(
             f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged "
             "before they are bounded, and a real node sees only its own. Where one node holds all "

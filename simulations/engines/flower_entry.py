@@ -161,7 +161,7 @@ def _is_simulated(config: UserConfig) -> bool:
 def _serves(context: Context, recipe: Recipe) -> Serving:
     if _kind(context.run_config) == "workers":
         return AnyClient()
-    recipe.protects.check_nodes()
+    recipe.protects.check_nodes(recipe.federation.sampling == "allocation")
     simulated = _is_simulated(context.run_config)
     if recipe.run.test_mode and recipe.run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)

@@ -413,7 +413,9 @@ class RunFolder:
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
-        needed = self.recipe().sampling.separation is not None and not self._complete()
+        recipe = self.recipe()
+        scheduled = recipe.sampling.scheduled or recipe.federation.participations is not None
+        needed = scheduled and not self._complete()
         return self._keys.load_or_create(
             self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )

@@ -101,9 +101,7 @@ def _charged_multiplier(
 ) -> float | None:
     """The noise multiplier by which a row was charged; None if rows do not state it."""
     facts, charged = facts_of(recipe, 2 * recipe.training.batch_size), Cost.of(first.event)
-    if (
-        charging.of(facts).run is not None or charged.law != "gaussian"
-    ):  # one mechanism: rows are increments
+    if charging.of(facts).joint or charged.law != "gaussian":  # one mechanism: rows are increments
         return None
     if facts.shares is not None:
         level = 1.0  # of every round, whatever the mechanism; and no other run has a second epsilon

@@ -69,7 +69,7 @@ def redraw(start: Start, assembly: Assembly, nodes: Nodes, ledger: Ledger, attem
         return start
     attempt, abandoned = attempt or secrets.token_bytes(16), ledger.position()
     start = replace(start, attempt=attempt, abandoned=abandoned)
-    one_mechanism = charging.of(assembly.privacy.facts).run is not None
+    one_mechanism = charging.of(assembly.privacy.facts).joint
     if not start.keys.secret or one_mechanism or not assembly.recipe.protects.redraws:
         return start
     # Other clients than before: sampling then amplifies what is released again, too.
@@ -93,7 +93,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if transcript.plan is None:
         return
     started, facts = transcript.plan.facts, assembly.privacy.facts
-    if charging.of(facts).run is not None and started.least_multiplier != facts.least_multiplier:
+    if charging.of(facts).joint and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this "
             f"machine computes {facts.noise_multiplier:.12g} (another version of fedlgm or "

@@ -90,9 +90,9 @@ def _events(first: ReleasePlan, releases: np.ndarray) -> list[tuple[dp_event.DpE
     """Events with counts of releases at the given costs relative to the first."""
     if first.size == 0:
         return []  # nothing is released, so the model does not move and nothing ever will be
-    run = charging.of(first.facts).run
-    if run is not None and first.protected:
-        return list(run.events(first.facts.least_multiplier))
+    process = charging.of(first.facts)
+    if process.joint and first.protected:
+        return process.run_events()
     return [
         (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
         for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)

@@ -168,6 +168,11 @@ def noise_in_words(recipe: Recipe) -> str:
         kind = f"correlated over rounds ({privacy_.noise}, {len(noise.decays)} buffers)"
     else:
         kind = f"correlated over rounds ({privacy_.noise}, {noise.bands} bands)"
+    if recipe.federation.participations is not None:
+        taken = (
+            f"{recipe.federation.participations} of each {recipe.federation.block_rounds} rounds"
+        )
+        return f"{kind}; every {recipe.unit} takes part in {taken}, a secret draw"
     if sampling.separation is None:
         return kind
     groups = f"{sampling.separation} groups take turns"

@@ -106,3 +106,26 @@ def test_the_smallest_population_takes_turns_in_one_order():
     cohorts = [sampler.cohort(round_).tolist() for round_ in range(1, 13)]
     assert cohorts[4:8] == cohorts[:4] == cohorts[8:]
     assert sorted(np.concatenate(cohorts[:4]).tolist()) == list(range(12))
+
+
+class TestAllocation:
+    SAMPLING = Sampling("allocation", 50, 0.4, participations=2, block=5)
+
+    @given(st.integers(0, 2**32))
+    def test_every_client_is_invited_in_its_rounds_of_each_block(self, seed):
+        sampler = CohortSampler(self.SAMPLING, KeyRing(seed), dropout_rate=0.5)
+        cohorts = [sampler.cohort(round_) for round_ in range(1, 16)]
+        for start in range(0, 15, 5):
+            drawn = np.bincount(np.concatenate(cohorts[start : start + 5]), minlength=50)
+            assert (drawn == 2).all()
+        for round_, cohort in enumerate(cohorts, start=1):
+            assert set(sampler.present(round_, cohort)) <= set(cohort)  # nobody is replaced
+
+    def test_a_restart_changes_nothing_and_other_keys_do(self):
+        first = CohortSampler(self.SAMPLING, KeyRing(4))
+        cohorts = [first.cohort(round_).tolist() for round_ in range(1, 16)]
+        for round_ in (9, 3, 15, 1):
+            again = CohortSampler(self.SAMPLING, KeyRing(4))
+            assert again.cohort(round_).tolist() == cohorts[round_ - 1]
+        other = CohortSampler(self.SAMPLING, KeyRing(5))
+        assert [other.cohort(round_).tolist() for round_ in range(1, 16)] != cohorts

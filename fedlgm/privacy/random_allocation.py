@@ -1,0 +1,213 @@
+"""Privacy loss distribution of one participation in a secret round, out of several.
+
+A unit takes part in one of n rounds, drawn uniformly and kept secret; every round releases a sum
+with Gaussian noise. With noise z times the bound, all that the n rounds release is a function of n
+numbers: of N(e_i, z^2 I) for the drawn round i if the unit is there, and of N(0, z^2 I) if not, for
+adaptive rounds too (Feldman and Shenfeld 2025, arXiv 2502.08202, section 3). The likelihood ratio
+of the two laws is A = (W_1 + ... + W_n) / n, and under the second law the W_i are independent, with
+W = exp(g / z - 1 / (2 z^2)) for a standard Gaussian g. Hence the profiles of removing and adding
+the unit are
+
+    E max(A - e^epsilon, 0)    and    E max(1 - e^epsilon A, 0),
+
+both of them expectations of convex functions of A. This module computes a law of A that is larger
+in convex order: every value of a W or of a partial sum is divided between its two neighbours on a
+geometric grid, with the same mean. So both profiles are upper bounds at every epsilon. The error is
+quadratic in the grid's step; the authors' code (arXiv 2602.17284, package `PLD_accounting`) rounds
+in one direction, and its error is linear in the step.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import ndtr
+
+_REACH = 8.8
+"""Standard deviations beyond which one Gaussian number is cut off, at a mass of 7e-19."""
+_CUT = 1e-18
+"""Mass that is cut off at either end of a sum."""
+_STEP = 0.02
+"""Largest step of the grid of log(W), over its standard deviation where this exceeds 1."""
+LEAST_MULTIPLIER = 0.1
+"""Least noise for which this module has grids. With less, secrecy of the round hardly matters."""
+_FINE = 0.015
+"""Step of the grid of log(A), in standard deviations of A."""
+_ROUNDED = 1e-11
+"""Relative, on masses and losses: far more than the rounding of all sums."""
+
+
+class _Law(NamedTuple):
+    """A nonnegative random variable with values on a geometric grid, or zero.
+
+    Attributes:
+        step: step h of the grid of exp(h j).
+        first: j of the first value.
+        masses: probability of each value, [m].
+        zero: probability of zero.
+        beyond: expectation of what was cut off above the last value.
+    """
+
+    step: float
+    first: int
+    masses: np.ndarray
+    zero: float
+    beyond: float
+
+    @property
+    def logs(self) -> np.ndarray:
+        """Logarithms of the values, [m]."""
+        return self.step * np.arange(self.first, self.first + len(self.masses))
+
+    def refine(self, step: float) -> _Law:
+        """The same law on a grid whose step is a power of two smaller, or the same."""
+        stride = round(self.step / step)
+        masses = np.zeros((len(self.masses) - 1) * stride + 1)
+        masses[::stride] = self.masses
+        return self._replace(step=step, first=self.first * stride, masses=masses)
+
+    def cut(self, mean: float) -> _Law:
+        """A law that is larger in convex order, without values of hardly any mass.
+
+        Args:
+            mean: expectation of the law.
+        """
+        masses, values = self.masses, np.exp(self.logs)
+        below = np.cumsum(masses)
+        above = np.cumsum((masses * values)[::-1])[::-1]
+        low = int(np.searchsorted(below, _CUT, side="right"))
+        high = len(masses) - int(np.searchsorted(above[::-1], _CUT * mean, side="right"))
+        rest = masses[low:high].copy()
+        # values below are divided between zero and the first value, with the same mean
+        lifted = masses[:low] * np.exp(self.logs[:low] - self.logs[low])
+        rest[0] += lifted.sum()
+        zero = self.zero + float((masses[:low] - lifted).sum())
+        # values above become the last value, and what is lost is counted as `beyond`
+        rest[-1] += masses[high:].sum()
+        beyond = self.beyond + (float(above[high]) if high < len(masses) else 0.0)
+        total = float(rest.sum()) + zero  # 1, up to rounding
+        return _Law(self.step, self.first + low, rest / total, zero / total, beyond)
+
+
+def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLossDistribution:
+    """Upper bound on the privacy loss of one participation in one of `rounds` secret rounds.
+
+    The neighbouring relations are add-or-remove-one and zero-out.
+
+    Args:
+        multiplier: noise std of every round over the unit's bound, at least 0.1.
+        rounds: number n of rounds, of which one is drawn uniformly.
+        interval: distance of the grid's losses.
+
+    Example:
+        >>> once = one_of_rounds(1.0, 10, 1e-3)
+        >>> round(float(once.get_epsilon_for_delta(1e-5)), 2)
+        2.19
+    """
+    coarser = max(1.0, (interval / 1e-4) ** (1 / 3))
+    law = _sum_of(rounds, 1.0 / multiplier, coarser)
+    losses = law.logs - math.log(rounds)
+    removed = _on_grid(losses, law.masses * np.exp(losses), law.beyond / rounds, interval)
+    added = _on_grid(-losses[::-1], law.masses[::-1], law.zero, interval)
+    return PrivacyLossDistribution(removed, added)
+
+
+def _on_grid(losses: np.ndarray, masses: np.ndarray, infinite: float, interval: float) -> Any:
+    """Losses divided between the neighbours on the accountant's grid, so that the masses under both
+    laws stay the same (Doroshenko et al. 2022, arXiv 2207.04380).
+    """
+    losses = losses + _ROUNDED * (1 + np.abs(losses))
+    places = np.floor(losses / interval).astype(np.int64)
+    above = np.clip(np.expm1(places * interval - losses) / math.expm1(-interval), 0.0, 1.0)
+    first, size = int(places[0]), int(places[-1] - places[0]) + 2
+    lower = np.bincount(places - first, masses * (1 - above), size)
+    probs = (lower + np.bincount(places - first + 1, masses * above, size)) * (1 + _ROUNDED)
+    return DensePLDPmf(interval, first, probs, infinite * (1 + _ROUNDED) + _CUT, True)
+
+
+@lru_cache(maxsize=16)
+def _sum_of(count: int, shift: float, coarser: float = 1.0) -> _Law:
+    """The law of W_1 + ... + W_n, from the laws of both halves of the sum."""
+    spread = math.sqrt(math.expm1(shift**2) / count)  # standard deviation of A
+    coarsest = _STEP * max(1.0, shift) * coarser
+    last = min(coarsest, _FINE * spread * coarser)
+    most = math.floor(math.log2(coarsest / last))
+    laws: dict[tuple[int, int], _Law] = {}
+
+    def law_of(terms: int, depth: int) -> _Law:
+        """The errors of n / terms sums average out, so their grid is coarser by the root of that
+        number.
+        """
+        if (terms, depth) not in laws:
+            step = last * 2 ** min(depth // 2, most)
+            if terms == 1:
+                laws[terms, depth] = _one_ratio(shift, step)
+            else:
+                halves = (law_of(terms // 2, depth + 1), law_of(terms - terms // 2, depth + 1))
+                one, other = (half.refine(step) for half in halves)
+                laws[terms, depth] = _add(one, one if terms % 2 == 0 else other).cut(terms)
+        return laws[terms, depth]
+
+    return law_of(count, 0)
+
+
+def _one_ratio(shift: float, step: float) -> _Law:
+    """The law of W = exp(shift g - shift^2 / 2), every value divided between its neighbours."""
+    first = math.floor((-_REACH * shift - shift**2 / 2) / step)
+    last = math.ceil((_REACH * shift + shift**2 / 2) / step)
+    logs = step * np.arange(first, last + 1)
+    points = logs / shift + shift / 2
+    mass, moment = _between(points), _between(points - shift) * np.exp(-logs[:-1])
+    right = np.clip((moment - mass) / math.expm1(step), 0.0, mass)
+    masses = np.zeros(len(logs))
+    masses[:-1] += mass - right
+    masses[1:] += right
+    lifted = min(float(ndtr(points[0])), float(ndtr(points[0] - shift) * np.exp(-logs[0])))
+    masses[0] += lifted
+    masses[-1] += ndtr(-points[-1])
+    zero = float(ndtr(points[0])) - lifted
+    return _Law(step, first, masses, zero, float(ndtr(shift - points[-1])))
+
+
+def _between(points: np.ndarray) -> np.ndarray:
+    """Gaussian probability of each interval, [m - 1], from the nearer tail."""
+    upper = points[:-1] > 0
+    tail = ndtr(np.where(upper, -points[:-1], points[1:]))
+    return tail - ndtr(np.where(upper, -points[1:], points[:-1]))
+
+
+def _add(one: _Law, other: _Law) -> _Law:
+    """Law of the sum of independent variables on one grid, each value divided between its
+    neighbours.
+
+    The place of a sum relative to its larger term depends only on how many steps lie between both
+    terms: log(x + y) = log y + log(1 + x / y).
+    """
+    step, sizes = one.step, (len(one.masses), len(other.masses))
+    first = min(one.first, other.first)
+    size = max(one.first + sizes[0], other.first + sizes[1]) - first
+    a, b = np.zeros(size), np.zeros(size)
+    a[one.first - first :][: sizes[0]] = one.masses
+    b[other.first - first :][: sizes[1]] = other.masses
+    grown = np.log1p(np.exp(-step * np.arange(size)))
+    places = np.floor(grown / step).astype(np.int64)
+    above = np.clip(np.expm1(grown - places * step) / math.expm1(step), 0.0, 1.0)
+    total = np.zeros(size + int(places[0]) + 2)
+    for apart in range(size):
+        if apart == 0:
+            pairs = a * b
+        elif one is other:
+            pairs = 2 * a[:-apart] * a[apart:]
+        else:
+            pairs = a[:-apart] * b[apart:] + a[apart:] * b[:-apart]
+        start = apart + int(places[apart])
+        upper = pairs * above[apart]
+        total[start + 1 :][: len(pairs)] += upper
+        total[start:][: len(pairs)] += pairs - upper
+    total[:size] += a * other.zero + b * one.zero
+    return _Law(step, first, total, one.zero * other.zero, one.beyond + other.beyond)
