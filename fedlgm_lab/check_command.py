@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError
 from simulations.shell import JsonOption, console, print_json
 
 if TYPE_CHECKING:
@@ -108,9 +108,8 @@ def _run(path: Path) -> Report:
     folder = RunFolder.open(path)
     recipe, read = folder.recipe(), ledger_report(path)
     with Ledger(folder.ledger_file) as ledger:
-        guarantee, rates = ledger.guarantee(), attack_rates(ledger)
-    if guarantee is None:
-        raise RunError(f"{path} has released nothing that could be checked")
+        rates = attack_rates(ledger)
+    guarantee = folder.stated_guarantee()
     settings = Settings(
         mechanism="ledger",
         unit=recipe.unit,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlgm.check import claims  # noqa: F401  (registers its rules)
 from fedlgm.check.proof import prove
-from fedlgm.check.rules import RULES
+from fedlgm.check.rules import RULES as RULES
 from fedlgm.check.settings import Settings
 from fedlgm.check.verdict import STATUSES, Status, Verdict
 from fedlgm.privacy.guarantee import Relation
