@@ -182,7 +182,7 @@ def _constants(tree: ast.AST) -> dict[str, ast.expr]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
         count.update(_bound(node))
-    return {name: value for name, value in names.items() if count[name] == 1}
+    return {name: value for name, value in names.items() if count[name] == 1 and not count["*"]}
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
@@ -193,6 +193,12 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield node.arg
     elif isinstance(node, ast.alias):
         yield (node.asname or node.name).partition(".")[0]
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        yield node.name or ""
+    elif isinstance(node, ast.MatchMapping):
+        yield node.rest or ""
     elif isinstance(node, ast.Global | ast.Nonlocal):
         yield from node.names
 

@@ -139,23 +139,19 @@ def opacus_arguments(values: Mapping[str, Any], *reading: Verdict, **settings: A
         ('holds', 1.33)
     """
     poisson = values.get("poisson_sampling", True)
-    styles: dict[Any, Any] = {
-        "flat": "unit",
-        "per_layer": "unit",
-        "adaptive": "adaptive",
-        None: None,
-    }
+    styles = {"flat": "unit", "per_layer": "unit", "adaptive": "adaptive"}
     for name in values:
         if name not in _OPACUS:
             raise ConfigError(f"opacus: unknown argument {name!r}; {alternatives(name, _OPACUS)}")
     style = values.get("clipping", "flat")
-    check_known("clipping", style, styles, "opacus")
+    if style is not None:
+        check_known("clipping", style, styles, "opacus")
     if poisson not in (True, False, None):
         raise ConfigError(f"opacus: poisson_sampling must be true or false, got {poisson!r}")
     bound = values.get("max_grad_norm")
     read = {
         "unit": "example",
-        "clipping": styles[style],
+        "clipping": None if style is None else styles[style],
         "denominator": "expected",
         "accounted_as": "poisson",
         "sampler": {True: "poisson", False: "shuffle", None: None}[poisson],

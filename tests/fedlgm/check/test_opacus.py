@@ -47,7 +47,11 @@ def test_poisson_samples_hold() -> None:
     engine, loader, optimizer, _ = train(2)
     report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
     assert report.status == "holds", str(report)
-    assert (report.settings.steps, report.settings.rate, report.settings.population) == (20, 0.1, 200)
+    assert (report.settings.steps, report.settings.rate, report.settings.population) == (
+        20,
+        0.1,
+        200,
+    )
     assert report.epsilon == epsilon(1.0 * (1 - 1e-12), 1e-5, steps=20, sampling_rate=0.1)
     assert report.epsilon < report.settings.epsilon == engine.get_epsilon(1e-5)
     assert report.relation == "add-remove"

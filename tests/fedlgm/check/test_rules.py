@@ -219,7 +219,9 @@ def test_people_with_many_units_of_poisson_samples() -> None:
     many = check(replace(SOUND, units_per_person=1000))
     assert few is not None
     assert many.epsilon is not None
-    assert few < many.epsilon == pytest.approx(gaussian_epsilon(1000 * 500**0.5 / 2, 1e-5), rel=1e-6)
+    assert (
+        few < many.epsilon == pytest.approx(gaussian_epsilon(1000 * 500**0.5 / 2, 1e-5), rel=1e-6)
+    )
 
 
 def test_laplace_noise_in_the_l1_norm() -> None:
