@@ -13,6 +13,9 @@ def scope(settings: Settings) -> Verdict | None:
     count = settings.participation_count
     if settings.epsilon is None or settings.stated_for == "run":
         return None
+    if settings.stated_for == "round" and count is None:
+        why = "The stated epsilon is that of one round, and the number of rounds is not stated."
+        return Verdict("conditional", why, missing=("steps",))
     if settings.stated_for is not None:
         single = count == 1 if settings.stated_for == "round" else (settings.epochs or 2) <= 1
         return Verdict(
@@ -71,6 +74,8 @@ def accountant(settings: Settings) -> Verdict | None:
     """Whether the accounting gives an upper bound."""
     if settings.delta == 0 and settings.mechanism == "gaussian":
         return Verdict("broken", "Gaussian noise has no epsilon at delta = 0.", bound=False)
+    if settings.delta == 0 and settings.accountant in ("rdp", "gdp"):
+        return Verdict("broken", f"The {settings.accountant} accountant gives no delta of 0.")
     if settings.accountant == "gdp":
         return Verdict(
             "conditional",

@@ -273,17 +273,16 @@ def _adaptive(settings: Settings) -> Verdict:
             bound=False,
             missing=("count_std",) if count_std is None else (),
         )
-    # of noise_multiplier, a share is spent on a count whose sensitivity is taken for 1 / 2
-    share = (noise / count_std) ** 2
-    if share >= 4:
-        return Verdict("broken", "The count's noise is less than its share allows.", bound=False)
+    # joint release of a sum of sensitivity 1 over noise and a count of sensitivity 1 over count_std;
+    # Opacus gives the sum more noise than that, because it charges the count for half of this
     return Verdict(
         "conditional",
         "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2, "
         "and a batch size that is not public.",
-        factor=1 / math.sqrt(1 + 0.75 * share),
+        factor=1 / math.sqrt(1 + (noise / count_std) ** 2),
         amplified=False,
         zero_out=True,
+        bound=settings.mechanism == "gaussian",
     )
 
 
@@ -320,12 +319,13 @@ def repeated_noise(settings: Settings) -> Verdict | None:
     """Whether noise is added once."""
     if settings.noise_additions == 1:
         return None
-    gaussian = settings.mechanism == "gaussian"
+    # under local trust the receiver may know what the others add
+    counts = settings.mechanism == "gaussian" and settings.trust == "central"
     return Verdict(
         "conditional",
         f"Independent noise is added {settings.noise_additions} times: this is more private than "
         "stated, and the stated epsilon is that of another mechanism.",
-        factor=math.sqrt(settings.noise_additions) if gaussian else 1.0,
+        factor=math.sqrt(settings.noise_additions) if counts else 1.0,
     )
 
 
@@ -342,7 +342,8 @@ def layers(settings: Settings) -> Verdict | None:
         "Each layer's epsilon is stated for the model, but all layers come from the same data."
         if parallel
         else "The layers' epsilons are added, which is valid; their joint epsilon is smaller.",
-        factor=1 / math.sqrt(settings.layers),
+        # l2 norms add up as squares, the l1 norms of Laplace noise as they are
+        factor=1 / (settings.layers if settings.mechanism == "laplace" else settings.layers**0.5),
     )
 
 

@@ -198,8 +198,10 @@ class Settings:
 
 
 def _ceil(value: float) -> int:
-    """`value` rounded up, without a step for the rounding of a quotient such as 60 / (1 / 7)."""
-    nearest = round(value) if math.isfinite(value) else 2 * MOST_RELEASES
+    """`value` rounded up to at least 1, without a step for the rounding of a quotient such as
+    60 / (1 / 7).
+    """
+    nearest = max(1, round(value)) if math.isfinite(value) else 2 * MOST_RELEASES
     return nearest if abs(value - nearest) <= 1e-9 * max(1, value) else math.ceil(value)
 
 

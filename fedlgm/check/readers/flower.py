@@ -54,6 +54,9 @@ def flower(
     read = {"unit": "client", **_flower_config(source if name == "PrivacyConfig" else None)}
     if name != "PrivacyConfig":
         read |= _strategy(source, "Adaptive" in name)
+    if "ClientSide" in name:
+        why = "The clients must bound their updates with Flower's mod, which a strategy does not show."
+        reading = (*reading, Verdict("conditional", why))
     return report(read, settings, *reading)
 
 

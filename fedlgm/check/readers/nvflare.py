@@ -20,9 +20,9 @@ _FILTERS = {
 def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     """Check the privacy filters of a client's configuration of NVFlare.
 
-    NVFlare's own filters state no epsilon of a run. Of another filter, the arguments
-    `noise_multiplier`, `clip` (or `clipping_norm`, `max_grad_norm`) and `delta` are read, and its
-    code is not.
+    Only filters for the task "train" count. NVFlare's own filters state no epsilon of a run. Of
+    another filter, the arguments `noise_multiplier`, `clip` (or `clipping_norm`, `max_grad_norm`)
+    and `delta` are read, and its code is not.
 
     Args:
         config: the content of `config_fed_client.json`, or of a job's configuration.
@@ -39,7 +39,7 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"a configuration of NVFlare must be a mapping, got {config!r:.100}")
-    parts = list(_components(config.get("task_result_filters", [])))
+    parts = [part for chain in _chains(config) for part in _components(chain)]
     read: dict[str, Any] = {"unit": "client", "trust": "local", "mechanism": "none"}
     read |= {"sampler": "all", "denominator": "expected", "clipping": "none"}
     rounds = [args["num_rounds"] for _, args in _components(config) if "num_rounds" in args]
@@ -48,7 +48,7 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     if epsilons:
         read |= {"epsilon": epsilons[0], "stated_for": "round"}
     for name, args in parts:
-        if "noise_multiplier" in args:
+        if "noise_multiplier" in args and name not in _FILTERS:
             clips = [args[key] for key in ("clip", "clipping_norm", "max_grad_norm") if key in args]
             read |= {key: args[key] for key in ("noise_multiplier", "delta") if key in args}
             read |= {"mechanism": "gaussian", "relation": "replace-one", "clipping": "unit"}
@@ -59,6 +59,22 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     read["mechanism"] = own[0] if own else "none"
     read["noise_multiplier"] = None if own else 0.0
     return report(read, settings)
+
+
+def _chains(config: Any) -> Iterator[Any]:
+    """All chains of filters for the results of training."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if key == "task_result_filters":
+                for chain in value if isinstance(value, list | tuple) else [value]:
+                    tasks = chain.get("tasks", ["*"]) if isinstance(chain, Mapping) else ["*"]
+                    if {"train", "*"} & set(map(str, tasks)):
+                        yield chain
+            else:
+                yield from _chains(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _chains(value)
 
 
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

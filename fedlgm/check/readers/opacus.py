@@ -162,6 +162,11 @@ def opacus_arguments(values: Mapping[str, Any], *reading: Verdict, **settings: A
         "delta": values.get("target_delta"),
         "epochs": values.get("epochs"),
     }
+    size, population = settings.get("batch_size"), settings.get("population")
+    if poisson:  # the loader's steps per epoch give the rate; each step is a Poisson sample
+        dropped = settings.pop("drop_last", False)
+        if isinstance(size, int) and isinstance(population, int) and 0 < size <= population:
+            read["sampling_rate"] = 1 / (population // size if dropped else -(-population // size))
     return report(read, settings, *reading)
 
 

@@ -7,11 +7,11 @@ import sys
 
 CODE = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import fedlgm.check, fedlgm.privacy
 names = [fedlgm.check.Settings, fedlgm.check.check, fedlgm.check.opacus, fedlgm.check.flower]
 names += [fedlgm.check.tensorflow_privacy, fedlgm.check.nvflare, fedlgm.check.read_script]
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 heavy = {"torch", "flwr", "ray", "opacus", "tensorflow", "pandas", "dp_accounting", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 print(seconds)
@@ -26,5 +26,5 @@ def test_no_framework_is_loaded_and_the_import_takes_little_time() -> None:
         subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
         for _ in range(3)
     ]
-    assert min(float(run.stdout.split()[0]) for run in done) < 0.5  # the machine may be busy
+    assert min(float(run.stdout.split()[0]) for run in done) < 0.5
     assert abs(float(done[0].stdout.split()[1]) - 4.377) < 1e-3

@@ -105,8 +105,8 @@ def test_other_bounds(options: dict[str, Any], clipping: str) -> None:
     report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5, epochs=1)
     assert (report.settings.clipping, report.settings.noise_multiplier) == (clipping, 1.0)
     assert report.status == ("holds" if clipping == "unit" else "conditional")
-    if clipping == "adaptive":  # the count has sensitivity 1: 1 / z^2 = 1 + 0.75 / 25
-        exact = gaussian_epsilon((10 * (1 + 0.03)) ** 0.5, 1e-5)
+    if clipping == "adaptive":  # the sum, and a count of sensitivity 1
+        exact = gaussian_epsilon((10 * (1 + 1 / 25)) ** 0.5, 1e-5)
         assert report.epsilon == pytest.approx(exact, rel=1e-6)
 
 

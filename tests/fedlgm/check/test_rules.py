@@ -86,12 +86,15 @@ MISTAKES: list[tuple[str, str, dict[str, Any], float | None]] = [
     ("clipping", "broken", {"clipping": "microbatch"}, 5**0.5),
     ("clipping", "broken", {"clipping": "adaptive-late"}, 0),
     ("clipping", "conditional", {"clipping": "adaptive"}, 0),
-    ("clipping", "broken", {"clipping": "adaptive", "count_std": 1.0}, 0),
+    ("clipping", "conditional", {"clipping": "adaptive", "count_std": 2.0, "epsilon": 9.0},
+     10**0.5 / 2),
     ("scale of the noise", "broken", {"noise_scale": "mean"}, 100 * 5**0.5 / 2),
     ("scale of the noise", "conditional", {"noise_on": "mean"}, 5**0.5 / 200),
     ("scale of the noise", "conditional", {"noise_on": "mean", "denominator": "realised"},
      5**0.5 / 2),
     ("repeated noise", "conditional", {"noise_additions": 2}, 5**0.5 / 8**0.5),
+    ("repeated noise", "conditional", {"noise_additions": 2, "trust": "local", "unit": "client"},
+     5**0.5 / 2),
     ("layers", "broken", {"layers": 9, "layer_claim": "parallel"}, 3 * 5**0.5 / 2),
     ("layers", "holds", {"layers": 9, "layer_claim": "sum", "epsilon": 50.0}, 3 * 5**0.5 / 2),
     ("layers", "holds", {"layers": 9}, 5**0.5 / 2),
@@ -102,6 +105,8 @@ MISTAKES: list[tuple[str, str, dict[str, Any], float | None]] = [
     ("scope", "broken", {"stated_for": "epoch"}, 5**0.5 / 2),
     ("scope", "broken", {"stated_for": None, "epsilon": 1.993}, 5**0.5 / 2),
     ("accountant", "broken", {"delta": 0}, 0),
+    ("accountant", "broken", {"delta": 0, "mechanism": "laplace", "norm": "l1",
+                              "accountant": "rdp"}, None),
     ("accountant", "conditional", {"accountant": "gdp"}, 5**0.5 / 2),
     ("accountant", "conditional", {"accountant": "classical"}, 5**0.5 / 2),
     ("orders", "conditional", {"orders": [32, 64]}, 5**0.5 / 2),
@@ -229,6 +234,22 @@ def test_laplace_noise_in_the_l1_norm() -> None:
     report = check(replace(run, epsilon=0.5))
     assert report.status == "holds", str(report)
     assert report.epsilon == pytest.approx(0.5, rel=1e-9)
+
+
+def test_layers_of_laplace_noise_add_up() -> None:
+    run = replace(SHUFFLED, mechanism="laplace", norm="l1", delta=0, noise_multiplier=10.0)
+    report = check(replace(run, layers=4, layer_claim="sum", epsilon=2.0))
+    assert (report.status, report.epsilon) == ("holds", pytest.approx(2.0, rel=1e-9))
+
+
+def test_less_than_an_epoch_is_one_participation() -> None:
+    assert Settings(sampler="shuffle", epochs=1e-300).participation_count == 1
+    assert Settings(sampling_rate=0.5, epochs=1e-300).releases == 1
+
+
+def test_an_unknown_number_of_rounds_is_missing() -> None:
+    report = check(Settings(epsilon=1.0, stated_for="round"))
+    assert (report.status, "steps" in report.missing) == ("conditional", True)
 
 
 def test_calibrated_noise_holds_and_a_little_less_does_not() -> None:

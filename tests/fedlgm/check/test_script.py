@@ -49,7 +49,10 @@ def test_a_script_of_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert rules(report, "broken") == ["sampling"]
     assert rules(report, "conditional") == ["reading"]
     report = read_script(OPACUS.replace("poisson_sampling=False", "clipping='flat'"), epochs=3)
-    assert (report.settings.sampler, report.settings.drop_last) == ("poisson", True)
+    assert (report.settings.sampler, report.settings.drop_last) == ("poisson", None)
+    report = read_script(OPACUS.replace(", poisson_sampling=False", ""), epochs=3, population=1000)
+    assert report.settings.rate == 1 / 15  # Opacus takes the rate from the loader's length
+    assert rules(report, "broken") == []
 
 
 def test_what_is_not_constant_is_not_read() -> None:
