@@ -43,8 +43,7 @@ def check(
         str | None, typer.Option(help="Sampling that the accounting assumed: poisson, fixed, none.")
     ] = None,
     values: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting, NAME=VALUE; repeatable."),
+        list[str] | None, typer.Option("--set", help="Any other setting, NAME=VALUE; repeatable.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -53,17 +53,15 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
 
     Example:
         >>> run = Settings(noise_multiplier=1.0, sampler="shuffle", epochs=1, delta=1e-5)
-        >>> proof = prove(run, [Verdict("broken", "", amplified=False, zero_out=True)])
+        >>> proof = prove(run, [Verdict("broken", "", scheduled=True)])
         >>> round(proof.epsilon, 3), proof.relation  # one Gaussian release
         (4.377, 'zero-out')
     """
-    zero_out = any(verdict.zero_out for verdict in verdicts)
-    relation: Relation = "zero-out" if zero_out else "add-remove"
+    scheduled = any(verdict.scheduled for verdict in verdicts)
+    relation: Relation = "zero-out" if scheduled else settings.relation or "add-remove"
     if settings.relation == "replace-one":
         relation = "replace-one"
-    elif settings.relation is not None and not zero_out:
-        relation = settings.relation
-    amplified = settings.sampler == "poisson" and all(verdict.amplified for verdict in verdicts)
+    amplified = settings.sampler == "poisson" and not scheduled
     candidates = [_unsampled(settings, verdicts)]
     if amplified and settings.rate is not None:
         candidates.append(_sampled(settings, verdicts))

@@ -63,9 +63,7 @@ def description(settings: Settings) -> Verdict | None:
     if not missing:
         return Verdict("holds", "All settings that the figure needs are stated.")
     return Verdict(
-        "conditional",
-        f"The description lacks {', '.join(missing)}.",
-        missing=tuple(missing),
+        "conditional", f"The description lacks {', '.join(missing)}.", missing=tuple(missing)
     )
 
 
@@ -112,15 +110,13 @@ def sampling(settings: Settings) -> Verdict | None:
         return Verdict(
             "broken" if amplifies else "holds",
             f"{why}, but amplification by sampling is claimed." if amplifies else f"{why}.",
-            amplified=False,
-            zero_out=settings.relation != "replace-one",
+            scheduled=True,
         )
     if sampler is None:
         return Verdict(
             "conditional",
             "The sampler is not stated, so the figure does without amplification.",
-            amplified=False,
-            zero_out=True,
+            scheduled=True,
             missing=("sampler",),
         )
     if sampler == "poisson":
@@ -131,7 +127,7 @@ def sampling(settings: Settings) -> Verdict | None:
                 "conditional",
                 "A cap on participations makes the samples depend on each other, so the figure does "
                 "without amplification.",
-                amplified=False,
+                scheduled=True,
             )
         return Verdict(
             "holds", "Poisson sampling amplifies, as long as it is secret who takes part."
@@ -141,22 +137,19 @@ def sampling(settings: Settings) -> Verdict | None:
         "fixed": "Batches of a fixed size",
         "all": "Releases in which all units take part",
     }[sampler]
-    zero_out = sampler != "all"
     if accounted == "poisson" or (accounted == "fixed" and sampler != "fixed"):
         return Verdict(
             "broken",
             f"{what} are accounted as {'Poisson' if accounted == 'poisson' else 'fixed-size'} "
             "samples, whose amplification they do not have.",
-            amplified=False,
-            zero_out=zero_out,
+            scheduled=sampler != "all",
         )
     if accounted == "fixed":
         return Verdict(
             "conditional",
             "Amplification of fixed-size batches is proven for replace-one at twice the "
             "sensitivity; the figure here does without amplification.",
-            amplified=False,
-            zero_out=zero_out,
+            scheduled=True,
         )
     unstated = accounted is None and settings.epsilon is not None
     return Verdict(
@@ -164,8 +157,7 @@ def sampling(settings: Settings) -> Verdict | None:
         f"{what} are accounted for without amplification."
         if not unstated
         else f"{what} have no amplification; the accounting behind the stated epsilon is unknown.",
-        amplified=False,
-        zero_out=zero_out,
+        scheduled=sampler != "all",
         missing=("accounted_as",) if unstated else (),
     )
 
@@ -180,14 +172,12 @@ def last_batch(settings: Settings) -> Verdict | None:
             "broken",
             "A Poisson batch that is left out because of its size makes the schedule depend on who "
             "takes part.",
-            amplified=False,
-            zero_out=True,
+            scheduled=True,
         )
     return Verdict(
         "holds",
         "Leaving out the last batch only lowers the number of participations, if the size of the "
         "data is public.",
-        zero_out=settings.sampler != "all",
     )
 
 
@@ -207,14 +197,13 @@ def denominator(settings: Settings) -> Verdict | None:
             "broken",
             "Averages over the realised batch size reveal that size, which differs between "
             "neighbours by add-remove.",
-            amplified=False,
-            zero_out=True,
+            scheduled=True,
         )
     return Verdict(
         "conditional",
         "The realised batch size must be the public one in every step; a smaller batch has less "
         "noise than accounted if the noise is scaled for the full size.",
-        zero_out=True,
+        scheduled=True,
     )
 
 
@@ -250,8 +239,7 @@ def clipping(settings: Settings) -> Verdict | None:
             "Means of microbatches are bounded: one example can turn a microbatch's mean around, "
             "which is twice the bound, and sampling does not act on single examples.",
             factor=0.5,
-            amplified=False,
-            zero_out=True,
+            scheduled=True,
         )
     if settings.clipping == "adaptive-late":
         return Verdict(
@@ -280,8 +268,7 @@ def _adaptive(settings: Settings) -> Verdict:
         "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2, "
         "and a batch size that is not public.",
         factor=1 / math.sqrt(1 + (noise / count_std) ** 2),
-        amplified=False,
-        zero_out=True,
+        scheduled=True,
         bound=settings.mechanism == "gaussian",
     )
 

@@ -21,8 +21,8 @@ class Verdict:
         factor: noise multiplier of the run over the stated one.
         times: how often all releases happened.
         units: units that one person contributes, or one replacement changes.
-        amplified: whether sampling may lower epsilon.
-        zero_out: whether the figure is for the relation "zero-out".
+        scheduled: whether the proof takes the schedule of participations as given: sampling does
+            not lower epsilon, and the relation is "zero-out".
         bound: whether any figure is proven.
         missing: settings without which the assumption cannot be judged.
         rule: name of the rule.
@@ -37,8 +37,7 @@ class Verdict:
     factor: float = 1.0
     times: int = 1
     units: int = 1
-    amplified: bool = True
-    zero_out: bool = False
+    scheduled: bool = False
     bound: bool = True
     missing: tuple[str, ...] = ()
     rule: str = ""

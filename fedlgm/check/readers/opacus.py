@@ -15,12 +15,7 @@ from fedlgm.wording import alternatives
 
 
 def opacus(
-    engine: Any,
-    loader: Any,
-    *,
-    optimizer: Any = None,
-    delta: float | None = None,
-    **settings: Any,
+    engine: Any, loader: Any, *, optimizer: Any = None, delta: float | None = None, **settings: Any
 ) -> Report:
     """Check a training run of Opacus, after it or before it.
 

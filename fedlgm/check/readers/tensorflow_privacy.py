@@ -10,11 +10,7 @@ from fedlgm.check.verdict import Verdict
 from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError
 
-_ORDERS = (
-    *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
-    *range(5, 64),
-    *(128, 256, 512),
-)
+_ORDERS = (*(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5), *range(5, 64), *(128, 256, 512))
 """Renyi orders of `compute_dp_sgd_privacy`."""
 
 
