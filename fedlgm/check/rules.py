@@ -217,7 +217,12 @@ def weights(settings: Settings) -> Verdict | None:
             "by more than the bound over the number of units.",
             bound=False,
         )
-    return Verdict("holds", "All units have the same weight.") if settings.weights else None
+    if settings.weights is None and (settings.unit == "example" or settings.trust == "local"):
+        return None
+    if settings.weights is None:
+        why = "The weights of the clients are not stated: they must be equal."
+        return Verdict("conditional", why, missing=("weights",))
+    return Verdict("holds", "All units have the same weight.")
 
 
 @rule

@@ -13,6 +13,8 @@ from fedlgm.checks import check_positive, check_share
 from fedlgm.errors import ConfigError
 from fedlgm.wording import alternatives
 
+_MEANS = ("FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "FedProx")
+"""Flower's strategies whose results follow from the mean of the updates."""
 _ACCOUNTED = {"poisson": "poisson", "without-replacement": "fixed", "no-amplification": "none"}
 
 
@@ -54,6 +56,10 @@ def flower(
     read = {"unit": "client", **_flower_config(source if name == "PrivacyConfig" else None)}
     if name != "PrivacyConfig":
         read |= _strategy(source, "Adaptive" in name)
+        inner = type(getattr(source, "strategy", None)).__name__
+        if inner not in ("NoneType", *_MEANS):
+            why = f"The noise is scaled for a mean, and what {inner} computes is not known."
+            reading = (*reading, Verdict("conditional", why, bound=False))
     if "ClientSide" in name:
         why = "The clients must bound their updates with Flower's mod, which a strategy does not show."
         reading = (*reading, Verdict("conditional", why))

@@ -78,23 +78,29 @@ def _history(history: Any) -> list[tuple[float, float, int]]:
         ) from error
 
 
+_POISSON = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
+"""Opacus's Poisson samplers."""
+
+
 def _loader(loader: Any) -> dict[str, Any]:
     """Sampler of a loader of PyTorch."""
     try:
         size = len(attribute(loader, "dataset", "the loader"))
     except TypeError as error:
         raise ConfigError("the loader's data set has no length: state population") from error
-    rate = getattr(loader, "sample_rate", None)
-    if rate is not None:
-        return {"sampler": "poisson", "sampling_rate": float(rate), "population": size}
+    kind = type(getattr(loader, "batch_sampler", None)).__name__
+    if kind in _POISSON:
+        rate = float(attribute(loader, "sample_rate", "the loader"))
+        return {"sampler": "poisson", "sampling_rate": rate, "population": size}
     read: dict[str, Any] = {"population": size, "batch_size": getattr(loader, "batch_size", None)}
     if read["batch_size"] is not None:
         read["batch_size"] = min(read["batch_size"], size)
     read["drop_last"] = getattr(loader, "drop_last", None)
     sampler = getattr(loader, "sampler", None)
-    replaces = getattr(sampler, "replacement", False)
     plain = type(sampler).__name__ in ("RandomSampler", "SequentialSampler", "NoneType")
-    read["sampler"] = "shuffle" if plain and not replaces and read["batch_size"] else None
+    once = not getattr(sampler, "replacement", False)
+    once = once and getattr(sampler, "num_samples", size) == size
+    read["sampler"] = "shuffle" if plain and once and read["batch_size"] else None
     if read["sampler"] is None:
         read["batch_size"] = None
     return read

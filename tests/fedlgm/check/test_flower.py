@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
+    FedMedian,
 )
 from flwr.supercore.privacy_accounting import (
     GaussianPrivacyEvent,
@@ -77,6 +78,17 @@ def test_a_privacy_config_alone_names_what_is_missing() -> None:
     assert report.settings.epsilon == 3.0
     assert (report.status, report.epsilon) == ("conditional", None)
     assert {"noise_multiplier", "clipping", "steps", "sampler"} <= set(report.missing)
+
+
+def test_a_median_is_no_mean() -> None:
+    report = fedlgm.check.flower(SERVER(FedMedian(), 1.0, 1.0, 10), rounds=1, weights="uniform")
+    assert (report.status, report.rates) == ("conditional", None)
+    assert "FedMedian" in str(report)
+
+
+def test_own_weights_must_be_stated() -> None:
+    strategy = SERVER(FedAvg(weighted_by_key="trust"), 1.0, 1.0, 10)
+    assert "weights" in fedlgm.check.flower(strategy, rounds=1).missing
 
 
 def test_adaptive_bounds_have_no_figure() -> None:

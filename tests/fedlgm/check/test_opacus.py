@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from opacus import PrivacyEngine
-from torch.utils.data import DataLoader, TensorDataset
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import fedlgm.check
 from fedlgm.errors import ConfigError
@@ -72,6 +73,15 @@ def test_a_loop_over_the_original_loader_is_broken() -> None:
     assert report.status == "broken"
 
 
+@pytest.mark.parametrize("options", [{"replacement": True}, {"num_samples": 400}])
+def test_a_sampler_that_repeats_examples_is_not_known(options: dict[str, Any]) -> None:
+    engine, _, optimizer, _ = train(1)
+    loader = DataLoader(DATA, batch_size=20, sampler=RandomSampler(DATA, **options))
+    report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
+    assert (report.settings.sampler, report.missing) == (None, ("sampler",))
+    assert report.epsilon == pytest.approx(gaussian_epsilon(10**0.5, 1e-5), rel=1e-6)
+
+
 def test_the_last_batch_is_dropped() -> None:
     """With 9 batches of 22 of 200 examples, the rate is that of 9 steps per epoch."""
     engine, loader, _, _ = train(1, batch_size=22, drop_last=True)
@@ -129,7 +139,8 @@ def test_steps_that_differ_count_as_the_worst_of_them() -> None:
     history = [(2.0, 0.05, 10), (1.0, 0.1, 10), (2.0, 0.2, 10)]
     account = SimpleNamespace(history=history, mechanism=lambda: "rdp")
     engine = SimpleNamespace(accountant=account, get_epsilon=lambda delta: 100.0)
-    loader = SimpleNamespace(dataset=range(100), sample_rate=0.1)
+    poisson = UniformWithReplacementSampler(num_samples=100, sample_rate=0.1)
+    loader = SimpleNamespace(dataset=range(100), sample_rate=0.1, batch_sampler=poisson)
     report = fedlgm.check.opacus(engine, loader, delta=1e-5)
     settings = report.settings
     assert (settings.noise_multiplier, settings.rate, settings.steps) == (1.0, 0.2, 30)
