@@ -115,7 +115,8 @@ def sampling(settings: Settings) -> Verdict | None:
     if sampler is None:
         return Verdict(
             "conditional",
-            "The sampler is not stated, so the figure does without amplification.",
+            "The sampler is not stated, so the figure does without amplification; a unit must take "
+            "part at most once in each step.",
             scheduled=True,
             missing=("sampler",),
         )

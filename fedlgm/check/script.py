@@ -126,6 +126,9 @@ def _arguments(
         else:
             pairs.append((keyword.arg, keyword.value))
     for name, node in pairs:
+        if name == "noise_generator":
+            why = "The noise comes from a generator of the script, whose seed must be secret."
+            reading.append(Verdict("conditional", why))
         if name in _IGNORED:
             continue
         value = _value(node, names)

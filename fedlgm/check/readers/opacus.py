@@ -49,6 +49,9 @@ def opacus(
         **_loader(loader),
     }
     reading = []
+    if getattr(getattr(loader, "sampler", None), "replacement", False):
+        why = "The sampler draws with replacement: a batch may hold an example several times."
+        reading.append(Verdict("broken", why, bound=False))
     mechanism = attribute(accountant, "mechanism", "the engine's accountant")()
     read["accountant"] = mechanism if mechanism in ("rdp", "gdp", "prv") else None
     if history:
@@ -65,6 +68,9 @@ def opacus(
             read["epsilon"] = float(engine.get_epsilon(delta))
     if optimizer is not None:
         read |= _optimizer(optimizer, read)
+        if getattr(optimizer, "generator", None) is not None and not optimizer.secure_mode:
+            why = "The noise comes from a generator of the caller, whose seed must be secret."
+            reading.append(Verdict("conditional", why))
     return report(read, settings, *reading)
 
 

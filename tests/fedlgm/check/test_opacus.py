@@ -73,13 +73,21 @@ def test_a_loop_over_the_original_loader_is_broken() -> None:
     assert report.status == "broken"
 
 
-@pytest.mark.parametrize("options", [{"replacement": True}, {"num_samples": 400}])
-def test_a_sampler_that_repeats_examples_is_not_known(options: dict[str, Any]) -> None:
+def test_a_generator_of_the_callers() -> None:
+    engine, loader, optimizer, _ = train(1, noise_generator=torch.Generator().manual_seed(0))
+    report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
+    assert (report.status, "seed must be secret" in str(report)) == ("conditional", True)
+
+
+def test_samplers_that_repeat_examples() -> None:
     engine, _, optimizer, _ = train(1)
-    loader = DataLoader(DATA, batch_size=20, sampler=RandomSampler(DATA, **options))
+    loader = DataLoader(DATA, batch_size=20, sampler=RandomSampler(DATA, num_samples=400))
     report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
     assert (report.settings.sampler, report.missing) == (None, ("sampler",))
     assert report.epsilon == pytest.approx(gaussian_epsilon(10**0.5, 1e-5), rel=1e-6)
+    loader = DataLoader(DATA, batch_size=20, sampler=RandomSampler(DATA, replacement=True))
+    report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
+    assert (report.status, report.epsilon, report.rates) == ("broken", None, None)
 
 
 def test_the_last_batch_is_dropped() -> None:

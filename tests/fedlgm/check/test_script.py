@@ -87,6 +87,11 @@ def test_a_name_that_a_function_or_loop_changes_is_not_constant() -> None:
         assert report.settings.noise_multiplier is None, change
 
 
+def test_a_generator_of_the_script() -> None:
+    report = read_script("engine.make_private(noise_multiplier=1.0, noise_generator=seeded)")
+    assert "whose seed must be secret" in str(report)
+
+
 def test_a_script_of_flower() -> None:
     report = read_script(FLOWER, population=200, delta=1e-5)
     settings = report.settings
