@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlgm.check.rules import rule
-from fedlgm.check.settings import Settings
+from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
 from fedlgm.check.verdict import Verdict
 
 
@@ -23,13 +23,19 @@ def scope(settings: Settings) -> Verdict | None:
             f"The stated epsilon is that of one {settings.stated_for}"
             + (", and there is only one." if single else "; the run has more than one."),
         )
-    if count is None or count < 2 or settings.delta is None or not settings.noise_multiplier:
+    if count is None or count < 2 or not _can_compute(settings):
         return None
     rates = {1.0, settings.rate or 1.0}
-    for rate in rates if settings.mechanism == "gaussian" else ():
+    for rate in rates:
         if abs(settings.epsilon - _renyi(settings, rate, 1, None)) <= 0.01 * settings.epsilon:
             return Verdict("broken", "The stated epsilon is that of one release, not of the run.")
     return None
+
+
+def _can_compute(settings: Settings) -> bool:
+    noise = settings.noise_multiplier or 0.0
+    fits = settings.mechanism == "gaussian" and LEAST_NOISE <= noise <= MOST_NOISE
+    return fits and bool(settings.delta)
 
 
 def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...] | None) -> float:
@@ -52,9 +58,7 @@ def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...
 def orders(settings: Settings) -> Verdict | None:
     """Whether the Renyi orders reach the best one."""
     count = settings.releases if settings.sampler == "poisson" else settings.participation_count
-    if settings.orders is None or not settings.delta or not settings.noise_multiplier:
-        return None
-    if count is None or settings.mechanism != "gaussian":
+    if settings.orders is None or count is None or not _can_compute(settings):
         return None
     rate = (settings.rate or 1.0) if settings.accounted_as == "poisson" else 1.0
     dense = (*settings.orders, *(1 + 10 ** (step / 20) for step in range(-40, 61)))

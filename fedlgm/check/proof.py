@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedlgm.check.settings import MOST_RELEASES, Settings
+from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
 from fedlgm.check.verdict import Verdict
-from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation
 
 if TYPE_CHECKING:
     from fedlgm.privacy.attackers import AttackRates
 
 _ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
+_LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
+_LARGEST_PURE = 1e3  # total epsilon of Laplace releases, which a grid can hold
 _MOST_STEPS = 100  # of a group, each of which `AttackRates.of_units` computes
 
 
@@ -26,7 +27,7 @@ class Proof:
     """Upper bounds for one unit, or one person, of a run.
 
     Attributes:
-        epsilon: at the stated delta; None if none is proven.
+        epsilon: at the stated delta; None if none is proven, infinite for too little noise.
         relation: neighbouring relation of the figures.
         rates: bounds on attacks; None if none are proven.
 
@@ -70,7 +71,7 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
         return Proof(None, relation, None)
     epsilon, rates = min(proofs, key=lambda pair: pair[0])
     if not math.isfinite(epsilon):
-        return Proof(None, relation, None)
+        return Proof(math.inf, relation, None)
     return Proof(None if settings.delta is None else epsilon, relation, rates)
 
 
@@ -82,34 +83,42 @@ def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, in
     return multiplier, times, math.prod(verdict.units for verdict in verdicts)
 
 
-def _unsampled(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, AttackRates] | None:
+def _unsampled(
+    settings: Settings, verdicts: Sequence[Verdict]
+) -> tuple[float, AttackRates | None] | None:
     """Epsilon and attack rates without amplification; the contributions of a group add up."""
     multiplier, times, units = _effects(settings, verdicts)
-    count = settings.participation_count
-    if not multiplier > 0 or count is None:
-        return None
-    return _figures(settings, multiplier / units, 1.0, count * times, 1)
+    count = (settings.participation_count or 0) * times
+    return _figures(settings, multiplier / units, 1.0, count, 1)
 
 
-def _sampled(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, AttackRates] | None:
+def _sampled(
+    settings: Settings, verdicts: Sequence[Verdict]
+) -> tuple[float, AttackRates | None] | None:
     """Epsilon and attack rates of Poisson samples; a group by the group property of the profile."""
     multiplier, times, units = _effects(settings, verdicts)
-    count = settings.releases
-    if not multiplier > 0 or count is None or units > _MOST_STEPS:
+    count = (settings.releases or 0) * times
+    if units > _MOST_STEPS or (multiplier > 0 and count > _LARGEST_LOSS * min(1, multiplier) ** 2):
         return None
-    if count * times > MOST_RELEASES:
-        raise ConfigError(f"more than {MOST_RELEASES:,} releases cannot be accounted for")
-    return _figures(settings, multiplier, settings.rate or 1.0, count * times, units)
+    return _figures(settings, multiplier, settings.rate or 1.0, count, units)
 
 
 def _figures(
     settings: Settings, multiplier: float, rate: float, count: int, units: int
-) -> tuple[float, AttackRates]:
+) -> tuple[float, AttackRates | None] | None:
+    """None if a setting is missing; infinite if there is too little noise for a useful figure."""
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.attackers import attack_rates
     from fedlgm.privacy.events import gaussian_event, laplace_event
 
+    if not settings.noise_multiplier or count == 0:
+        return None
+    if multiplier < LEAST_NOISE:
+        return math.inf, None
+    multiplier = min(multiplier, MOST_NOISE)
     if settings.mechanism == "laplace":
+        if count / multiplier > _LARGEST_PURE:
+            return math.inf, None
         event = laplace_event(1 / multiplier, rate)
     else:
         event = gaussian_event(multiplier, rate)
@@ -118,10 +127,7 @@ def _figures(
         return rates.advantage, rates  # the candidates are compared by it
     if units > 1:
         return group_epsilon(rates, units, settings.delta), rates
-    try:
-        return composed_epsilon([(event, count)], settings.delta), rates
-    except (OverflowError, ZeroDivisionError):  # hardly any noise
-        return math.inf, rates
+    return composed_epsilon([(event, count)], settings.delta), rates
 
 
 def group_epsilon(rates: AttackRates, units: int, delta: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,10 @@ def check(settings: Settings, *reading: Verdict) -> Report:
     verdicts = [replace(verdict, rule=name) for name, verdict in judged if verdict is not None]
     verdicts += [replace(verdict, rule="reading") for verdict in reading]
     proof = prove(settings, verdicts)
+    if proof.epsilon == math.inf:
+        why = "There is too little noise for any useful figure."
+        verdicts.append(Verdict("broken", why, rule="amount of noise"))
+        proof = replace(proof, epsilon=None)
     verdicts += filter(None, [judge_statement(settings, proof.epsilon)])
     return Report(settings, tuple(verdicts), proof.epsilon, proof.relation, proof.rates)
 

@@ -273,7 +273,7 @@ def _adaptive(settings: Settings) -> Verdict:
         "conditional",
         "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2, "
         "and a batch size that is not public.",
-        factor=1 / math.sqrt(1 + (noise / count_std) ** 2),
+        factor=1 / math.hypot(1, noise / count_std),
         scheduled=True,
         bound=settings.mechanism == "gaussian",
     )

@@ -22,6 +22,8 @@ from fedlgm.privacy.plain import plain_number
 from fedlgm.wording import alternatives
 
 MOST_RELEASES, _LARGEST = 1_000_000, 10**15
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+"""Noise multipliers for which figures are computed: less noise has none, more counts as the most."""
 PLAIN_MECHANISMS = (
     "gaussian",
     "laplace",
@@ -262,6 +264,8 @@ def _check_value(name: str, value: Any) -> Any:
         for order in value:
             check_positive(orders=order)
             check_share(**{"1 / order, for each of orders,": 1 / order})
+            if order > 10_000:
+                raise ConfigError(f"orders must be at most 10,000, got {order!r}")
         value = tuple(float(order) for order in value)
     else:
         if name == "delta":

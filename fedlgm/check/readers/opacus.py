@@ -76,7 +76,10 @@ def opacus(
 
 def _history(history: Any) -> list[tuple[float, float, int]]:
     try:
-        return [(float(noise), min(1.0, float(rate)), int(n)) for noise, rate, n in history]
+        rows = [(float(noise), min(1.0, float(rate)), int(n)) for noise, rate, n in history]
+        if not all(math.isfinite(noise) for noise, _, _ in rows):
+            raise ValueError("noise is not finite")
+        return rows
     except (TypeError, ValueError) as error:
         raise ConfigError(
             "the accountant's history must be a list of (noise multiplier, rate, steps), got "

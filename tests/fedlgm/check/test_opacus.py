@@ -160,6 +160,7 @@ def test_objects_of_another_kind_are_refused() -> None:
         fedlgm.check.opacus(object(), loader)
     with pytest.raises(ConfigError, match="the loader has no attribute 'dataset'"):
         fedlgm.check.opacus(engine, object())
-    broken = SimpleNamespace(accountant=SimpleNamespace(history=[1], mechanism=lambda: "rdp"))
-    with pytest.raises(ConfigError, match="history must be a list"):
-        fedlgm.check.opacus(broken, loader)
+    for history in ([1], [(1.0, 0.1, 1), (float("nan"), 0.1, 1)], None):
+        account = SimpleNamespace(history=history, mechanism=lambda: "rdp")
+        with pytest.raises(ConfigError, match="history must be a list"):
+            fedlgm.check.opacus(SimpleNamespace(accountant=account), loader)

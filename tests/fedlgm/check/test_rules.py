@@ -259,10 +259,29 @@ def test_calibrated_noise_holds_and_a_little_less_does_not() -> None:
     assert broken(check(replace(SOUND, noise_multiplier=0.97 * noise))) == ["stated epsilon"]
 
 
-def test_hardly_any_noise_has_no_figure() -> None:
-    report = check(replace(SOUND, noise_multiplier=1e-9, epsilon=None))
-    assert report.epsilon is None or report.epsilon > 1e6
-    assert "proven: " in report.sentence()
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_hardly_any_noise_has_no_figure(mechanism: str) -> None:
+    changes = {"mechanism": mechanism, "norm": "l1", "epsilon": 1.0, "accountant": "gdp"}
+    report = check(replace(SOUND, noise_multiplier=1e-9, **changes))
+    assert (report.epsilon, report.rates) == (None, None)
+    assert broken(report) == ["amount of noise"]
+    assert report.sentence() == "epsilon stated: 1 at delta 1e-05; proven: none"
+
+
+def test_extreme_settings_end_with_a_figure_or_none() -> None:
+    for changes in (
+        {"noise_multiplier": 1e300},
+        {"noise_multiplier": 1e300, "clipping": "adaptive", "count_std": 1e-300},
+        {"clipping": "adaptive", "count_std": 1e-300},
+        {"runs": 10**15},
+        {"mechanism": "laplace", "norm": "l1", "runs": 10**15, "noise_multiplier": 0.1},
+        {"units_per_person": 10**15, "relation": "replace-one"},
+        {"steps": 10**6, "noise_multiplier": 2e-3},
+        {"layers": 10**15, "layer_claim": "sum"},
+        {"noise_on": "mean", "batch_size": 10**15, "population": 10**15, "steps": 1},
+    ):
+        report = check(replace(SOUND, **changes))
+        assert report.epsilon is None or math.isfinite(report.epsilon), changes
 
 
 @pytest.mark.parametrize(
