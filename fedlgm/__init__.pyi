@@ -1,6 +1,7 @@
 # The public names of this package, which load when they are first used; this list is the only one.
 
 from . import aggregation as aggregation
+from . import check as check
 from . import data as data
 from . import errors as errors
 from . import extension as extension

@@ -10,6 +10,7 @@ import typer
 from fedlgm_lab.applications import apply_command as application_command
 from fedlgm_lab.attacks.runs import attack_command
 from fedlgm_lab.audits.runs.audit_command import audit
+from fedlgm_lab.check_command import check
 from fedlgm_lab.recommend.recommend_command import recommend
 from fedlgm_lab.risk.risk_command import risk
 from fedlgm_lab.statement.statement_command import statement
@@ -40,6 +41,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_READ)(report)
     app.command(rich_help_panel=_READ)(statement)
     app.command(rich_help_panel=_TEST)(audit)
+    app.command(rich_help_panel=_TEST)(check)
     app.command(rich_help_panel=_TEST)(risk)
     app.add_typer(attack_command.app, name="attack", rich_help_panel=_TEST)
 

@@ -15,7 +15,7 @@ from fedlgm.package_conflicts import PACKAGES as ALL
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
-    "fedlgm": "extension.testing papers privacy.floor privacy.selection",
+    "fedlgm": "check extension.testing papers privacy.floor privacy.selection",
     "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress "
     "shell signals standardise summaries tables",
 }

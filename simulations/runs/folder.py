@@ -221,10 +221,14 @@ class RunFolder:
         Raises:
             LedgerError: the mechanism's guarantee is not known.
         """
+        return self.stated_guarantee().sentence(
+            noise_reproducible=self.recipe().run.seed is not None
+        )
+
+    def stated_guarantee(self) -> Guarantee:
+        """The object behind `guarantee`, with the same errors."""
         with Ledger(self.ledger_file) as ledger:
-            return self._guarantee(ledger).sentence(
-                noise_reproducible=self.recipe().run.seed is not None
-            )
+            return self._guarantee(ledger)
 
     def _guarantee(self, ledger: Ledger) -> Guarantee:
         recipe = self.recipe()

@@ -90,6 +90,7 @@ def test_the_commands_of_distributed_trust_run(
     [
         *(
             "epsilon",
+            "check",
             "own-model",
             "own-data",
             "own-task",

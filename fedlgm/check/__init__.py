@@ -1,0 +1,8 @@
+"""A second opinion on the epsilon of a training run, whichever framework trained.
+
+The package reads objects of Opacus and Flower by their attributes. It imports no framework.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,149 @@
+"""The epsilon that is proven for a run, from its settings and the verdicts on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
+from fedlgm.check.verdict import Verdict
+from fedlgm.privacy.guarantee import Relation
+
+if TYPE_CHECKING:
+    from fedlgm.privacy.attackers import AttackRates
+
+_ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
+_LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
+_LARGEST_PURE = 1e3  # total epsilon of Laplace releases, which a grid can hold
+_MOST_STEPS = 100  # of a group, each of which `AttackRates.of_units` computes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Upper bounds for one unit, or one person, of a run.
+
+    Attributes:
+        epsilon: at the stated delta; None if none is proven, infinite for too little noise.
+        relation: neighbouring relation of the figures.
+        rates: bounds on attacks; None if none are proven.
+
+    Example:
+        >>> Proof(1.0, "add-remove", None).epsilon
+        1.0
+    """
+
+    epsilon: float | None
+    relation: Relation
+    rates: AttackRates | None
+
+
+def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
+    """The figures that are proven for a run.
+
+    Sampling counts only if every verdict allows it. Otherwise a unit takes part in at most
+    `participation_count` releases of the whole Gaussian or Laplace mechanism, whichever schedule is
+    drawn; by joint convexity, the bound for every schedule holds for their mixture too.
+
+    Args:
+        settings: the run.
+        verdicts: verdicts on its assumptions, whose effects are combined.
+
+    Example:
+        >>> run = Settings(noise_multiplier=1.0, sampler="shuffle", epochs=1, delta=1e-5)
+        >>> proof = prove(run, [Verdict("broken", "", scheduled=True)])
+        >>> round(proof.epsilon, 3), proof.relation  # one Gaussian release
+        (4.377, 'zero-out')
+    """
+    scheduled = any(verdict.scheduled for verdict in verdicts)
+    relation: Relation = "zero-out" if scheduled else settings.relation or "add-remove"
+    if settings.relation == "replace-one":
+        relation = "replace-one"
+    amplified = settings.sampler == "poisson" and not scheduled
+    candidates = [_unsampled(settings, verdicts)]
+    if amplified and settings.rate is not None:
+        candidates.append(_sampled(settings, verdicts))
+    proofs = [pair for pair in candidates if pair is not None]
+    if not proofs or not all(verdict.bound for verdict in verdicts):
+        return Proof(None, relation, None)
+    epsilon, rates = min(proofs, key=lambda pair: pair[0])
+    if not math.isfinite(epsilon):
+        return Proof(math.inf, relation, None)
+    return Proof(None if settings.delta is None else epsilon, relation, rates)
+
+
+def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, int, int]:
+    """Noise multiplier, number of repetitions of all releases, units of one group."""
+    multiplier = (settings.noise_multiplier or 0.0) * _ROUNDING
+    multiplier *= math.prod(verdict.factor for verdict in verdicts)
+    times = math.prod(verdict.times for verdict in verdicts)
+    return multiplier, times, math.prod(verdict.units for verdict in verdicts)
+
+
+def _unsampled(
+    settings: Settings, verdicts: Sequence[Verdict]
+) -> tuple[float, AttackRates | None] | None:
+    """Epsilon and attack rates without amplification; the contributions of a group add up."""
+    multiplier, times, units = _effects(settings, verdicts)
+    count = (settings.participation_count or 0) * times
+    return _figures(settings, multiplier / units, 1.0, count, 1)
+
+
+def _sampled(
+    settings: Settings, verdicts: Sequence[Verdict]
+) -> tuple[float, AttackRates | None] | None:
+    """Epsilon and attack rates of Poisson samples; a group by the group property of the profile."""
+    multiplier, times, units = _effects(settings, verdicts)
+    count = (settings.releases or 0) * times
+    if units > _MOST_STEPS or (multiplier > 0 and count > _LARGEST_LOSS * min(1, multiplier) ** 2):
+        return None
+    return _figures(settings, multiplier, settings.rate or 1.0, count, units)
+
+
+def _figures(
+    settings: Settings, multiplier: float, rate: float, count: int, units: int
+) -> tuple[float, AttackRates | None] | None:
+    """None if a setting is missing; infinite if there is too little noise for a useful figure."""
+    from fedlgm.privacy.accounting import composed_epsilon
+    from fedlgm.privacy.attackers import attack_rates
+    from fedlgm.privacy.events import gaussian_event, laplace_event
+
+    if not settings.noise_multiplier or count == 0:
+        return None
+    if multiplier < LEAST_NOISE:
+        return math.inf, None
+    multiplier = min(multiplier, MOST_NOISE)
+    if settings.mechanism == "laplace":
+        if count / multiplier > _LARGEST_PURE:
+            return math.inf, None
+        event = laplace_event(1 / multiplier, rate)
+    else:
+        event = gaussian_event(multiplier, rate)
+    rates = attack_rates(event, steps=count).of_units(units)
+    if settings.delta is None:
+        return rates.advantage, rates  # the candidates are compared by it
+    if units > 1:
+        return group_epsilon(rates, units, settings.delta), rates
+    return composed_epsilon([(event, count)], settings.delta), rates
+
+
+def group_epsilon(rates: AttackRates, units: int, delta: float) -> float:
+    """Epsilon of a group of `units` units at `delta`, from the profile of one unit.
+
+    A unit's (e, d) gives a group of k units (k e, d (1 + exp(e) + ... + exp((k - 1) e))) (Vadhan
+    2017, lemma 2.2). The result is the smallest over the points of the profile, or infinite.
+
+    Example:
+        >>> from fedlgm.privacy import attack_rates, epsilon
+        >>> rates = attack_rates(4.0)
+        >>> 2 * epsilon(4.0, 1e-5, steps=1) < group_epsilon(rates, 2, 1e-5)
+        True
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        growth = np.expm1(units * rates.epsilons) / np.expm1(rates.epsilons)
+        growth = np.where(rates.epsilons > 0, growth, units)
+        fits = rates.deltas * growth <= delta * (1 - 1e-9)
+    return float(units * rates.epsilons[fits].min()) if fits.any() else math.inf

@@ -1,0 +1,168 @@
+"""Reader of Flower: strategies for differential privacy, `LocalDpMod`, `PrivacyConfig`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedlgm.check.readers.common import attribute, report
+from fedlgm.check.report import Report
+from fedlgm.check.verdict import Verdict
+from fedlgm.checks import check_positive, check_share
+from fedlgm.errors import ConfigError
+from fedlgm.wording import alternatives
+
+_MEANS = ("FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "FedProx")
+"""Flower's strategies whose results follow from the mean of the updates."""
+_ACCOUNTED = {"poisson": "poisson", "without-replacement": "fixed", "no-amplification": "none"}
+
+
+def flower(
+    source: Any, values: Mapping[str, Any] | None = None, *reading: Verdict, **settings: Any
+) -> Report:
+    """Check a privacy strategy, mod or `PrivacyConfig` of Flower.
+
+    Args:
+        source: the object; or the name of its class, with `values`.
+        values: arguments of the class by name.
+        reading: verdicts on what could not be read.
+        settings: further settings, such as `rounds`, `population` and `sampler`. Flower's FedAvg
+            draws a fixed number of clients, weighted by their numbers of examples unless an
+            accountant is given.
+
+    Raises:
+        ConfigError: the class is unknown, an attribute is missing, or a value cannot be used.
+
+    Example:
+        >>> report = flower("LocalDpMod", {
+        ...     "clipping_norm": 1.0, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-5,
+        ... }, rounds=10, population=1000, stated_for="round")
+        >>> report.status, round(report.epsilon, 1)  # ten messages, each with a replaced update
+        ('broken', 6.0)
+    """
+    name = source if isinstance(source, str) else type(source).__name__
+    known = ("LocalDpMod", "PrivacyConfig", *_strategies())
+    if name not in known:
+        raise ConfigError(f"unknown class {name!r} of Flower; {alternatives(name, known)}")
+    if isinstance(source, str):
+        names = _ARGUMENTS[name if name in _ARGUMENTS else name.partition("Side")[2]]
+        for key in values or {}:
+            if key not in names:
+                raise ConfigError(f"{name}: unknown argument {key!r}; {alternatives(key, names)}")
+        source = _Values(**(values or {}))
+    if name == "LocalDpMod":
+        return report(_local_mod(source), settings, *reading)
+    read = {"unit": "client", **_flower_config(source if name == "PrivacyConfig" else None)}
+    if name != "PrivacyConfig":
+        read |= _strategy(source, "Adaptive" in name)
+        inner = type(getattr(source, "strategy", None)).__name__
+        if inner not in ("NoneType", *_MEANS):
+            why = f"The noise is scaled for a mean, and what {inner} computes is not known."
+            reading = (*reading, Verdict("conditional", why, bound=False))
+    if "ClientSide" in name:
+        why = "The clients must bound their updates with Flower's mod, which a strategy does not show."
+        reading = (*reading, Verdict("conditional", why))
+    return report(read, settings, *reading)
+
+
+class _Values:
+    """Arguments of a class as attributes."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+_ARGUMENTS = {
+    "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
+    "PrivacyConfig": (
+        *("target_delta", "population_size", "neighboring_relation", "sampling_method"),
+        "max_epsilon",
+    ),
+    "FixedClipping": ("noise_multiplier", "clipping_norm", "num_sampled_clients"),
+    "AdaptiveClipping": (
+        *("noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
+        *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
+    ),
+}
+
+
+def _strategies() -> Iterator[str]:
+    for side in ("Server", "Client"):
+        for kind in ("Fixed", "Adaptive"):
+            yield f"DifferentialPrivacy{side}Side{kind}Clipping"
+
+
+def _local_mod(mod: Any) -> dict[str, Any]:
+    """Noise of one message by the classical formula; the update is bounded by `clipping_norm`."""
+    number = {name: attribute(mod, name, "LocalDpMod") for name in _ARGUMENTS["LocalDpMod"]}
+    check_positive("LocalDpMod", **{key: number[key] for key in ("clipping_norm", "epsilon")})
+    check_share("LocalDpMod", delta=number["delta"])
+    if number["sensitivity"] != 0:
+        check_positive("LocalDpMod", sensitivity=number["sensitivity"])
+    deviation = number["sensitivity"] * math.sqrt(2 * math.log(1.25 / number["delta"]))
+    return {
+        "unit": "client",
+        "trust": "local",
+        "relation": "replace-one",
+        "sampler": "all",
+        "clipping": "unit",
+        "denominator": "expected",
+        "clip": number["clipping_norm"],
+        "noise_multiplier": deviation / number["epsilon"] / number["clipping_norm"],
+        "epsilon": number["epsilon"],
+        "delta": number["delta"],
+        "stated_for": "round",
+        "accountant": "classical",
+        "accounted_as": "none",
+    }
+
+
+def _flower_config(config: Any) -> dict[str, Any]:
+    """Settings of a `PrivacyConfig`; none of None."""
+    if config is None:
+        return {}
+    relation = _word(attribute(config, "neighboring_relation", "PrivacyConfig"))
+    sampling = _word(attribute(config, "sampling_method", "PrivacyConfig"))
+    if sampling not in _ACCOUNTED:
+        raise ConfigError(f"sampling_method: unknown {sampling!r}; known: {', '.join(_ACCOUNTED)}")
+    return {
+        "relation": "add-remove" if relation == "add-or-remove-one" else relation,
+        "accounted_as": _ACCOUNTED[sampling],
+        "delta": attribute(config, "target_delta", "PrivacyConfig"),
+        "population": attribute(config, "population_size", "PrivacyConfig"),
+        "epsilon": getattr(config, "max_epsilon", None),
+        "accountant": "rdp",
+    }
+
+
+def _word(value: Any) -> str:
+    """A name, or an enum's value."""
+    return str(getattr(value, "value", value)).lower().replace("_", "-")
+
+
+def _strategy(strategy: Any, adaptive: bool) -> dict[str, Any]:
+    """Settings of a privacy strategy around FedAvg."""
+    read: dict[str, Any] = {
+        "noise_multiplier": attribute(strategy, "noise_multiplier", "the strategy"),
+        "batch_size": attribute(strategy, "num_sampled_clients", "the strategy"),
+        "clipping": "adaptive-late" if adaptive else "unit",
+        "sampler": "fixed",
+        "denominator": "realised",
+        "weights": "examples",
+    }
+    if adaptive:
+        return read
+    read["clip"] = attribute(strategy, "clipping_norm", "the strategy")
+    accountant = getattr(strategy, "accountant", None)
+    if accountant is not None:  # it refuses missing replies and unequal weights
+        config = attribute(accountant, "config", "the accountant")
+        read |= _flower_config(config) | {"denominator": "expected", "weights": "uniform"}
+        read["steps"] = attribute(accountant, "num_releases", "the accountant") or None
+        if read["steps"]:
+            read |= {"epsilon": accountant.get_epsilon(read["delta"]), "stated_for": "run"}
+    inner = getattr(strategy, "strategy", None)
+    weighted = getattr(inner, "weighted_by_key", "num-examples")
+    if accountant is None and weighted != "num-examples":
+        read["weights"] = None
+    return read

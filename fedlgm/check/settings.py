@@ -1,0 +1,281 @@
+"""What a training run does and what its authors state, as one object of settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fedlgm.checks import (
+    check_below_one,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+    check_share,
+)
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.guarantee import Relation, Unit
+from fedlgm.privacy.plain import plain_number
+from fedlgm.wording import alternatives
+
+MOST_RELEASES, _LARGEST = 1_000_000, 10**15
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+"""Noise multipliers for which figures are computed: less noise has none, more counts as the most."""
+PLAIN_MECHANISMS = (
+    "gaussian",
+    "laplace",
+    "none",
+    "svt",
+    "percentile",
+    "percentile-gaussian",
+    "ledger",
+)
+WEIGHTED_PAPERS = ("gaussian-inid", "laplace-inid")
+MEDCLIP_RULES = (
+    *("dimension-adjusted", "dp-sgd", "max-snr-sum", "min-total-noise"),
+    *("sensitivity-proportional", "snr-consistent", "uniform"),
+)
+MECHANISMS = (
+    *PLAIN_MECHANISMS,
+    *(f"{name}:published" for name in (*WEIGHTED_PAPERS, *MEDCLIP_RULES, "ladp", "lm-dp-sgd")),
+)
+"""Mechanisms that the rules know."""
+
+Sampler = Literal["poisson", "shuffle", "fixed", "all"]
+Accounted = Literal["poisson", "fixed", "none"]
+Clipping = Literal["unit", "microbatch", "batch", "none", "adaptive", "adaptive-late"]
+Quantity = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a run, and what its authors state. None means that a setting is not known.
+
+    Attributes:
+        mechanism: "gaussian", "laplace", "none", or a mechanism of `MECHANISMS`, such as
+            "ladp:published".
+        noise_multiplier: standard deviation (Laplace: scale) of the noise on the sum over `clip`.
+        clip: l2 bound of one unit's contribution.
+        clipping: what is bounded: "unit" (each unit's contribution), "microbatch" (means of several
+            examples), "batch" (the mean of a batch), "none", "adaptive" (each unit's, with a bound
+            that follows a noisy count), "adaptive-late" (the same, with the noise of the next bound).
+        count_std: standard deviation of the noise of the count of an adaptive bound.
+        norm: norm that is bounded, "l1" or "l2".
+        layers, layer_claim: number of layers that have bound and noise of their own, with
+            `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
+            "joint", "sum" or "parallel" (the largest of them).
+        noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
+            or "mean".
+        noise_additions: how often independent noise of this scale is added.
+        noise_seed: "secret" or "public".
+        sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
+            a fixed size, drawn anew for each step) or "all".
+        sampling_rate, batch_size, population: probability of a unit to take part in a step, units
+            per batch, units in the data.
+        epochs, steps: passes over the data; releases (in a federation, rounds).
+        participations: largest number of steps in which one unit takes part.
+        drop_last: whether batches are left out because of their size.
+        denominator: what a sum is divided by, "expected" (a public number) or "realised".
+        weights: weights of the units, "uniform" or "examples" (private numbers of examples).
+        unit, relation: protected unit; stated neighbouring relation. A relation of None lets the
+            report choose the relation of its proof.
+        trust: "central", or "local" (each client adds its own noise).
+        units_per_person: units of one person, if the statement is about people.
+        delta, epsilon: as stated.
+        stated_for: what the stated epsilon covers: "round", "epoch" or "run".
+        accounted_as: sampling that the accounting assumed: "poisson", "fixed" or "none".
+        accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
+        orders: Renyi orders of the accounting, each above 1.
+        runs, search_charged: number of runs on the same data, this one included, and whether the
+            stated epsilon covers all of them.
+
+    Raises:
+        ConfigError: a value is of the wrong type, out of range, or contradicts another one.
+
+    Example:
+        >>> Settings(noise_multiplier=1.1, batch_size=250, population=60_000).rate
+        0.004166666666666667
+    """
+
+    mechanism: str = "gaussian"
+    noise_multiplier: float | None = None
+    clip: float | None = None
+    clipping: Clipping | None = None
+    count_std: float | None = None
+    norm: Literal["l1", "l2"] | None = None
+    layers: int | None = None
+    layer_claim: Literal["joint", "sum", "parallel"] = "joint"
+    noise_on: Quantity = "sum"
+    noise_scale: Quantity = "sum"
+    noise_additions: int = 1
+    noise_seed: Literal["secret", "public"] = "secret"
+    sampler: Sampler | None = None
+    sampling_rate: float | None = None
+    batch_size: int | None = None
+    population: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    participations: int | None = None
+    drop_last: bool | None = None
+    denominator: Literal["expected", "realised"] | None = None
+    weights: Literal["uniform", "examples"] | None = None
+    unit: Unit = "example"
+    relation: Relation | None = None
+    trust: Literal["central", "local"] = "central"
+    units_per_person: int = 1
+    delta: float | None = None
+    epsilon: float | None = None
+    stated_for: Literal["round", "epoch", "run"] | None = None
+    accounted_as: Accounted | None = None
+    accountant: Literal["pld", "rdp", "prv", "gdp", "classical"] | None = None
+    orders: tuple[float, ...] | None = None
+    runs: int = 1
+    search_charged: bool | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = plain_number(getattr(self, field.name))
+            if value is not None or field.default is not None:
+                object.__setattr__(self, field.name, _check_value(field.name, value))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        size, people = self.batch_size, self.population
+        if size and people and size > people:
+            raise ConfigError(f"batch_size {size} is larger than population {people}")
+        if size and people and self.sampling_rate:
+            # frameworks round the number of steps per epoch, and a rate is its inverse
+            steps = people / size
+            low, high = 1 / math.ceil(steps), 1 / math.floor(steps)
+            if not low * 0.99 <= self.sampling_rate <= high * 1.01:
+                raise ConfigError(
+                    f"sampling_rate {self.sampling_rate:g} contradicts batch_size / population = "
+                    f"{size / people:g}: state the rate that was used"
+                )
+        epochs, rate = self.epochs, self.rate
+        # frameworks round the number of steps in each epoch
+        if self.steps and epochs and rate and abs(self.steps - epochs / rate) > epochs + 1:
+            raise ConfigError(
+                f"steps {self.steps} contradict epochs and rate, which make {epochs / rate:.6g} "
+                "steps: give only one of them"
+            )
+        for name in ("releases", "participation_count"):
+            if (getattr(self, name) or 0) > MOST_RELEASES:
+                raise ConfigError(f"more than {MOST_RELEASES:,} steps cannot be accounted for")
+
+    @property
+    def rate(self) -> float | None:
+        """Probability of a unit to take part in a step."""
+        if self.sampling_rate is not None:
+            return self.sampling_rate
+        return self.batch_size / self.population if self.batch_size and self.population else None
+
+    @property
+    def releases(self) -> int | None:
+        """Number of steps, rounded up."""
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is None or self.rate is None:
+            return None
+        return _ceil(self.epochs / self.rate)
+
+    @property
+    def participation_count(self) -> int | None:
+        """Largest number of steps in which one unit takes part, whatever is drawn."""
+        count = self.releases
+        if self.sampler == "shuffle":
+            epochs = [_ceil(self.epochs)] if self.epochs is not None else []
+            if self.steps is not None and self.batch_size and self.population:
+                dropped = self.population % self.batch_size if self.drop_last is not False else 0
+                per_epoch = math.ceil((self.population - dropped) / self.batch_size)
+                epochs.append(_ceil(self.steps / per_epoch))
+            count = max(epochs, default=count)
+            if self.steps is not None and count is not None:
+                count = min(count, self.steps)
+        caps = [number for number in (count, self.participations) if number is not None]
+        return min(caps, default=None)
+
+
+def _ceil(value: float) -> int:
+    """`value` rounded up to at least 1, without a step for the rounding of a quotient such as
+    60 / (1 / 7).
+    """
+    nearest = max(1, round(value)) if math.isfinite(value) else 2 * MOST_RELEASES
+    return nearest if abs(value - nearest) <= 1e-9 * max(1, value) else math.ceil(value)
+
+
+def build_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from values by name; "rounds" is another name of "steps".
+
+    Raises:
+        ConfigError: a name is unknown, or as in `Settings`.
+
+    Example:
+        >>> build_settings({"rounds": 3}).steps
+        3
+        >>> build_settings({"noise_multiplyer": 1.0})
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: unknown setting 'noise_multiplyer'; did you mean 'noise_multiplier'?
+    """
+    values = dict(values)
+    if "rounds" in values:
+        if "steps" in values:
+            raise ConfigError("rounds and steps are two names of one setting: give one of them")
+        values["steps"] = values.pop("rounds")
+    names = [field.name for field in fields(Settings)]
+    for name in values:
+        if name not in names:
+            raise ConfigError(f"unknown setting {name!r}; {alternatives(name, names)}")
+    return Settings(**values)
+
+
+@cache
+def _kinds() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Type of each setting, and its names if it has a fixed set of them."""
+    kinds = {}
+    for name, hint in get_type_hints(Settings).items():
+        parts = (hint, *get_args(hint))
+        kind = next((part for part in parts if get_origin(part) is Literal), None)
+        names = MECHANISMS if name == "mechanism" else get_args(kind) if kind else ()
+        plain = next((part for part in parts if part in (int, float, bool)), None)
+        kinds[name] = (plain, names)
+    return kinds
+
+
+def _check_value(name: str, value: Any) -> Any:
+    """A value, if it may be the setting's."""
+    kind, names = _kinds()[name]
+    if names:
+        check_known(name, value, names)
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, got {value!r}")
+    elif kind is int:
+        value = check_count(name, value)
+        if value > _LARGEST:
+            raise ConfigError(f"{name} must be at most {_LARGEST:,}")
+    elif name == "orders":
+        if not (isinstance(value, list | tuple) and value):
+            raise ConfigError(f"orders must be a list of numbers above 1, got {value!r}")
+        for order in value:
+            check_positive(orders=order)
+            check_share(**{"1 / order, for each of orders,": 1 / order})
+            if order > 10_000:
+                raise ConfigError(f"orders must be at most 10,000, got {order!r}")
+        value = tuple(float(order) for order in value)
+    else:
+        if name == "delta":
+            check_below_one(delta=value)
+        elif name == "sampling_rate":
+            check_rate(sampling_rate=value)
+        elif value != 0 or isinstance(value, bool) or name not in ("noise_multiplier", "epsilon"):
+            check_positive(**{name: value})
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{name} is too large") from error
+    return value

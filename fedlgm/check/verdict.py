@@ -1,0 +1,43 @@
+"""The verdict on one assumption, with its effect on the proven figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["holds", "conditional", "broken"]
+STATUSES: tuple[Status, ...] = ("holds", "conditional", "broken")
+"""From the best to the worst."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one assumption.
+
+    Attributes:
+        status: "holds"; "conditional": it holds on a condition, a setting is missing, or the
+            statement is valid but is that of another mechanism; "broken".
+        why: one sentence.
+        factor: noise multiplier of the run over the stated one.
+        times: how often all releases happened.
+        units: units that one person contributes, or one replacement changes.
+        scheduled: whether the proof takes the schedule of participations as given: sampling does
+            not lower epsilon, and the relation is "zero-out".
+        bound: whether any figure is proven.
+        missing: settings without which the assumption cannot be judged.
+        rule: name of the rule.
+
+    Example:
+        >>> Verdict("broken", "the same batch is used twice", times=2).bound
+        True
+    """
+
+    status: Status
+    why: str
+    factor: float = 1.0
+    times: int = 1
+    units: int = 1
+    scheduled: bool = False
+    bound: bool = True
+    missing: tuple[str, ...] = ()
+    rule: str = ""

@@ -1,0 +1,125 @@
+"""Scripts are read and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedlgm.check import Report, read_script
+from fedlgm.errors import ConfigError
+
+OPACUS = """
+from opacus import PrivacyEngine
+open("ran", "w")
+BATCH = 32
+SIGMA: float = 1.1
+loader = DataLoader(data, batch_size=2 * BATCH, drop_last=True)
+test_loader = DataLoader(other, batch_size=1000)
+engine = PrivacyEngine()
+model, optimizer, train_loader = engine.make_private(
+    module=model, optimizer=optimizer, data_loader=loader,
+    noise_multiplier=SIGMA, max_grad_norm=[1.0, 0.5], poisson_sampling=False,
+)
+print(engine.get_epsilon(delta=1e-5))
+"""
+FLOWER = """
+strategy = FedAvg(fraction_train=0.1)
+strategy = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, clipping_norm=10, num_sampled_clients=20)
+strategy.start(grid=grid, num_rounds=3)
+"""
+TENSORFLOW = """
+train = dataset.shuffle(60000).batch(250)
+optimizer = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.3, num_microbatches=25)
+print(compute_dp_sgd_privacy.compute_dp_sgd_privacy(60000, batch_size=250, noise_multiplier=1.3, epochs=15, delta=1e-5))
+"""
+
+
+def rules(report: Report, status: str) -> list[str]:
+    return [verdict.rule for verdict in report.verdicts if verdict.status == status]
+
+
+def test_a_script_of_opacus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = read_script(OPACUS, epochs=3, population=60_000)
+    assert not list(tmp_path.iterdir())
+    settings = report.settings
+    assert (settings.noise_multiplier, settings.batch_size, settings.delta) == (1.1, 64, 1e-5)
+    assert (settings.drop_last, settings.sampler) == (True, "shuffle")
+    assert rules(report, "broken") == ["sampling"]
+    assert rules(report, "conditional") == ["reading"]
+    report = read_script(OPACUS.replace("poisson_sampling=False", "clipping='flat'"), epochs=3)
+    assert (report.settings.sampler, report.settings.drop_last) == ("poisson", None)
+    report = read_script(OPACUS.replace(", poisson_sampling=False", ""), epochs=3, population=1000)
+    assert report.settings.rate == 1 / 15  # Opacus takes the rate from the loader's length
+    assert rules(report, "broken") == []
+
+
+def test_what_is_not_constant_is_not_read() -> None:
+    script = OPACUS.replace("SIGMA: float = 1.1", "SIGMA = 1.1\nSIGMA = args.sigma")
+    script = script.replace("poisson_sampling=False", "poisson_sampling=args.poisson, **extra")
+    report = read_script(script, epochs=3, population=60_000)
+    assert (report.settings.noise_multiplier, report.settings.sampler) == (None, None)
+    assert {"noise_multiplier", "sampler"} <= set(report.missing)
+    said = [verdict.why for verdict in report.verdicts if verdict.rule == "reading"]
+    assert said[1:] == [
+        "Line 10: the arguments **extra are not read.",
+        "Line 12: noise_multiplier = SIGMA could not be read.",
+        "Line 12: poisson_sampling = args.poisson could not be read.",
+    ]
+
+
+def test_a_name_that_a_function_or_loop_changes_is_not_constant() -> None:
+    for change in (
+        "for SIGMA in (1, 2): pass",
+        "def f(SIGMA): pass",
+        "from x import SIGMA",
+        "SIGMA += 1",
+        "[0 for SIGMA in range(3)]",
+        "del SIGMA",
+        "with a as SIGMA: pass",
+        "(SIGMA := 3)",
+        "class SIGMA: pass",
+        "def SIGMA(): pass",
+        "from settings import *",
+    ):
+        report = read_script(f"{OPACUS}\n{change}\n", epochs=3)
+        assert report.settings.noise_multiplier is None, change
+
+
+def test_a_generator_of_the_script() -> None:
+    report = read_script("engine.make_private(noise_multiplier=1.0, noise_generator=seeded)")
+    assert "whose seed must be secret" in str(report)
+
+
+def test_a_script_of_flower() -> None:
+    report = read_script(FLOWER, population=200, delta=1e-5)
+    settings = report.settings
+    assert (settings.steps, settings.batch_size, settings.clip) == (3, 20, 10.0)
+    assert rules(report, "broken") == ["weights"]
+    report = read_script("LocalDpMod(1.0, 2.0, 1.0, 1e-5)", rounds=4, population=1000)
+    assert rules(report, "broken") == ["scope", "stated epsilon"]
+
+
+def test_a_script_of_tensorflow_privacy() -> None:
+    report = read_script(TENSORFLOW)
+    assert (report.settings.sampler, report.settings.clipping) == ("shuffle", "microbatch")
+    assert rules(report, "broken") == ["sampling", "clipping"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("x = (", "is not Python"),
+        ("x = '\0'", "is not Python"),
+        ("train()", "got none"),
+        (FLOWER * 2, "lines 3, 7"),
+        ("engine.make_private(noise=1.0)", "unknown argument 'noise'"),
+        ("LocalDpMod(1.0, 2.0, args.epsilon, 1e-5)", "arguments that cannot be read"),
+        ("engine.make_private(noise_multiplier=1e999)", "noise_multiplier must be finite"),
+        ("engine.make_private(noise_multiplier='1')", "noise_multiplier must be finite"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(script: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_script(script)
