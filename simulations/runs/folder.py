@@ -31,6 +31,7 @@ from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.agreement import check_rows, check_summary
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
+from simulations.runs.commitment import Commitment
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
@@ -77,6 +78,9 @@ class RunFolder:
         # canaries were in.
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
+        self.commitment = Commitment(
+            self.private / "opening.json", path / "releases" / "commitment.txt"
+        )
         self._keys = KeyFile(self.private / "keys")
         self._held = False  # whether this object holds the lock
 
@@ -412,7 +416,12 @@ class RunFolder:
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
-        needed = self.recipe().sampling.separation is not None and not self._complete()
+        recipe = self.recipe()
+        needed = recipe.sampling.separation is not None and not self._complete()
+        if recipe.run.keep_releases:
+            beacon = None if recipe.run.beacon is None else path_of("run.beacon", recipe.run.beacon)
+            self.commitment.settle(beacon, recipe.federation.wait_for_nodes)
+            self._keys = KeyFile(self._keys.path, self.commitment.root)
         return self._keys.load_or_create(
             self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )

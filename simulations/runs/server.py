@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from statistics import median_high
 
 from flwr.serverapp import Grid
@@ -25,6 +26,7 @@ from simulations.runs.frozen import FrozenBase
 from simulations.runs.protection import is_own
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
+from simulations.runs.releases import ReleaseLog
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
 from simulations.runs.stopping import StoppedEarly
@@ -104,7 +106,8 @@ def serve(
                 if audit is not None
                 else None
             )
-            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries)
+            keeper = _keeper(assembly, folder, ledger)
+            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries, keeper)
             _run(grid, strategy, recorder, folder, assembly.recipe.federation.rounds)
             result = _summarise(assembly, folder, engine, strategy.transcript, recorder, ledger)
         result.update(base.check(strategy.transcript))
@@ -133,6 +136,7 @@ def _strategy(
     nodes: Nodes,
     recorder: Recorder,
     canaries: ReleaseObserver | None,
+    keeper: ReleaseLog | None,
 ) -> LayerwiseFedAvg:
     recipe = assembly.recipe
     releaser = Releaser(
@@ -144,6 +148,7 @@ def _strategy(
         start.noise,
         start.redrawn,
         is_own(recipe),
+        keeper,
     )
     return LayerwiseFedAvg(
         assembly.method,
@@ -155,6 +160,21 @@ def _strategy(
         on_round=recorder,
         continue_ledger=True,  # warn_of_cost names what is charged again
     )
+
+
+def _keeper(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog | None:
+    """The log of the run's releases, if its recipe keeps them."""
+    if not assembly.recipe.run.keep_releases:
+        return None
+    noise = None
+    if assembly.recipe.run.seed is None:
+        answer = folder.commitment.answer
+        noise = {"commitment": folder.commitment.commitment, **asdict(answer)}
+    log = ReleaseLog(folder.path, ledger)
+    backend = {"backend": assembly.noise_backend}
+    start = assembly.start().models[-1]
+    log.begin(folder.owner(), start, assembly.layers, None if noise is None else noise | backend)
+    return log
 
 
 def _run(
