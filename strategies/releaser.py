@@ -98,9 +98,9 @@ class Releaser:
                 self.ledger.charge(
                     self._event(plan, round, key), round=round, key=key, **self._terms(plan)
                 )
-            exact = values.clone() if self.keeper is not None else None
+            exact = values.clone() if self.keeper is not None else values
             noising.add_()
-            if self.keeper is not None and exact is not None:
+            if self.keeper is not None:
                 self.keeper.keep(round, plan, noising.name, exact, values)
             if watched is not None:
                 watched.observe(round, plan, values)

@@ -108,18 +108,14 @@ def next_head(before: str, round: int, ledger: str, plan: str, released: str) ->
     return digest(before, round, ledger, plan, released)
 
 
-def code_digest(folder: Path | None = None) -> str:
+def code_digest() -> str:
     """SHA-256 of the installed code of the packages of a run: every .py file, sorted by path.
 
-    Args:
-        folder: folder of the packages; default: that of this installation.
-
     Example:
-        >>> code_digest() == code_digest(), len(code_digest())
-        (True, 64)
+        >>> len(code_digest())
+        64
     """
-    base = Path(__file__).parents[2] if folder is None else folder
-    fields: list[str | bytes] = []
+    base, fields = Path(__file__).parents[2], list[str | bytes]()
     for package in CODE:
         for path in sorted((base / package).rglob("*.py")):
             fields += [path.relative_to(base).as_posix(), path.read_bytes()]

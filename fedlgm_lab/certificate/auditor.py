@@ -204,6 +204,8 @@ def check_release(
     Raises:
         Refused: the message names check, round and layer.
     """
+    if len(released) != plan.size or not np.isfinite(released).all():
+        raise Refused(13, f"the release of round {number} must have {plan.size} finite numbers")
     noising = Noising.of(exact, plan, ring, number, SERVER, backend)
     if noising.name != key:
         raise Refused(

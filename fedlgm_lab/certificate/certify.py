@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import deserialize
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.privacy.ledger import SERVER, Ledger
@@ -66,6 +65,10 @@ def certify(
     model = folder.path / "model.safetensors"
     if not model.is_file():
         export(folder.path)
+    if not model.is_file():
+        raise RunError(
+            f"{folder.path} exports no single safetensors file, so it has no certificate"
+        )
     try:
         statement = _statement(folder, recipe, dict(result), model, anchors)
     except (Refused, NotCheckable) as error:
@@ -85,7 +88,7 @@ def _statement(
     model: Path,
     anchors: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    log = ReleaseLog(folder.path).rows()
+    log = ReleaseLog(folder.path).rows
     if not log:
         raise RunError(f"{folder.path} has no kept releases: restore releases/ from a backup")
     start, entries = log[0]["start"], log[1:]
@@ -95,7 +98,7 @@ def _statement(
     ledger = _ledger(folder)
     events = {_sha(event): event for event in ledger.pop("events")}
     data, flat = model.read_bytes(), str(result["model_sha256"])
-    fixed = _fixed(data, start["layers"], flat)
+    _check_model(data, start, flat)
     return {
         "_type": STATEMENT_TYPE,
         "predicateType": PREDICATE_TYPE,
@@ -118,10 +121,7 @@ def _statement(
                 {name: entry[name] for name in ("round", "row", "plan", "released", "head")}
                 for entry in entries
             ],
-            "model": {
-                "fixed": fixed,
-                "arithmetic": _arithmetic(folder, start, entries, plans, flat),
-            },
+            "arithmetic": _arithmetic(folder, start, entries, plans, flat),
             "keys_merkle_root": merkle_root(
                 [ledger["rows"][entry["row"] - 1]["key"] for entry in entries]
             ),
@@ -199,15 +199,10 @@ def _ledger(folder: RunFolder) -> dict[str, Any]:
     return {"owner": owner, "head": head, "rows": rows, "events": events}
 
 
-def _fixed(data: bytes, layers: list[Any], flat: str) -> list[str]:
-    """Tensors of the model file that are not trained."""
-    names = [name for name, _ in deserialize(data)]
-    trained = {name for _, _, slots in layers for name, _ in slots}
-    fixed = sorted(set(names) - trained)
-    vector = replay.flat_model(data, layers, fixed)
+def _check_model(data: bytes, start: dict[str, Any], flat: str) -> None:
+    vector = replay.flat_model(data, start["layers"], start["fixed"])
     if hashlib.sha256(vector.astype("<f4").tobytes()).hexdigest() != flat:
         raise Refused(12, "model.safetensors is not the run's model: delete it and certify again")
-    return fixed
 
 
 def _arithmetic(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,9 @@ def envelope_of(statement: dict[str, Any], key: Ed25519PrivateKey) -> bytes:
 def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
 
+    The same key answers the same commitment with the same beacon, so that an operator cannot ask
+    for several and choose. Ed25519 signatures are deterministic, and secret until they are shown.
+
     Raises:
         ConfigError: the text is neither.
 
@@ -101,7 +104,8 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
         )
     kind, value = match.groups()
     if kind == "commitment":
-        beacon = secrets.token_hex(32)
+        seed = key.sign(f"fedlgm beacon seed v1\n{value}\n".encode())
+        beacon = hashlib.sha256(seed).hexdigest()
         signed = evidence.beacon_text(value, beacon)
         answer: dict[str, Any] = {"beacon": beacon}
     else:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object, is_reference
-
-if TYPE_CHECKING:
-    from simulations.config.recipe import Recipe
+from simulations.config.unit import Settings
 
 STEPS = ("sgd", "momentum")
 """Server optimizers whose step is plain vector arithmetic, which a verifier repeats bit for bit."""
 
 
-def server_step_of(recipe: Recipe) -> tuple[str, float, float]:
+def server_step_of(recipe: Settings) -> tuple[str, float, float]:
     """Name, learning rate and momentum of the server's step.
 
     Example:
@@ -34,7 +30,7 @@ def server_step_of(recipe: Recipe) -> tuple[str, float, float]:
     return named, federation.server_lr, federation.server_momentum
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Settings) -> None:
     """Refuse `run.keep_releases` where the run could not be certified.
 
     Raises:
@@ -57,7 +53,7 @@ def check(recipe: Recipe) -> None:
             raise ConfigError(f"run.keep_releases: {reason}")
 
 
-def _reasons(recipe: Recipe) -> list[tuple[bool, str]]:
+def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
     run, mechanism, step = recipe.run, recipe.mechanism.name, server_step_of(recipe)[0]
     return [
         (

@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +21,6 @@ from fedlgm.privacy import evidence
 _POLL = 0.2  # seconds
 OPERATOR = "operator"
 """Source of a beacon that no auditor drew."""
-
-
-@dataclass(frozen=True)
-class Beacon:
-    """An auditor's answer to a commitment.
-
-    Attributes:
-        beacon: 32 bytes, in hexadecimal.
-        by: the auditor's public key, in hexadecimal; `OPERATOR` if there was none.
-        signature: signature of `evidence.beacon_text`; empty if there was none.
-    """
-
-    beacon: str
-    by: str = OPERATOR
-    signature: str = ""
-
-    @classmethod
-    def read(cls, path: Path, commitment: str) -> Beacon:
-        """The answer in a file.
-
-        Raises:
-            RunError: it is not the signed answer to this commitment.
-        """
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            answer = cls(raw["beacon"], raw["by"], raw["signature"])
-            sized = len(bytes.fromhex(answer.beacon)) == 32
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"run.beacon: {path} is not an auditor's beacon ({error})") from error
-        text = evidence.beacon_text(commitment, answer.beacon)
-        if not (sized and evidence.is_signed(answer.by, answer.signature, text)):
-            raise RunError(
-                f"run.beacon: {path} is not a signed answer to commitment:{commitment}; the "
-                "auditor makes one with `fedlgm anchor`"
-            )
-        return answer
 
 
 class Commitment:
@@ -98,8 +61,11 @@ class Commitment:
         commitment = self.commitment
         self.public.parent.mkdir(exist_ok=True)
         write_durably(self.public, f"commitment:{commitment}\n".encode(), 0o644)
-        answer = Beacon(secrets.token_hex(32)) if beacon is None else _wait(beacon, self, seconds)
-        write_durably(self.path, json.dumps(raw | asdict(answer)).encode(), PRIVATE)
+        answer = {"beacon": secrets.token_hex(32), "by": OPERATOR, "signature": ""}
+        if beacon is not None:
+            self._wait(beacon, seconds)
+            answer = read_beacon(beacon, commitment)
+        write_durably(self.path, json.dumps(raw | answer).encode(), PRIVATE)
 
     @property
     def commitment(self) -> str:
@@ -108,10 +74,11 @@ class Commitment:
         return evidence.commitment_of(bytes.fromhex(raw["root"]), bytes.fromhex(raw["nonce"]))
 
     @property
-    def answer(self) -> Beacon:
-        """The beacon of a settled commitment."""
+    def statement(self) -> dict[str, str]:
+        """What a settled commitment makes public: the commitment, and the beacon with its source."""
         raw = self._read()
-        return Beacon(raw["beacon"], raw["by"], raw["signature"])
+        public = {name: raw[name] for name in ("beacon", "by", "signature")}
+        return {"commitment": self.commitment} | public
 
     def root(self) -> int:
         """The root of the run's keys."""
@@ -128,22 +95,39 @@ class Commitment:
             ) from error
         return raw
 
-
-def _wait(path: Path, made: Commitment, seconds: float) -> Beacon:
-    until = time.monotonic() + seconds
-    if not path.is_file():
-        warnings.warn(
-            Notice(
-                f"the noise is committed to, commitment:{made.commitment} ({made.public}); waiting "
-                f"{seconds:g} seconds for the auditor's beacon in {path}"
-            ),
-            stacklevel=4,
-        )
-    while not path.is_file():
-        if time.monotonic() > until:
-            raise RunError(
-                f"run.beacon: no beacon arrived in {path}: raise federation.wait_for_nodes, or "
-                "leave run.beacon out"
+    def _wait(self, path: Path, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        if not path.is_file():
+            text = f"the noise is committed to, commitment:{self.commitment} ({self.public})"
+            warnings.warn(
+                Notice(f"{text}; waiting {seconds:g} seconds for the auditor's beacon in {path}"),
+                stacklevel=4,
             )
-        time.sleep(_POLL)
-    return Beacon.read(path, made.commitment)
+        while not path.is_file():
+            if time.monotonic() > until:
+                raise RunError(
+                    f"run.beacon: no beacon arrived in {path}: raise federation.wait_for_nodes, or "
+                    "leave run.beacon out"
+                )
+            time.sleep(_POLL)
+
+
+def read_beacon(path: Path, commitment: str) -> dict[str, str]:
+    """An auditor's signed answer to a commitment: beacon, public key and signature.
+
+    Raises:
+        RunError: the file holds no such answer.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        answer = {name: str(raw[name]) for name in ("beacon", "by", "signature")}
+        sized = len(bytes.fromhex(answer["beacon"])) == 32
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"run.beacon: {path} is not an auditor's beacon ({error})") from error
+    text = evidence.beacon_text(commitment, answer["beacon"])
+    if not (sized and evidence.is_signed(answer["by"], answer["signature"], text)):
+        raise RunError(
+            f"run.beacon: {path} is not a signed answer to commitment:{commitment}; the auditor "
+            "makes one with `fedlgm anchor`"
+        )
+    return answer

@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
 from statistics import median_high
 
 from flwr.serverapp import Grid
@@ -166,14 +165,10 @@ def _keeper(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog
     """The log of the run's releases, if its recipe keeps them."""
     if not assembly.recipe.run.keep_releases:
         return None
-    noise = None
+    log, noise = ReleaseLog(folder.path, ledger), None
     if assembly.recipe.run.seed is None:
-        answer = folder.commitment.answer
-        noise = {"commitment": folder.commitment.commitment, **asdict(answer)}
-    log = ReleaseLog(folder.path, ledger)
-    backend = {"backend": assembly.noise_backend}
-    start = assembly.start().models[-1]
-    log.begin(folder.owner(), start, assembly.layers, None if noise is None else noise | backend)
+        noise = folder.commitment.statement | {"backend": assembly.noise_backend}
+    log.begin(folder.owner(), assembly.module(), assembly.layers, noise)
     return log
 
 

@@ -60,7 +60,7 @@ class Certified:
 
     def verify(self, certificate: bytes, model: bytes | None = None, **more: Any) -> checks.Case:
         """All checks of level 1, by a caller who names both keys."""
-        given = {
+        given: dict[str, Any] = {
             "key": signing.public_hex(self.operator),
             "releases": self.releases,
             "witnesses": [signing.public_hex(self.witness)],
@@ -92,17 +92,25 @@ def anchors_of(run: Path, witness: Ed25519PrivateKey, rounds: Sequence[int]) -> 
     return [signing.sign_head(f"{rows[n]['round']}:{rows[n]['head']}", witness) for n in rounds]
 
 
-def certified_run(folder: Path, overrides: Sequence[str] = (), *, beacon: bool = True) -> Certified:
+def certified_run(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    beacon: bool = True,
+    recipe: str = "digits",
+    basis: Sequence[str] = SMALL,
+    model: Any = None,
+) -> Certified:
     """Train, anchor and certify a small run in a folder."""
     signing.create_key(folder / "operator.pem")
     signing.create_key(folder / "witness.pem")
     operator = signing.load_key(folder / "operator.pem")
     witness = signing.load_key(folder / "witness.pem")
-    run, settings = folder / "run", [*SMALL, *overrides]
+    run, settings = folder / "run", [*basis, *overrides]
     if beacon:
         settings.append(f"run.beacon='{folder / 'beacon.json'}'")
         answer(folder / "beacon.json", run / "releases" / "commitment.txt", witness)
-    simulations.simulate("digits", overrides=settings, run_dir=run)
+    simulations.simulate(recipe, overrides=settings, run_dir=run, model=model)
     anchored = anchors_of(run, witness, [5, ROUNDS])
     path = certify(run, folder / "operator.pem", anchors=anchored)
     return Certified(

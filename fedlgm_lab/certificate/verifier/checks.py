@@ -181,6 +181,10 @@ def check_plans(case: Case) -> None:
         raise Refused(5, f"the population must be {right}, by the plans, not {population}")
     if case.claim["unit"] == "client" and first.population != case.recipe["federation"]["clients"]:
         raise Refused(5, "the plans are for another number of clients than the recipe")
+    if case.claim["unit"] == "example" and not math.isclose(
+        population["denominator"], case.recipe["training"]["batch_size"], rel_tol=1e-9
+    ):
+        raise Refused(5, "the plans divide by another batch than the recipe's")
     for entry, plan in zip(case.rounds, case.plans, strict=True):
         differs = [name for name in first.facts if plan.facts.get(name) != first.facts[name]]
         if differs or plan.protects != first.protects or plan.facts["rounds"] != len(case.rounds):
@@ -348,7 +352,12 @@ def check_model(case: Case) -> np.ndarray:
             f"the model file has the SHA-256 {given}, but the certificate is for "
             f"{subject[0]['digest']['sha256']}",
         )
-    flat = replay.flat_model(case.model, case.start["layers"], case.predicate["model"]["fixed"])
+    if case.start["fixed"]:
+        case.notes.append(
+            f"12: {len(case.start['fixed'])} tensors of the model were not trained in this run: "
+            "ask what they were made from"
+        )
+    flat = replay.flat_model(case.model, case.start["layers"], case.start["fixed"])
     if hashlib.sha256(flat.astype("<f4").tobytes()).hexdigest() != subject[1]["digest"]["sha256"]:
         raise Refused(12, "the parameters of the model file have another hash")
     return flat
@@ -356,7 +365,7 @@ def check_model(case: Case) -> np.ndarray:
 
 def check_replay(case: Case, flat: np.ndarray) -> None:
     """Check 13: the model follows from initial weights, released vectors and the server's step."""
-    arithmetic = case.predicate["model"]["arithmetic"]
+    arithmetic = case.predicate["arithmetic"]
     if arithmetic not in replay.ARITHMETIC:
         raise Refused(13, f"the arithmetic must be one of {', '.join(replay.ARITHMETIC)}")
     step = case.step

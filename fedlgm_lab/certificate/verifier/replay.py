@@ -18,13 +18,13 @@ ARITHMETIC = ("fused", "separate")
 """How the processor that trained rounded a x + y: once, or after the product too."""
 
 
-def flat_model(data: bytes, layers: list[Any], fixed: list[str]) -> np.ndarray:
+def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndarray:
     """The trained parameters of a safetensors file as one vector, float32 [D].
 
     Args:
         data: content of the file.
         layers: [layer, size, [[tensor, size], ...]] of each layer, in order.
-        fixed: names of the file's other tensors, which are not trained.
+        fixed: SHA-256 of the file's other tensors before round 1, by name.
 
     Raises:
         Refused: the file has other tensors, or tensors of other sizes.
@@ -35,8 +35,11 @@ def flat_model(data: bytes, layers: list[Any], fixed: list[str]) -> np.ndarray:
     except SafetensorError as error:
         raise NotCheckable(f"the model is not a safetensors file ({error})") from None
     trained = [(name, size) for _, _, slots in layers for name, size in slots]
-    if sorted([name for name, _ in trained] + fixed) != sorted(tensors):
+    if sorted([*(name for name, _ in trained), *fixed]) != sorted(tensors):
         raise Refused(12, "the tensors of the model file are not those of the certificate")
+    for name, digest in fixed.items():
+        if hashlib.sha256(tensors[name]["data"]).hexdigest() != digest:
+            raise Refused(12, f"the tensor {name} was not trained, but is not that before round 1")
     parts = []
     for name, size in trained:
         tensor = tensors[name]

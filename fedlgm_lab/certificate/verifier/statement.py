@@ -20,6 +20,7 @@ PROTECTED_FROM = (
 )
 NOT_COVERED = [
     "that the noise was added (level 2 checks this)",
+    "that the stated code ran, and that initial weights and fixed tensors saw none of these data",
     "that each contribution was bounded, and that participants were drawn as stated",
     "that this run is the only one on these data, and that its settings were not chosen with them",
     "that the operator did not certify the better of two runs",
@@ -76,6 +77,7 @@ _START = {
     "owner": _hash,
     "initial": _hash,
     "layers": [(_text, _count, [(_text, _count)])],
+    "fixed": {"*": _hash},
     "noise": lambda value: value is None or _fits(value, _NOISE),
     "software": dict.fromkeys(
         ("fedlgm", "dp-accounting", "torch", "numpy", "python", "source"), _text
@@ -109,7 +111,7 @@ _PREDICATE = {
         ],
     },
     "rounds": [{"round": _count, "row": _count, "plan": _hash, "released": _hash, "head": _hash}],
-    "model": {"fixed": [_text], "arithmetic": _text},
+    "arithmetic": _text,
     "keys_merkle_root": _hash,
     "anchors": [{"round": _count, "head": _hash, "by": _hash, "signature": _text}],
     "not_covered": [_text],

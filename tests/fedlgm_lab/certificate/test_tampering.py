@@ -203,7 +203,7 @@ EDITS: dict[str, Edit] = {
     "another mechanism": _claim("mechanism", "dp-sgd"),
     "another accountant": _claim("composition", "rdp"),
     "another recipe": _recipe("server_lr = 0.2", "server_lr = 0.1"),
-    "other rounding": lambda s: s["predicate"]["model"].update(arithmetic="separate"),
+    "other rounding": lambda s: s["predicate"].update(arithmetic="separate"),
     "layers of other sizes": lambda s: s["predicate"]["start"]["layers"][0].__setitem__(1, 5),
 }
 REPAIRED = {
@@ -389,7 +389,7 @@ def test_noise_that_the_server_takes_off_again_is_refused(honest: Certified) -> 
         for n in range(1, 8)
     ]
     vectors = [np.frombuffer((honest.releases / "initial.f32").read_bytes(), np.float32), *sums]
-    arithmetic = honest.statement["predicate"]["model"]["arithmetic"]
+    arithmetic = honest.statement["predicate"]["arithmetic"]
     flat = replay(iter(vectors), case.plans, case.sizes, case.step, arithmetic)
     slots = [slot for _, _, slots in case.start["layers"] for slot in slots]
     ends = np.cumsum([size for _, size in slots])[:-1]
