@@ -419,7 +419,7 @@ class Ledger:
             raise LedgerError(f"{self.path} has no charge for this release of round {round}")
         return int(row[0]), str(row[1])
 
-    def charged_texts(self) -> list[tuple[int, int, str, str, str, str, str]]:
+    def charged_texts(self) -> list[Any]:
         """Fields of all rows that the heads cover, in order: round, client, key, event, claim,
         protects, guarantee.
         """

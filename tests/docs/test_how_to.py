@@ -98,6 +98,7 @@ def test_the_commands_of_distributed_trust_run(
             "layer-risk",
             "tune",
             "secure-aggregation",
+            "certificate",
         ),
         *(
             pytest.param(page, marks=pytest.mark.slow)
