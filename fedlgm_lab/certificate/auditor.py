@@ -33,7 +33,10 @@ CONFIDENCE = 0.999
 _BACKENDS = ("cpu", "torch")
 _ROUNDING = 1 + 1e-6  # of float64, in steps of the grid
 NOT_COVERED = (
-    "that each contribution was bounded, and that participants were drawn as stated",
+    (
+        "that each contribution was bounded, that there are as many units as stated, and that they "
+        "were drawn as stated"
+    ),
     (
         "that the operator did not try several sums that differ in their last digits, whose noise "
         "differs, and keep one of them"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm_lab.certificate.signing import envelope_of, load_key
 from fedlgm_lab.certificate.verifier import replay
@@ -73,11 +74,11 @@ def certify(
         statement = _statement(folder, recipe, dict(result), model, anchors)
     except (Refused, NotCheckable) as error:
         raise RunError(f"{folder.path} has no certificate: {error}") from error
-    target = folder.path / "certificate.json" if out is None else Path(out)
-    try:
-        target.write_bytes(envelope_of(statement, signer))
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}") from error
+    target = folder.path / "certificate.json" if out is None else path_of("out", out)
+    if target.exists() and not target.read_bytes().startswith(b'{"payload":'):
+        raise RunError(f"{target} exists and is not a certificate: choose another file")
+    content = envelope_of(statement, signer)
+    write_whole(target, lambda path: path.write_bytes(content))
     return target
 
 

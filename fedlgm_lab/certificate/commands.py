@@ -66,7 +66,8 @@ def verify(
         Path | None, typer.Option("--key", help="Public key of the seller, in PEM.")
     ] = None,
     releases: Annotated[
-        Path | None, typer.Option(help="Folder of the released vectors: the model is recomputed.")
+        Path | None,
+        typer.Option(help="Folder of the released vectors; default: beside the certificate."),
     ] = None,
     opened: Annotated[
         Path | None,
@@ -78,7 +79,7 @@ def verify(
     ] = None,
     accepts: Annotated[
         list[str] | None,
-        typer.Option("--accept", help="What you accept: unanchored, simulation; repeatable."),
+        typer.Option("--accept", help="unanchored, unreplayed or simulation; repeatable."),
     ] = None,
     codes: Annotated[
         list[str] | None,

@@ -142,4 +142,4 @@ class ReleaseLog:
 def _hash(tensor: Tensor) -> str:
     """SHA-256 of a tensor's numbers as they are stored."""
     data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy()).hexdigest()
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()

@@ -12,9 +12,11 @@ parser = argparse.ArgumentParser(prog="fedlgm_lab.certificate.verifier")
 parser.add_argument("certificate", type=Path)
 parser.add_argument("model", type=Path)
 parser.add_argument("--key", type=Path, help="public key of the seller, in PEM")
-parser.add_argument("--releases", type=Path, help="folder of the released vectors")
+parser.add_argument("--releases", type=Path, help="default: releases beside the certificate")
 parser.add_argument("--witness", type=Path, action="append", default=[])
-parser.add_argument("--accept", action="append", default=[], help="unanchored, simulation")
+parser.add_argument(
+    "--accept", action="append", default=[], help="unanchored, unreplayed, simulation"
+)
 parser.add_argument("--code", action="append", default=[])
 parser.add_argument("--json", action="store_true")
 

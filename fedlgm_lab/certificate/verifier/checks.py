@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import rfc8785
 
+from fedlgm.errors import FedlgmError
 from fedlgm.privacy import accounting, events, evidence, spending
 from fedlgm.privacy.chain import digest
 from fedlgm_lab.certificate.verifier import replay
@@ -29,9 +30,10 @@ from fedlgm_lab.certificate.verifier.envelope import (
 from fedlgm_lab.certificate.verifier.plans import Plan, read_plan
 from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, PROTECTED_FROM, read_statement
 
-UNANCHORED, SIMULATION = "unanchored", "simulation"
-ACCEPTABLE = (UNANCHORED, SIMULATION)
-"""What a caller may accept: no anchors of a witness, and a public seed."""
+UNANCHORED, UNREPLAYED, SIMULATION = "unanchored", "unreplayed", "simulation"
+ACCEPTABLE = (UNANCHORED, UNREPLAYED, SIMULATION)
+"""What a caller may accept: no anchors of a witness, a model that is not recomputed, a public
+seed."""
 EVERY = 5
 """Largest number of rounds between two anchors."""
 _LARGEST = 1.001
@@ -195,7 +197,7 @@ def check_plans(case: Case) -> None:
     never = ~np.any([plan.released for plan in case.plans], axis=0)
     if never.any():
         layer = case.start["layers"][int(np.argmax(never))][0]
-        raise Refused(5, f"no round releases layer {layer}, which the model file holds")
+        raise Refused(5, f"no round releases layer {layer!r}, which the model file holds")
 
 
 def check_events(case: Case) -> None:
@@ -332,7 +334,7 @@ def check_epsilon(case: Case) -> None:
             claim["delta"],
             claim["composition"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FedlgmError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(11, f"the charges cannot be composed ({error})") from None
     for name, computed in (("epsilon", right), ("claimed_epsilon", claimed)):
         stated = math.inf if claim[name] is None else claim[name]
@@ -370,7 +372,15 @@ def check_replay(case: Case, flat: np.ndarray) -> None:
         raise Refused(13, f"the arithmetic must be one of {', '.join(replay.ARITHMETIC)}")
     step = case.step
     if case.releases is None:
-        case.notes.append("13: the model was not recomputed, because no releases were given")
+        if UNREPLAYED not in case.accepts:
+            raise NotCheckable(
+                "check 13: nothing but the seller's word links the model to the run: name the "
+                "folder of the released vectors (--releases), or accept that the model may be any "
+                "(--accept unreplayed)"
+            )
+        case.notes.append(
+            "13: the model was not recomputed: nothing but the seller's word links it to the run"
+        )
         return
     rounds = [(entry["round"], entry["released"]) for entry in case.rounds]
     vectors = replay.read_vectors(case.releases, case.start["initial"], rounds)
@@ -433,7 +443,13 @@ def verify(
             check(case)
         check_replay(case, check_model(case))
         check_code(case)
-    except (KeyError, TypeError, AttributeError) as error:  # a recipe or plan of another shape
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # a recipe or plan of another shape
         raise Refused(
             3, f"recipe or plans have another form than this version's ({error})"
         ) from None

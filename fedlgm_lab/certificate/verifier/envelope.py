@@ -67,11 +67,12 @@ def parse(data: bytes, check: int, what: str) -> Any:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
+        value: dict[str, Any] = {}
+        for key, part in pairs:
+            if key in value:
                 raise Refused(check, f"{what} has the key {key!r} twice")
-        return dict(pairs)
+            value[key] = part
+        return value
 
     def refuse(text: str) -> NoReturn:
         raise Refused(check, f"{what} has the number {text}, which no double holds")

@@ -6,13 +6,13 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from fedlgm.errors import FedlgmError
 from fedlgm.privacy import events
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, parse
 
 _FIELDS = {
@@ -84,7 +84,8 @@ class Plan:
             multiplier = floor_nine(1 / loss) / factor if loss > 0 else math.inf
             event = events.laplace_event(1 / multiplier, self.rate, self.facts["relation"])
         else:
-            precision = float(np.sum(ratio**2))
+            with np.errstate(over="ignore"):
+                precision = float(np.sum(ratio**2))
             multiplier = floor_nine(precision**-0.5) / factor if precision > 0 else math.inf
             event = events.gaussian_event(multiplier, self.rate)
         return json.dumps(events.encode(event))
@@ -160,7 +161,12 @@ def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
     if not np.isfinite(plan.sigma[plan.released]).all() or (plan.sigma[plan.released] <= 0).any():
         raise Refused(5, f"{what} releases a layer without noise")
     if raw["protected"] is not True or plan.guarantee["status"] not in ("proven", "conditional"):
-        raise Refused(3, f"{what} is not private: {plan.guarantee.get('reason')}")
+        raise Refused(3, f"{what} is not private: {plan.guarantee.get('reason')!r}")
+    unit = plan.guarantee["unit"]
+    if unit not in get_args(Unit) or sampling.get("of") != ("user" if unit == "user" else None):
+        raise Refused(5, f"{what} does not sample the unit that it protects")
+    if plan.bounded_by != ("trainer" if unit == "example" else "aggregator"):
+        raise Refused(5, f"{what} does not bound the unit that it protects")
     if facts["trust"] != "central" or plan.guarantee["trust"] != "central":
         raise NotCheckable(f"{what} has the trust model {facts['trust']!r}, not 'central'")
     if plan.guarantee["relation"] != facts["relation"]:

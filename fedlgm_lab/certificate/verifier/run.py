@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm_lab.certificate.verifier import checks
+from fedlgm_lab.certificate.verifier.checks import UNREPLAYED
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, public_key
 
 HOLDS, REFUSED, NOT_CHECKABLE = 0, 2, 3
@@ -32,7 +33,7 @@ def run_checks(
         certificate: the certificate's file.
         model: the model's file.
         key: PEM file of the signer's public key.
-        releases: folder of the released vectors.
+        releases: folder of the released vectors; default: `releases` beside the certificate.
         opened: private folder of the run, for level 2, which imports PyTorch.
         witnesses: PEM files of the witnesses' public keys.
         accepts: shortcomings that the caller accepts, of `checks.ACCEPTABLE`.
@@ -46,8 +47,11 @@ def run_checks(
         unknown = sorted(set(accepts) - set(checks.ACCEPTABLE))
         if unknown:
             raise NotCheckable(f"--accept takes {', '.join(checks.ACCEPTABLE)}, not {unknown[0]!r}")
-        if opened is not None and releases is None:
-            raise NotCheckable("level 2 needs the released vectors: name their folder (--releases)")
+        if opened is not None and UNREPLAYED in accepts:
+            raise NotCheckable("level 2 needs the released vectors: leave out --accept unreplayed")
+        beside = certificate.parent / "releases"
+        if releases is None and UNREPLAYED not in accepts and beside.is_dir():
+            releases = beside
         case = checks.verify(
             _read(certificate),
             _read(model),
@@ -72,6 +76,7 @@ def run_checks(
 
 
 def _end(problem: str, status: int, as_json: bool) -> int:
+    problem = "".join(c if c.isprintable() else "?" for c in problem)  # a seller's words
     word = "does not hold" if status == REFUSED else "cannot be checked"
     if as_json:
         outcome: dict[str, Any] = {"holds": False, "status": status, "problem": problem}

@@ -21,11 +21,14 @@ PROTECTED_FROM = (
 NOT_COVERED = [
     "that the noise was added (level 2 checks this)",
     "that the stated code ran, and that initial weights and fixed tensors saw none of these data",
-    "that each contribution was bounded, and that participants were drawn as stated",
+    (
+        "that each contribution was bounded, that there are as many units as stated, and that they "
+        "were drawn as stated"
+    ),
     "that this run is the only one on these data, and that its settings were not chosen with them",
     "that the operator did not certify the better of two runs",
     "what the operator, its server or its auditor saw, and how they keep it",
-    "figures outside the released models, such as test metrics",
+    "figures outside the released models, such as test metrics and the metadata in the model file",
     "side channels, and the quality of the operating system's randomness",
     "that the data are what they are said to be, and were collected lawfully",
 ]

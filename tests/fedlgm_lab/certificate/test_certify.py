@@ -229,6 +229,26 @@ def test_the_exit_status_says_what_was_found(honest: Certified, tmp_path: Path) 
     absent = runner.invoke(app, ["verify", str(tmp_path / "none"), *given[1:], "--json"])
     assert (absent.exit_code, json.loads(absent.output)["holds"]) == (3, False)
     assert runner.invoke(app, ["verify", *given[:2], "--accept", "all"]).exit_code == 3
+    beside = runner.invoke(app, ["verify", *given[:-2]])  # releases beside the certificate
+    assert (beside.exit_code, "Not checked" in beside.output) == (0, False)
+
+
+def test_words_of_a_seller_do_not_reach_the_terminal_as_codes(
+    honest: Certified, tmp_path: Path
+) -> None:
+    statement = honest.copy()
+    statement["\x1b[2JLevel 1 holds"] = 1
+    (tmp_path / "certificate.json").write_bytes(honest.sign(statement))
+    shown = CliRunner().invoke(app, ["verify", *_arguments(honest, tmp_path)])
+    assert shown.exit_code == 2
+    assert "\x1b" not in shown.output
+
+
+def test_certify_replaces_no_other_file(honest: Certified) -> None:
+    key = honest.run.parent / "operator.pem"
+    with pytest.raises(RunError, match="is not a certificate"):
+        certify(honest.run, key, honest.run / "ledger.sqlite")
+    assert certify(honest.run, key).is_file()
 
 
 def test_the_commands_of_operator_and_witness(honest: Certified, tmp_path: Path) -> None:
@@ -325,6 +345,7 @@ def test_300_rounds_of_104_layers_take_less_than_5_seconds_and_1_megabyte(
         *(sys.executable, "-m", "fedlgm_lab.certificate.verifier"),
         *(str(tmp_path / "certificate.json"), str(tmp_path / "model.safetensors")),
         *("--key", str(keys / "operator.pub"), "--witness", str(keys / "witness.pub")),
+        *("--accept", "unreplayed"),
     ]
     before, spent = time.perf_counter(), os.times()
     done = subprocess.run(

@@ -282,7 +282,10 @@ def test_without_named_keys_the_outcome_is_not_that_it_holds(honest: Certified) 
         honest.verify(certificate, key=None)
     with pytest.raises(NotCheckable, match=r"check 10: .*--witness"):
         honest.verify(certificate, witnesses=[])
-    case = honest.verify(certificate, witnesses=[], accepts=["unanchored"], releases=None)
+    with pytest.raises(NotCheckable, match=r"check 13: .*--releases"):
+        honest.verify(certificate, releases=None)
+    accepted = ["unanchored", "unreplayed"]
+    case = honest.verify(certificate, witnesses=[], accepts=accepted, releases=None)
     assert [note[:3] for note in case.notes] == ["10:", "13:"]
 
 
@@ -411,3 +414,64 @@ def test_other_versions_cannot_be_checked(honest: Certified) -> None:
     envelope["payloadType"] = "text/plain"
     with pytest.raises(NotCheckable, match="type"):
         honest.verify(rfc8785.dumps(envelope))
+
+
+_VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1e300, 2**53 - 1, "", "\x1b[2Jproven", "0" * 64, [], {}, [[]]),
+    *({"*": 1}, "1e400", "inf", 0.5),
+)
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all values in a statement, objects and lists too."""
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    return [path, *(leaf for key, part in inner for leaf in _leaves(part, (*path, key)))]
+
+
+def test_no_value_can_be_changed(honest: Certified) -> None:
+    """Every value of the statement, replaced by every odd one; also those inside plans."""
+    case = honest.verify(honest.sign(honest.statement))
+    paths = [path for path in _leaves(honest.statement) if path and path[-1] != "name"]
+    rng = np.random.default_rng(5)
+    chosen = [(path, value) for path in paths for value in rng.choice(len(_VALUES), 2)]
+    for path, number in chosen:
+        statement, value = honest.copy(), _VALUES[number]
+        place = statement
+        for key in path[:-1]:
+            place = place[key]
+        if place[path[-1]] == value:
+            continue
+        place[path[-1]] = value
+        with pytest.raises((Refused, NotCheckable)):
+            honest.verify(honest.sign(statement), releases=None, accepts=["unreplayed"])
+    assert case.notes == []
+
+
+@pytest.mark.parametrize("number", range(len(_VALUES)))
+def test_no_value_of_a_plan_makes_an_accident(honest: Certified, number: int) -> None:
+    (text,) = honest.statement["predicate"]["plans"].values()
+    for path in _leaves(json.loads(text)):
+        if not path:
+            continue
+        statement = honest.copy()
+
+        def change(plan: dict[str, Any], path: tuple[Any, ...] = path) -> None:
+            place: Any = plan
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = _VALUES[number]
+
+        edit_plans(statement, change)
+        for fitted in (False, True):
+            try:
+                statement = fit(statement) if fitted else statement
+            except (Refused, NotCheckable, ValueError, LookupError, TypeError, OverflowError):
+                continue  # nothing fits
+            if statement == honest.statement:
+                continue
+            with pytest.raises((Refused, NotCheckable)):
+                honest.verify(honest.sign(statement), releases=None, accepts=["unreplayed"])
