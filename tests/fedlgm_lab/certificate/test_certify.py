@@ -244,11 +244,12 @@ def test_words_of_a_seller_do_not_reach_the_terminal_as_codes(
     assert "\x1b" not in shown.output
 
 
-def test_certify_replaces_no_other_file(honest: Certified) -> None:
+def test_certify_replaces_no_other_file(honest: Certified, tmp_path: Path) -> None:
     key = honest.run.parent / "operator.pem"
     with pytest.raises(RunError, match="is not a certificate"):
         certify(honest.run, key, honest.run / "ledger.sqlite")
-    assert certify(honest.run, key).is_file()
+    target = certify(honest.run, key, tmp_path / "certificate.json")
+    assert certify(honest.run, key, target).read_bytes()
 
 
 def test_the_commands_of_operator_and_witness(honest: Certified, tmp_path: Path) -> None:
