@@ -23,8 +23,8 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm.privacy import evidence
 from fedlgm.privacy.ledger import SERVER
+from fedlgm_lab.certificate.verifier import evidence
 from fedlgm_lab.certificate.verifier.checks import Case
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.replay import read_vectors

@@ -13,6 +13,7 @@ import numpy as np
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm_lab.certificate.releases import ReleaseLog
 from fedlgm_lab.certificate.signing import envelope_of, load_key
 from fedlgm_lab.certificate.verifier import replay
 from fedlgm_lab.certificate.verifier.checks import merkle_root
@@ -28,7 +29,6 @@ from simulations.config.kept_releases import server_step_of
 from simulations.config.recipe import Recipe
 from simulations.exports.export import export
 from simulations.runs.folder import RunFolder
-from simulations.runs.releases import ReleaseLog
 
 _DIGITS = 6
 

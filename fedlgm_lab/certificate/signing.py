@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedlgm.errors import ConfigError
 from fedlgm.files import PUBLIC, create_durably
-from fedlgm.privacy import evidence
+from fedlgm_lab.certificate.verifier import evidence
 from fedlgm_lab.certificate.verifier.envelope import PAYLOAD_TYPE, signed_bytes
 
 _HEAD = re.compile(r"([0-9]+|commitment):([0-9a-f]{64})")

@@ -278,7 +278,7 @@ class Run(Section):
     after this many evaluations of the public test set without a better headline metric; its epsilon
     remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
     tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
-    installed. `keep_releases` keeps what a certificate needs (`simulations.runs.releases`), and
+    installed. `keep_releases` keeps what a certificate needs (`fedlgm_lab.certificate`), and
     `beacon` is the file in which an auditor answers the commitment to the noise.
 
     Example:

@@ -26,12 +26,12 @@ from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from simulations import tools
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.agreement import check_rows, check_summary
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
-from simulations.runs.commitment import Commitment
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
@@ -78,9 +78,6 @@ class RunFolder:
         # canaries were in.
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
-        self.commitment = Commitment(
-            self.private / "opening.json", path / "releases" / "commitment.txt"
-        )
         self._keys = KeyFile(self.private / "keys")
         self._held = False  # whether this object holds the lock
 
@@ -419,9 +416,7 @@ class RunFolder:
         recipe = self.recipe()
         needed = recipe.sampling.separation is not None and not self._complete()
         if recipe.run.keep_releases:
-            beacon = None if recipe.run.beacon is None else path_of("run.beacon", recipe.run.beacon)
-            self.commitment.settle(beacon, recipe.federation.wait_for_nodes)
-            self._keys = KeyFile(self._keys.path, self.commitment.root)
+            self._keys = KeyFile(self._keys.path, tools.settled_root(self.path, recipe))
         return self._keys.load_or_create(
             self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )

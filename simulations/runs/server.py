@@ -17,6 +17,7 @@ from fedlgm.files import PRIVATE
 from fedlgm.noise.release import ReleaseObserver
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
+from simulations import tools
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
@@ -25,7 +26,6 @@ from simulations.runs.frozen import FrozenBase
 from simulations.runs.protection import is_own
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
-from simulations.runs.releases import ReleaseLog
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
 from simulations.runs.stopping import StoppedEarly
@@ -33,6 +33,7 @@ from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
+from strategies.releaser import ReleaseKeeper
 
 TEST_MODE = (
     "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
@@ -105,7 +106,9 @@ def serve(
                 if audit is not None
                 else None
             )
-            keeper = _keeper(assembly, folder, ledger)
+            keeper = None
+            if assembly.recipe.run.keep_releases:
+                keeper = tools.release_log(assembly, folder, ledger)
             strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries, keeper)
             _run(grid, strategy, recorder, folder, assembly.recipe.federation.rounds)
             result = _summarise(assembly, folder, engine, strategy.transcript, recorder, ledger)
@@ -135,7 +138,7 @@ def _strategy(
     nodes: Nodes,
     recorder: Recorder,
     canaries: ReleaseObserver | None,
-    keeper: ReleaseLog | None,
+    keeper: ReleaseKeeper | None,
 ) -> LayerwiseFedAvg:
     recipe = assembly.recipe
     releaser = Releaser(
@@ -159,17 +162,6 @@ def _strategy(
         on_round=recorder,
         continue_ledger=True,  # warn_of_cost names what is charged again
     )
-
-
-def _keeper(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog | None:
-    """The log of the run's releases, if its recipe keeps them."""
-    if not assembly.recipe.run.keep_releases:
-        return None
-    log, noise = ReleaseLog(folder.path, ledger), None
-    if assembly.recipe.run.seed is None:
-        noise = folder.commitment.statement | {"backend": assembly.noise_backend}
-    log.begin(folder.owner(), assembly.module(), assembly.layers, noise)
-    return log
 
 
 def _run(

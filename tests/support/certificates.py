@@ -17,10 +17,10 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import simulations
-from fedlgm.privacy import accounting, events, evidence
+from fedlgm.privacy import accounting, events
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.certify import _round_up, certify
-from fedlgm_lab.certificate.verifier import checks
+from fedlgm_lab.certificate.verifier import checks, evidence
 from fedlgm_lab.certificate.verifier.plans import read_plan
 
 ROUNDS = 7

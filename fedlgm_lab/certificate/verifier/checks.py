@@ -18,9 +18,9 @@ import numpy as np
 import rfc8785
 
 from fedlgm.errors import FedlgmError
-from fedlgm.privacy import accounting, events, evidence, spending
+from fedlgm.privacy import accounting, events, spending
 from fedlgm.privacy.chain import digest
-from fedlgm_lab.certificate.verifier import replay
+from fedlgm_lab.certificate.verifier import evidence, replay
 from fedlgm_lab.certificate.verifier.envelope import (
     NotCheckable,
     Refused,

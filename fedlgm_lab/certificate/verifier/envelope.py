@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from fedlgm.privacy.evidence import is_signed
+from fedlgm_lab.certificate.verifier.evidence import is_signed
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

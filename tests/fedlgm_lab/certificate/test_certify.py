@@ -24,7 +24,6 @@ from fedlgm_lab.certificate.auditor import audit
 from fedlgm_lab.certificate.certify import certify
 from fedlgm_lab.certificate.verifier.envelope import Refused
 from simulations.cli import app
-from simulations.config import recipe as recipes
 from tests.support.certificates import (
     ROUNDS,
     SMALL,
@@ -76,35 +75,6 @@ def test_a_seeded_run_is_a_simulation_and_has_no_level_2(tmp_path: Path) -> None
         audit(case, run.run / "private")
 
 
-REFUSED = {
-    "run.keep_releases: under local trust": [
-        "privacy.trust=local",
-        "privacy.max_participations=3",
-    ],
-    "run.keep_releases: a run that is charged as one": ["federation.sampling=cyclic"],
-    "run.keep_releases: nobody can see": [
-        "mechanism.name='fedlgm.mechanisms.layerwise_gaussian:LayerwiseGaussian'",
-        "mechanism.bound=none",
-    ],
-    "run.keep_releases: a verifier repeats only": ["federation.server_optimizer=yogi"],
-    "run.keep_releases: canaries": ["run.audit=true"],
-    "run.keep_releases: a run that may stop": ["run.patience=2"],
-    "run.keep_releases: a public seed needs no": ["run.seed=2", "run.beacon=file"],
-    "run.beacon is for runs": ["run.keep_releases=false", "run.beacon=file"],
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_a_recipe_that_could_not_be_certified_is_refused(message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        recipes.load("digits", [*SMALL, *REFUSED[message]])
-
-
-def test_the_text_of_other_recipes_stays_as_it_was() -> None:
-    assert "keep_releases" not in recipes.load("digits").to_toml()
-    assert recipes.load("digits", ["run.keep_releases=false"]) == recipes.load("digits")
-
-
 def test_a_run_that_kept_nothing_or_is_not_finished_has_no_certificate(tmp_path: Path) -> None:
     signing.create_key(tmp_path / "operator.pem")
     run = tmp_path / "run"
@@ -152,7 +122,9 @@ def test_a_lost_root_and_other_code_stop_a_run_that_keeps_releases(
 
     with pytest.raises(stop):
         simulations.simulate("digits", overrides=SMALL, run_dir=run, progress=ending)
-    monkeypatch.setattr("fedlgm.privacy.evidence.code_digest", lambda folder=None: "ab" * 32)
+    monkeypatch.setattr(
+        "fedlgm_lab.certificate.verifier.evidence.code_digest", lambda folder=None: "ab" * 32
+    )
     with pytest.raises(RunError, match="begun with other code"):
         simulations.resume(run)
     monkeypatch.undo()

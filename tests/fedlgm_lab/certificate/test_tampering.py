@@ -16,6 +16,7 @@ import rfc8785
 from safetensors.numpy import load, save
 
 from fedlgm_lab.certificate import signing
+from fedlgm_lab.certificate.releases import round_file
 from fedlgm_lab.certificate.verifier.checks import SIMULATION
 from fedlgm_lab.certificate.verifier.envelope import (
     PAYLOAD_TYPE,
@@ -24,7 +25,6 @@ from fedlgm_lab.certificate.verifier.envelope import (
     signed_bytes,
 )
 from fedlgm_lab.certificate.verifier.replay import replay
-from simulations.runs.releases import round_file
 from tests.support.certificates import Certified, certified_run, edit_plans, fit
 
 Edit = Callable[[dict[str, Any]], object]

@@ -1,7 +1,7 @@
 """Hashes and texts by which others can check a run: commitment, beacon, chain of releases, code.
 
 A run that keeps its releases writes them, the certificate states them, and its verifier computes
-them again. This module therefore imports nothing but hashes and signatures.
+them again. This module imports nothing but hashes and signatures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from fedlgm.privacy.chain import digest
 
-CODE = ("clients", "fedlgm", "simulations", "strategies")
+CODE = ("clients", "fedlgm", "fedlgm_lab", "simulations", "strategies")
 """Packages whose code a run executes."""
 
 
@@ -115,7 +115,7 @@ def code_digest() -> str:
         >>> len(code_digest())
         64
     """
-    base, fields = Path(__file__).parents[2], list[str | bytes]()
+    base, fields = Path(__file__).parents[3], list[str | bytes]()
     for package in CODE:
         for path in sorted((base / package).rglob("*.py")):
             fields += [path.relative_to(base).as_posix(), path.read_bytes()]

@@ -23,9 +23,12 @@ from fedlgm.errors import RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm.privacy import evidence
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.training.models import original
+from fedlgm_lab.certificate.commitment import commitment_in
+from fedlgm_lab.certificate.verifier import evidence
+from simulations.config.assembly import Assembly
+from simulations.runs.folder import RunFolder
 from simulations.runs.row_file import RowFile
 
 _VERSIONS = ("fedlgm", "dp-accounting", "torch", "numpy")
@@ -137,6 +140,24 @@ class ReleaseLog:
     def _add(self, row: dict[str, Any]) -> None:
         self.chain.append(row)
         self.rows.append(row)
+
+
+def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog:
+    """The log of a run that begins or continues; its root is settled (see `settled_root`).
+
+    Args:
+        assembly: the run's objects.
+        folder: the run's folder.
+        ledger: the run's ledger.
+
+    Raises:
+        RunError: see `ReleaseLog.begin`.
+    """
+    log, noise = ReleaseLog(folder.path, ledger), None
+    if assembly.recipe.run.seed is None:
+        noise = commitment_in(folder.path).statement | {"backend": assembly.noise_backend}
+    log.begin(folder.owner(), assembly.module(), assembly.layers, noise)
+    return log
 
 
 def _hash(tensor: Tensor) -> str:

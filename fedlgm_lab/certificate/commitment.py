@@ -11,12 +11,14 @@ import json
 import secrets
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import Notice, RunError
-from fedlgm.files import PRIVATE, create_durably, write_durably
-from fedlgm.privacy import evidence
+from fedlgm.files import PRIVATE, create_durably, path_of, write_durably
+from fedlgm_lab.certificate.verifier import evidence
+from simulations.config.recipe import Recipe
 
 _POLL = 0.2  # seconds
 OPERATOR = "operator"
@@ -131,3 +133,24 @@ def read_beacon(path: Path, commitment: str) -> dict[str, str]:
             "makes one with `fedlgm anchor`"
         )
     return answer
+
+
+def commitment_in(folder: Path) -> Commitment:
+    """The commitment of the run in a folder."""
+    return Commitment(folder / "private" / "opening.json", folder / "releases" / "commitment.txt")
+
+
+def settled_root(folder: Path, recipe: Recipe) -> Callable[[], int]:
+    """A function for the root of a run's keys, after the run has committed to it.
+
+    Args:
+        folder: the run's folder.
+        recipe: its recipe.
+
+    Raises:
+        RunError: see `Commitment.settle`.
+    """
+    made, beacon = commitment_in(folder), recipe.run.beacon
+    answer = None if beacon is None else path_of("run.beacon", beacon)
+    made.settle(answer, recipe.federation.wait_for_nodes)
+    return made.root
