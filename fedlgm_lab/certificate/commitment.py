@@ -99,19 +99,24 @@ class Commitment:
 
     def _wait(self, path: Path, seconds: float) -> None:
         until = time.monotonic() + seconds
-        if not path.is_file():
+        if not _is_complete(path):
             text = f"the noise is committed to, commitment:{self.commitment} ({self.public})"
             warnings.warn(
                 Notice(f"{text}; waiting {seconds:g} seconds for the auditor's beacon in {path}"),
                 stacklevel=4,
             )
-        while not path.is_file():
+        while not _is_complete(path):
             if time.monotonic() > until:
                 raise RunError(
                     f"run.beacon: no beacon arrived in {path}: raise federation.wait_for_nodes, or "
                     "leave run.beacon out"
                 )
             time.sleep(_POLL)
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a file has its last line; a file that is being written may have none."""
+    return path.is_file() and path.read_bytes().endswith(b"\n")
 
 
 def read_beacon(path: Path, commitment: str) -> dict[str, str]:

@@ -74,7 +74,7 @@ def answer(out: Path, public: Path, witness: Ed25519PrivateKey) -> threading.Thr
     def wait() -> None:
         while not public.is_file() or not public.read_text().endswith("\n"):
             time.sleep(0.05)
-        line = json.dumps(signing.sign_head(public.read_text(), witness))
+        line = json.dumps(signing.sign_head(public.read_text(), witness)) + "\n"
         partial = out.with_suffix(".partial")
         partial.write_text(line)
         partial.rename(out)

@@ -464,8 +464,12 @@ def verify(
 def describe(case: Case) -> list[str]:
     """The outcome in sentences, of which the first states what level 1 does not prove."""
     claim, population = case.claim, case.predicate["population"]
+    waived = " as far as it was checked" if case.notes else ""
     lines = [
-        "Level 1 holds. It does not prove that the noise was added, nor that this is the only run.",
+        (
+            f"Level 1 holds{waived}. It does not prove that the noise was added, nor that this is the "
+            "only run."
+        ),
         (
             f"The claim: epsilon {claim['epsilon']:.6g} at delta {claim['delta']:g} for one "
             f"{claim['unit']} ({claim['relation']}, {claim['trust']} trust), {claim['status']}, over "

@@ -134,6 +134,7 @@ def test_a_lost_root_and_other_code_stop_a_run_that_keeps_releases(
 
 
 def test_a_beacon_that_does_not_come_or_fit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "late.json").write_text('{"beacon": "')  # as it is being written
     late = [*SMALL, f"run.beacon='{tmp_path / 'late.json'}'", "federation.wait_for_nodes=0.3"]
     with pytest.raises(RunError, match=r"run.beacon: no beacon arrived"):
         simulations.simulate("digits", overrides=late, run_dir=tmp_path / "late")
@@ -142,7 +143,7 @@ def test_a_beacon_that_does_not_come_or_fit_is_refused(tmp_path: Path) -> None:
     for number, text in enumerate(
         ("{}", json.dumps(signing.sign_head("commitment:" + "a" * 64, key)))
     ):
-        (tmp_path / "wrong.json").write_text(text)
+        (tmp_path / "wrong.json").write_text(text + "\n")
         wrong = [*SMALL, f"run.beacon='{tmp_path / 'wrong.json'}'"]
         with pytest.raises(RunError, match=r"run.beacon: .*wrong.json is not"):
             simulations.simulate("digits", overrides=wrong, run_dir=tmp_path / f"wrong{number}")
