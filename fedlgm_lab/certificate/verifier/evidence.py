@@ -46,7 +46,7 @@ def anchor_text(round: int, head: str) -> bytes:
 
     Example:
         >>> anchor_text(5, "ab")
-        b'fedlgm anchor v1\\n5:ab\\n'
+        b'fedlgm anchor v1\n5:ab\n'
     """
     return f"fedlgm anchor v1\n{round}:{head}\n".encode()
 
@@ -56,7 +56,7 @@ def beacon_text(commitment: str, beacon: str) -> bytes:
 
     Example:
         >>> beacon_text("ab", "cd")
-        b'fedlgm beacon v1\\nab\\ncd\\n'
+        b'fedlgm beacon v1\nab\ncd\n'
     """
     return f"fedlgm beacon v1\n{commitment}\n{beacon}\n".encode()
 
