@@ -10,6 +10,7 @@ import typer
 from fedlgm_lab.applications import apply_command as application_command
 from fedlgm_lab.attacks.runs import attack_command
 from fedlgm_lab.audits.runs.audit_command import audit
+from fedlgm_lab.certificate import commands as certificates
 from fedlgm_lab.check_command import check
 from fedlgm_lab.recommend.recommend_command import recommend
 from fedlgm_lab.risk.risk_command import risk
@@ -40,6 +41,9 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PLAN)(partition)
     app.command(rich_help_panel=_READ)(report)
     app.command(rich_help_panel=_READ)(statement)
+    app.command(rich_help_panel=_READ)(certificates.certify)
+    app.command(rich_help_panel=_READ)(certificates.anchor)
+    app.command(rich_help_panel=_READ)(certificates.verify)
     app.command(rich_help_panel=_TEST)(audit)
     app.command(rich_help_panel=_TEST)(check)
     app.command(rich_help_panel=_TEST)(risk)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -20,6 +20,29 @@ from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.training.devices import Numerics
+
+
+class ReleaseKeeper(Protocol):
+    """Keeps the releases of a run under central trust, so that others can check them.
+
+    Example:
+        >>> class Norms:
+        ...     def keep(self, round, plan, key, exact, noisy):
+        ...         print(round, float(noisy.norm()))
+        >>> keeper: ReleaseKeeper = Norms()
+    """
+
+    def keep(self, round: int, plan: ReleasePlan, key: str, exact: Tensor, noisy: Tensor) -> None:
+        """Keep a charged release before it is used.
+
+        Args:
+            round: number of the round.
+            plan: plan of the release.
+            key: name of its noise, as in the ledger.
+            exact: the bounded sum before the noise, which stays secret, float64 [plan.size].
+            noisy: the released sum, float64 [plan.size].
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class Releaser:
         redrawn: last row of the ledger whose participants were drawn with keys of an earlier
             process.
         stated: whether rows of the ledger state the plan's guarantee, because no recipe gives it.
+        keeper: keeps each release; None keeps nothing.
 
     Example:
         >>> import tempfile
@@ -58,6 +82,7 @@ class Releaser:
     run_noise: RunNoise = field(default_factory=RunNoise)
     redrawn: int = 0
     stated: bool = False
+    keeper: ReleaseKeeper | None = None
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
@@ -73,7 +98,10 @@ class Releaser:
                 self.ledger.charge(
                     self._event(plan, round, key), round=round, key=key, **self._terms(plan)
                 )
+            exact = values.clone() if self.keeper is not None else values
             noising.add_()
+            if self.keeper is not None:
+                self.keeper.keep(round, plan, noising.name, exact, values)
             if watched is not None:
                 watched.observe(round, plan, values)
         values.div_(plan.denominator)

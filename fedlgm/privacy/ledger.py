@@ -406,6 +406,28 @@ class Ledger:
         )
         return [key for (key,) in self._rows(query, round, SERVER, after)]
 
+    def row_of(self, round: int, client: int, key: str) -> tuple[int, str]:
+        """Number and head of the row that charges a release.
+
+        Raises:
+            LedgerError: the release was not charged.
+        """
+        query = "SELECT number, head FROM charges WHERE round = ? AND client = ? AND key = ?"
+        with self._translate_errors():
+            row = self._db.execute(query, (round, client, key)).fetchone()
+        if row is None:
+            raise LedgerError(f"{self.path} has no charge for this release of round {round}")
+        return int(row[0]), str(row[1])
+
+    def charged_texts(self) -> list[Any]:
+        """Fields of all rows that the heads cover, in order: round, client, key, event, claim,
+        protects, guarantee.
+        """
+        return self._rows(
+            "SELECT round, client, key, event, claim, protects, guarantee FROM charges ORDER BY "
+            "number"
+        )
+
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on, which an interrupted run had
         already released.

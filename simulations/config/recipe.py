@@ -23,7 +23,7 @@ from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
 from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.wording import alternatives, prefix_key
-from simulations.config import extends, fixed_noise, messages, public_seed
+from simulations.config import extends, fixed_noise, kept_releases, messages, public_seed
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import (
@@ -144,6 +144,7 @@ class Recipe(Section):
                         f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out"
                     )
         self.protects.check(self)
+        kept_releases.check(self)
         if self.privacy.noise_multiplier is not None:
             fixed_noise.require_agreement(self, self.privacy.noise_multiplier, self.privacy.epsilon)
         return self

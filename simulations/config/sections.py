@@ -322,7 +322,8 @@ class Run(Section):
     after this many evaluations of the public test set without a better headline metric; its epsilon
     remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
     tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
-    installed.
+    installed. `keep_releases` keeps what a certificate needs (`fedlgm_lab.certificate`), and
+    `beacon` is the file in which an auditor answers the commitment to the noise.
 
     Example:
         >>> Run().seed is None  # noise that nobody can draw again
@@ -339,6 +340,13 @@ class Run(Section):
     audit: bool = False
     patience: Count | None = None
     trackers: list[str] | None = None
+    keep_releases: bool | None = None
+    beacon: str | None = None
+
+    @field_validator("keep_releases")
+    @classmethod
+    def _off_is_none(cls, value: bool | None) -> bool | None:
+        return value or None  # the text of recipes that keep nothing stays as it was
 
     @field_validator("seed", mode="wrap")
     @classmethod

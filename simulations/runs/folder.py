@@ -26,6 +26,7 @@ from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from simulations import tools
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
@@ -420,6 +421,8 @@ class RunFolder:
         recipe = self.recipe()
         scheduled = recipe.sampling.scheduled or recipe.federation.participations is not None
         needed = scheduled and not self._complete()
+        if recipe.run.keep_releases:
+            self._keys = KeyFile(self._keys.path, tools.settled_root(self.path, recipe))
         return self._keys.load_or_create(
             self._ledger_position(), needed, checkpoint.keys if checkpoint is not None else None
         )

@@ -7,6 +7,7 @@ under `private/`, and a checkpoint holds only a name of the root.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,10 +21,12 @@ class KeyFile:
 
     Args:
         path: the file.
+        draw: draws a root; default: 128 bits from the operating system.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, draw: Callable[[], int] | None = None) -> None:
         self.path = path
+        self._draw = draw or (lambda: KeyRing.from_seed(None).root)
 
     def load_or_create(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
         """The ring, and `charged` at the time when its root was drawn. If the file is missing, a
@@ -65,16 +68,14 @@ class KeyFile:
         return ring, since
 
     def create(self, charged: int) -> None:
-        """Draw a root from the operating system; if another process was faster, its root is kept.
+        """Draw a root; if another process was faster, its root is kept.
 
         Args:
             charged: position of the ledger.
         """
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
-            create_durably(
-                self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii")
-            )
+            create_durably(self.path, f"{self._draw():032x} {charged}\n".encode("ascii"))
 
     def forget(self) -> None:
         """Remove the file, and drafts of processes that were killed while writing it."""

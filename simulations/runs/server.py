@@ -17,6 +17,7 @@ from fedlgm.files import PRIVATE
 from fedlgm.noise.release import ReleaseObserver
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
+from simulations import tools
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
@@ -33,6 +34,7 @@ from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
+from strategies.releaser import ReleaseKeeper
 
 TEST_MODE = (
     "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
@@ -105,7 +107,10 @@ def serve(
                 if audit is not None
                 else None
             )
-            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries)
+            keeper = None
+            if assembly.recipe.run.keep_releases:
+                keeper = tools.release_log(assembly, folder, ledger)
+            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries, keeper)
             _run(grid, strategy, recorder, folder, assembly.recipe.federation.rounds)
             result = _summarise(assembly, folder, engine, strategy.transcript, recorder, ledger)
         result.update(base.check(strategy.transcript))
@@ -134,6 +139,7 @@ def _strategy(
     nodes: Nodes,
     recorder: Recorder,
     canaries: ReleaseObserver | None,
+    keeper: ReleaseKeeper | None,
 ) -> LayerwiseFedAvg:
     recipe = assembly.recipe
     releaser = Releaser(
@@ -145,6 +151,7 @@ def _strategy(
         start.noise,
         start.redrawn,
         is_own(recipe),
+        keeper,
     )
     return LayerwiseFedAvg(
         assembly.privacy.method,

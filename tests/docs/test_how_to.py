@@ -100,6 +100,7 @@ def test_the_commands_of_distributed_trust_run(
             "tune",
             "secure-aggregation",
             "random-allocation",
+            "certificate",
         ),
         *(
             pytest.param(page, marks=pytest.mark.slow)

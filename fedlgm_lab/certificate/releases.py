@@ -1,0 +1,166 @@
+"""The releases that a run keeps for its certificate (`run.keep_releases`).
+
+`releases/` is public. It holds the initial weights (float32) and every released sum (float64), as
+raw little-endian numbers, and a chain of hashes: a head covers the recipe, the code, the initial
+weights, the commitment to the noise, and for every release so far the ledger's head, the plan and
+the released vector. A head that others keep therefore fixes all of them. `private/sums/` holds the
+sums before the noise, which only an auditor may see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import rfc8785
+import torch
+from torch import Tensor, nn
+
+from fedlgm.cache import version_of
+from fedlgm.errors import RunError
+from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.training.models import original
+from fedlgm_lab.certificate.commitment import commitment_in
+from fedlgm_lab.certificate.verifier import evidence
+from simulations.config.assembly import Assembly
+from simulations.runs.folder import RunFolder
+from simulations.runs.row_file import RowFile
+
+_VERSIONS = ("fedlgm", "dp-accounting", "torch", "numpy")
+
+
+def round_file(round: int) -> str:
+    """Name of a round's file of numbers.
+
+    Example:
+        >>> round_file(7)
+        'round-000007.f64'
+    """
+    return f"round-{round:06d}.f64"
+
+
+def layer_records(layers: LayerTable) -> list[Any]:
+    """[layer, size, [[tensor, size], ...]] of each layer, in the order of the flat model.
+
+    Example:
+        >>> layer_records(LayerTable.from_sizes({"a": 4, "b": 1}))
+        [['a', 4, [['a', 4]]], ['b', 1, [['b', 1]]]]
+    """
+    return [
+        [layer.name, layer.size, [[slot.name, slot.size] for slot in layer.slots]]
+        for layer in layers.layers
+    ]
+
+
+class ReleaseLog:
+    """The kept releases of a run; a `ReleaseKeeper`.
+
+    Args:
+        folder: the run's folder.
+        ledger: the run's ledger, whose rows are charged before a release is kept; None reads only.
+
+    Attributes:
+        rows: the start of the chain, and one row for each kept release.
+    """
+
+    def __init__(self, folder: Path, ledger: Ledger | None = None) -> None:
+        self.public, self.private = folder / "releases", folder / "private" / "sums"
+        self.chain = RowFile(self.public / "chain.jsonl", dict[str, Any])
+        self.rows, self._ledger = list(self.chain), ledger
+
+    def begin(
+        self, owner: str, module: nn.Module, layers: LayerTable, noise: dict[str, Any] | None
+    ) -> None:
+        """Write the start of the chain, or check that the one on disk has the same content.
+
+        Args:
+            owner: identity of the ledger.
+            module: the initial model.
+            layers: layers of the model.
+            noise: commitment and beacon; None if the seed is public.
+
+        Raises:
+            RunError: the run was begun with other weights, code or commitment.
+        """
+        weights = layers.flatten(module).numpy().astype("<f4").tobytes()
+        trained = {slot.name for layer in layers.layers for slot in layer.slots}
+        state = original(module).state_dict()
+        software = {name: version_of(name) or "" for name in _VERSIONS}
+        start = {
+            "owner": owner,
+            "initial": hashlib.sha256(weights).hexdigest(),
+            "layers": layer_records(layers),
+            "fixed": {name: _hash(state[name]) for name in state.keys() - trained},
+            "noise": noise,
+            "software": software | {"python": python_version(), "source": evidence.code_digest()},
+        }
+        head = evidence.first_head(rfc8785.dumps(start))
+        if self.rows:
+            self.chain.truncate(2**62)  # a row that a crash cut short
+            if self.rows[0]["head"] != head:
+                raise RunError(
+                    f"{self.chain.path} was begun with other code, weights or another commitment: "
+                    "a certificate covers one of them; continue with those, or start a new run"
+                )
+            return
+        self.public.mkdir(exist_ok=True)
+        write_durably(self.public / "initial.f32", weights, PUBLIC)
+        self._add({"round": 0, "start": start, "head": head})
+
+    def keep(self, round: int, plan: ReleasePlan, key: str, exact: Tensor, noisy: Tensor) -> None:
+        """See `ReleaseKeeper.keep`. A release that is repeated with the same bits is kept once."""
+        assert self._ledger is not None
+        released = noisy.cpu().numpy().astype("<f8").tobytes()
+        row, ledger = self._ledger.row_of(round, SERVER, key)
+        text = plan.to_json()
+        record = {
+            "round": round,
+            "row": row,
+            "plan": hashlib.sha256(text.encode()).hexdigest(),
+            "released": hashlib.sha256(released).hexdigest(),
+        }
+        if any(record.items() <= earlier.items() for earlier in self.rows):
+            return
+        if self.rows[0]["start"]["noise"] is not None:  # an auditor never opens a public seed
+            sums = exact.cpu().numpy().astype("<f8").tobytes()
+            self.private.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(self.private / round_file(round), sums, PRIVATE)
+        write_durably(self.public / round_file(round), released, PUBLIC)
+        facts = str(record["plan"]), str(record["released"])
+        head = evidence.next_head(self.rows[-1]["head"], round, ledger, *facts)
+        stated = any(record["plan"] == earlier.get("plan") for earlier in self.rows)
+        shown = {} if stated else {"text": text}
+        self._add(record | shown | {"head": head})
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.chain.append(row)
+        self.rows.append(row)
+
+
+def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog:
+    """The log of a run that begins or continues; its root is settled (see `settled_root`).
+
+    Args:
+        assembly: the run's objects.
+        folder: the run's folder.
+        ledger: the run's ledger.
+
+    Raises:
+        RunError: see `ReleaseLog.begin`.
+    """
+    log, noise = ReleaseLog(folder.path, ledger), None
+    if assembly.recipe.run.seed is None:
+        noise = commitment_in(folder.path).statement | {"backend": assembly.model.numerics.noise_backend}
+    log.begin(folder.owner(), assembly.model.module(), assembly.model.layers, noise)
+    return log
+
+
+def _hash(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's numbers as they are stored."""
+    data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()

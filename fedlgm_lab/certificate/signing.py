@@ -1,0 +1,129 @@
+"""Ed25519 keys in PEM files, and the signatures of operators, witnesses and auditors."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from fedlgm.errors import ConfigError
+from fedlgm.files import PUBLIC, create_durably
+from fedlgm_lab.certificate.verifier import evidence
+from fedlgm_lab.certificate.verifier.envelope import PAYLOAD_TYPE, signed_bytes
+
+_HEAD = re.compile(r"([0-9]+|commitment):([0-9a-f]{64})")
+
+
+def create_key(path: Path) -> Path:
+    """Write a new private key (mode 0600), and the public key beside it.
+
+    Args:
+        path: the private key's file, such as "operator.pem".
+
+    Returns:
+        The file of the public key, "operator.pub".
+
+    Raises:
+        ConfigError: one of the files exists.
+    """
+    key, public = Ed25519PrivateKey.generate(), path.with_suffix(".pub")
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    shown = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    try:
+        create_durably(path, secret)
+        create_durably(public, shown, PUBLIC)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} or {public} exists: choose another name") from error
+    return public
+
+
+def load_key(path: Path) -> Ed25519PrivateKey:
+    """The private key in a PEM file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"--key: {path} is not a private key in PEM ({error}); --new-key makes one"
+        ) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"--key: {path} is not an Ed25519 key; --new-key makes one")
+    return key
+
+
+def public_hex(key: Ed25519PrivateKey) -> str:
+    """The public key, in hexadecimal."""
+    return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+
+
+def envelope_of(statement: dict[str, Any], key: Ed25519PrivateKey) -> bytes:
+    """A signed statement, as a line of canonical JSON."""
+    payload = rfc8785.dumps(statement)
+    signature = key.sign(signed_bytes(payload))
+    envelope: dict[str, Any] = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": public_hex(key), "sig": base64.b64encode(signature).decode()}],
+    }
+    return bytes(rfc8785.dumps(envelope)) + b"\n"
+
+
+def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
+    """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
+
+    The same key answers the same commitment with the same beacon, so that an operator cannot ask
+    for several and choose. Ed25519 signatures are deterministic, and secret until they are shown.
+
+    Raises:
+        ConfigError: the text is neither.
+
+    Example:
+        >>> sorted(sign_head("5:" + "ab" * 32, Ed25519PrivateKey.generate()))
+        ['by', 'head', 'round', 'signature']
+    """
+    match = _HEAD.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"a head is ROUND:HASH, and a commitment commitment:HASH, with 64 digits; got {text!r}"
+        )
+    kind, value = match.groups()
+    if kind == "commitment":
+        seed = key.sign(f"fedlgm beacon seed v1\n{value}\n".encode())
+        beacon = hashlib.sha256(seed).hexdigest()
+        signed = evidence.beacon_text(value, beacon)
+        answer: dict[str, Any] = {"beacon": beacon}
+    else:
+        signed, answer = evidence.anchor_text(int(kind), value), {"round": int(kind), "head": value}
+    return answer | {"by": public_hex(key), "signature": key.sign(signed).hex()}
+
+
+def read_anchors(path: Path) -> list[dict[str, Any]]:
+    """The anchors in a file, one JSON object per line.
+
+    Raises:
+        ConfigError: a line is no anchor.
+    """
+    anchors = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            raw = json.loads(line)
+            anchors.append({name: raw[name] for name in ("round", "head", "by", "signature")})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--anchor: {path} does not hold anchors ({error})") from error
+    return anchors

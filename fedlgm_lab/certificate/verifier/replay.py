@@ -1,0 +1,151 @@
+"""Checks 12 and 13: the model file, and its recomputation from the released vectors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
+from fedlgm_lab.certificate.verifier.plans import Plan
+
+STEPS = ("sgd", "momentum")
+ARITHMETIC = ("fused", "separate")
+"""How the processor that trained rounded a x + y: once, or after the product too."""
+
+
+def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndarray:
+    """The trained parameters of a safetensors file as one vector, float32 [D].
+
+    Args:
+        data: content of the file.
+        layers: [layer, size, [[tensor, size], ...]] of each layer, in order.
+        fixed: SHA-256 of the file's other tensors before round 1, by name.
+
+    Raises:
+        Refused: the file has other tensors, or tensors of other sizes.
+        NotCheckable: it is no safetensors file, or is not in float32.
+    """
+    try:
+        tensors = dict(deserialize(data))
+    except SafetensorError as error:
+        raise NotCheckable(f"the model is not a safetensors file ({error})") from None
+    trained = [(name, size) for _, _, slots in layers for name, size in slots]
+    if sorted([*(name for name, _ in trained), *fixed]) != sorted(tensors):
+        raise Refused(12, "the tensors of the model file are not those of the certificate")
+    for name, digest in fixed.items():
+        if hashlib.sha256(tensors[name]["data"]).hexdigest() != digest:
+            raise Refused(12, f"the tensor {name} was not trained, but is not that before round 1")
+    parts = []
+    for name, size in trained:
+        tensor = tensors[name]
+        if tensor["dtype"] != "F32":
+            raise NotCheckable(f"the tensor {name} is {tensor['dtype']}, not float32")
+        parts.append(np.frombuffer(tensor["data"], "<f4"))
+        if len(parts[-1]) != size:
+            raise Refused(12, f"the tensor {name} has {len(parts[-1])} numbers, not {size}")
+    return np.concatenate(parts)
+
+
+def read_vectors(
+    folder: Path, initial: str, rounds: list[tuple[int, str]], kind: str = "releases"
+) -> Iterator[np.ndarray]:
+    """The initial weights (float32) and then every released sum (float64), one after another.
+
+    Args:
+        folder: folder of the vectors.
+        initial: SHA-256 of the initial weights.
+        rounds: number and SHA-256 of each round's vector.
+        kind: noun for messages.
+
+    Raises:
+        Refused: a vector is another one.
+        NotCheckable: a file cannot be read.
+    """
+    names = [("initial.f32", initial, "<f4", 0)]
+    names += [(f"round-{number:06d}.f64", digest, "<f8", number) for number, digest in rounds]
+    for name, digest, dtype, number in names:
+        try:
+            data = (folder / name).read_bytes()
+        except OSError as error:
+            raise NotCheckable(f"the {kind} of {folder} cannot be read ({error})") from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            where = "the initial weights are" if number == 0 else f"round {number} is"
+            raise Refused(13, f"{where} not the vector with the SHA-256 {digest}")
+        yield np.frombuffer(data, dtype)
+
+
+def replay(
+    vectors: Iterator[np.ndarray],
+    plans: list[Plan],
+    sizes: np.ndarray,
+    step: tuple[str, float, float],
+    arithmetic: str,
+) -> np.ndarray:
+    """The model that follows from initial weights, released sums and the server's step.
+
+    Args:
+        vectors: see `read_vectors`.
+        plans: plan of each round, [T].
+        sizes: coordinates of each layer, [K].
+        step: name, learning rate and momentum of the server's step.
+        arithmetic: see `ARITHMETIC`.
+
+    Returns:
+        The model, float32 [D].
+
+    Raises:
+        Refused: a vector has another size than its plan says, or is not finite.
+    """
+    name, lr, momentum = step
+    model, speed = next(vectors).copy(), None
+    if len(model) != sizes.sum():
+        raise Refused(13, f"the initial weights have {len(model)} numbers, not {sizes.sum()}")
+    times_plus = fused if arithmetic == "fused" else separate
+    for number, (plan, released) in enumerate(zip(plans, vectors, strict=True), start=1):
+        mask = np.repeat(plan.released, sizes)
+        if len(released) != mask.sum() or not np.isfinite(released).all():
+            raise Refused(13, f"round {number} must have {mask.sum()} finite numbers")
+        mean = np.zeros(len(model), np.float32)
+        mean[mask] = (released / (plan.rate * plan.population)).astype(np.float32)
+        if name == "momentum" and momentum != 0:
+            # A buffer of the negative mean, as torch's SGD has it; signs change no rounding.
+            speed = mean if speed is None else speed * np.float32(momentum) + mean
+            mean = speed
+        model = times_plus(mean, np.float32(lr), model)
+    return model
+
+
+def separate(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
+    """A x + y in float32, rounded after the product and after the sum.
+
+    Example:
+        >>> separate(np.float32([3.0]), np.float32(0.5), np.float32([1.0])).tolist()
+        [2.5]
+    """
+    return a * x + y
+
+
+def fused(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
+    """A x + y in float32, rounded once, as instructions for multiply-add do.
+
+    The product is exact in float64. The sum is rounded to odd in float64, after which rounding to
+    float32 gives the exact sum's rounding (Boldo and Melquiond 2008).
+
+    Example:
+        >>> x = np.float32([1 + 2**-12])
+        >>> float(fused(x, x[0], np.float32([-1.0]))[0]) == (1 + 2**-12) ** 2 - 1
+        True
+    """
+    product, wide = x.astype(np.float64) * np.float64(a), y.astype(np.float64)
+    total = product + wide
+    part = total - product
+    rest = (product - (total - part)) + (wide - part)  # what the sum lost, exactly
+    odd = (rest != 0) & ((total.view(np.int64) & 1) == 0)
+    return np.where(odd, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total).astype(
+        np.float32
+    )

@@ -1,0 +1,105 @@
+"""Recipes whose runs keep their releases, so that a certificate of the run can be issued."""
+
+from __future__ import annotations
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import is_object, is_reference
+from simulations.config.unit import Settings
+
+STEPS = ("sgd", "momentum")
+"""Server optimizers whose step is plain vector arithmetic, which a verifier repeats bit for bit."""
+
+
+def server_step_of(recipe: Settings) -> tuple[str, float, float]:
+    """Name, learning rate and momentum of the server's step.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> server_step_of(load("digits"))
+        ('momentum', 0.2, 0.9)
+    """
+    federation, training = recipe.federation, recipe.training
+    named = federation.server_optimizer
+    if recipe.unit == "example" and not (is_reference(named) or is_object(named)):
+        plain = "momentum" if training.momentum else "sgd"
+        return (
+            plain if training.optimizer == "sgd" else training.optimizer,
+            training.lr,
+            training.momentum,
+        )
+    return named, federation.server_lr, federation.server_momentum
+
+
+def check(recipe: Settings) -> None:
+    """Refuse `run.keep_releases` where the run could not be certified.
+
+    Raises:
+        ConfigError: the message gives the reason and the remedy.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> load("digits", ["run.keep_releases=true", "federation.server_optimizer='adam'"])
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: run.keep_releases: a verifier repeats only server steps ...
+    """
+    run = recipe.run
+    if not run.keep_releases:
+        if run.beacon is not None:
+            raise ConfigError("run.beacon is for runs with run.keep_releases = true")
+        return
+    for refused, reason in _reasons(recipe):
+        if refused:
+            raise ConfigError(f"run.keep_releases: {reason}")
+
+
+def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
+    run, mechanism, step = recipe.run, recipe.mechanism.name, server_step_of(recipe)[0]
+    return [
+        (
+            recipe.privacy.trust != "central",
+            (
+                f"under {recipe.privacy.trust} trust the clients add the noise, so each of them would "
+                "have to certify its own releases: use privacy.trust = 'central'"
+            ),
+        ),
+        (
+            recipe.privacy.noise != "independent"
+            or recipe.federation.sampling not in ("poisson", "fixed"),
+            (
+                "a run that is charged as one mechanism has no certificate yet, because its cost does "
+                "not follow round by round from the plans: use independent noise and poisson or fixed "
+                "sampling"
+            ),
+        ),
+        (
+            is_reference(mechanism) or is_object(mechanism),
+            (
+                "nobody can see from the plans of your own mechanism whether it read private data: use "
+                "one of the library's mechanisms"
+            ),
+        ),
+        (
+            step not in STEPS or recipe.federation.server_schedule is not None,
+            (
+                f"a verifier repeats only server steps of plain vector arithmetic ({', '.join(STEPS)}, "
+                f"without a schedule), because the rounding of others, such as {step!r}, differs "
+                "between processors: set federation.server_optimizer"
+            ),
+        ),
+        (run.audit, "canaries change the sums: set run.audit = false"),
+        (
+            run.patience is not None,
+            (
+                "a run that may stop early states the cost of all planned rounds, which the released "
+                "rounds alone do not have: leave run.patience out"
+            ),
+        ),
+        (
+            run.beacon is not None and run.seed is not None,
+            (
+                "a public seed needs no beacon, because anyone can draw its noise: leave run.seed or "
+                "run.beacon out"
+            ),
+        ),
+    ]

@@ -1,0 +1,52 @@
+"""Recipes that keep releases for a certificate, or cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedlgm.errors import ConfigError
+from simulations.config import recipe as recipes
+from simulations.config.kept_releases import server_step_of
+from tests.support.certificates import SMALL
+
+REFUSED = {
+    "run.keep_releases: under local trust": [
+        "privacy.trust=local",
+        "privacy.max_participations=3",
+    ],
+    "run.keep_releases: a run that is charged as one": ["federation.sampling=cyclic"],
+    "run.keep_releases: nobody can see": [
+        "mechanism.name='fedlgm.mechanisms.layerwise_gaussian:LayerwiseGaussian'",
+        "mechanism.bound=none",
+    ],
+    "run.keep_releases: a verifier repeats only": ["federation.server_optimizer=yogi"],
+    "run.keep_releases: canaries": ["run.audit=true"],
+    "run.keep_releases: a run that may stop": ["run.patience=2"],
+    "run.keep_releases: a public seed needs no": ["run.seed=2", "run.beacon=file"],
+    "run.beacon is for runs": ["run.keep_releases=false", "run.beacon=file"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_recipe_that_could_not_be_certified_is_refused(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipes.load("digits", [*SMALL, *REFUSED[message]])
+
+
+def test_the_text_of_other_recipes_stays_as_it_was() -> None:
+    assert "keep_releases" not in recipes.load("digits").to_toml()
+    assert recipes.load("digits", ["run.keep_releases=false"]) == recipes.load("digits")
+
+
+def test_an_example_level_recipe_steps_as_its_training_says() -> None:
+    assert server_step_of(recipes.load("dp-sgd-digits"))[0] in ("sgd", "momentum", "adam")
+    with pytest.raises(ConfigError, match=r"run.keep_releases: .*'adam'"):
+        recipes.load(
+            "dp-sgd-digits",
+            [
+                "run.seed=none",
+                "run.keep_releases=true",
+                "training.optimizer=adam",
+                "training.momentum=0.0",
+            ],
+        )
