@@ -167,3 +167,15 @@ def test_correlated_noise_is_refused():
 
     with pytest.raises(ConfigError, match="is proven for independent noise"):
         replace(FACTS, noise=correlation.get("banded", 20, bands=2))
+
+
+def test_audits_are_refused():
+    from fedlgm import mechanisms
+    from fedlgm.mechanisms.method import Method
+    from fedlgm_lab.audits.subject import Subject
+
+    layers = LayerTable.from_sizes({"a": 3})
+    facts = replace(FACTS, noise_multiplier=0.0)
+    method = Method.calibrate(mechanisms.get("gaussian"), layers, facts)
+    with pytest.raises(ConfigError, match="random allocation does not permit"):
+        Subject("a run", method)
