@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
 _LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
-_LARGEST_PURE = 1e3  # total epsilon of Laplace releases, which a grid can hold
+_LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which only this sum is a figure
 _MOST_STEPS = 100  # of a group, each of which `AttackRates.of_units` computes
 
 
@@ -108,7 +108,7 @@ def _figures(
 ) -> tuple[float, AttackRates | None] | None:
     """None if a setting is missing; infinite if there is too little noise for a useful figure."""
     from fedlgm.privacy.accounting import composed_epsilon
-    from fedlgm.privacy.attackers import attack_rates
+    from fedlgm.privacy.attackers import AttackRates, attack_rates
     from fedlgm.privacy.events import gaussian_event, laplace_event
 
     if not settings.noise_multiplier or count == 0:
@@ -117,8 +117,11 @@ def _figures(
         return math.inf, None
     multiplier = min(multiplier, MOST_NOISE)
     if settings.mechanism == "laplace":
-        if count / multiplier > _LARGEST_PURE:
-            return math.inf, None
+        pure = count * units / multiplier * (1 + 1e-12)  # without amplification
+        if pure > _LARGEST_PURE:
+            fits = pure < 700  # whose exponential is finite
+            rates = AttackRates(np.array([pure]), np.array([0.0])) if fits else None
+            return pure if fits else math.inf, rates
         event = laplace_event(1 / multiplier, rate)
     else:
         event = gaussian_event(multiplier, rate)

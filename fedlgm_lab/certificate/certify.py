@@ -92,6 +92,8 @@ def _statement(
     log = ReleaseLog(folder.path).rows
     if not log:
         raise RunError(f"{folder.path} has no kept releases: restore releases/ from a backup")
+    if not math.isfinite(result["epsilon"]):
+        raise Refused(3, "its releases are not private, so there is no epsilon to certify")
     start, entries = log[0]["start"], log[1:]
     _check_entries(entries, recipe.federation.rounds)
     texts = {entry["plan"]: entry["text"] for entry in entries if "text" in entry}
@@ -147,8 +149,6 @@ def _check_entries(entries: list[dict[str, Any]], planned: int) -> None:
 
 
 def _claim(recipe: Recipe, result: dict[str, Any], plans: list[Plan]) -> dict[str, Any]:
-    if not math.isfinite(result["epsilon"]):
-        raise Refused(3, "its releases are not private, so there is no epsilon to certify")
     proven = all(plan.status == "proven" for plan in plans)
     seed = recipe.run.seed
     claimed = float(result["claimed_epsilon"])

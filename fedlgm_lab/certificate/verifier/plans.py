@@ -119,8 +119,10 @@ def read_plan(text: str, named: str, layers: int) -> Plan:
         raise Refused(5, f"{what} has another text than its hash says")
     raw = parse(text.encode(), 5, what)
     try:
-        if not _FIELDS <= set(raw) <= _FIELDS | _OPTIONAL or raw["queries"]:
+        if not _FIELDS <= set(raw) <= _FIELDS | _OPTIONAL:
             raise NotCheckable(f"{what} has parts that this program does not know")
+        if raw["queries"]:
+            raise NotCheckable(f"{what} asks auxiliary queries, whose cost its text does not state")
         facts, sampling = raw["facts"], raw["facts"]["sampling"]
         if not _FACTS <= set(facts) <= _FACTS | {"assumes"}:
             raise NotCheckable(f"{what} states facts that this program does not know")

@@ -42,6 +42,8 @@ KINDS = {
     "everybody": (["federation.rate=1.0"], "proven"),
     "kernels": (["privacy.noise_backend=torch"], "proven"),
     "levelled layers": (["mechanism.name=min-total-noise"], "proven"),
+    "a layer that stays": (["mechanism.name=max-snr-sum"], "proven"),
+    "plans that change": (["mechanism.name=ladp"], "proven"),
     "dropout": (["federation.dropout=0.3"], "proven"),
 }
 
@@ -73,6 +75,20 @@ def test_a_seeded_run_is_a_simulation_and_has_no_level_2(tmp_path: Path) -> None
     case = run.verify(certificate, accepts=["simulation"])
     with pytest.raises(Refused, match="check 15: the run had a public seed"):
         audit(case, run.run / "private")
+
+
+UNCERTIFIED = {
+    "asks auxiliary queries": ["mechanism.name=layer-vote"],
+    "check 3: its releases are not private": ["mechanism.name=none"],
+}
+
+
+@pytest.mark.parametrize("message", UNCERTIFIED)
+def test_a_run_whose_cost_cannot_be_checked_has_no_certificate(
+    message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=message):
+        certified_run(tmp_path, UNCERTIFIED[message], beacon=False)
 
 
 def test_a_run_that_kept_nothing_or_is_not_finished_has_no_certificate(tmp_path: Path) -> None:

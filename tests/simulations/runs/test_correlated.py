@@ -253,7 +253,7 @@ def test_another_multiplier_is_refused(correlated, tmp_path, monkeypatch):
     folder = interrupted(correlated(), tmp_path / "run", 5)
     from fedlgm.privacy import whole_run
 
-    monkeypatch.setattr(whole_run, "_MARGIN", 1e-3)
+    monkeypatch.setattr(whole_run, "MARGIN", 1e-3)
     with pytest.raises(RunError, match=r"noise multiplier of .* continue it where it was started"):
         launch.resume(folder.path)
 
