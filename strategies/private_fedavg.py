@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, Notice
+from fedlgm.extension.loader import misfit
 from fedlgm.files import path_of
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.mechanism import require_mechanism
@@ -420,6 +421,8 @@ def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> Non
             )
     if evaluate_fn is not None and not callable(evaluate_fn):
         raise ConfigError(f"evaluate_fn must be a function (round, arrays), got {evaluate_fn!r}")
+    if evaluate_fn is not None and (why := misfit(evaluate_fn, 0, ArrayRecord())):
+        raise ConfigError(f"evaluate_fn is called with (round, arrays): {why}")
 
 
 def _functions(error: BaseException) -> list[str]:

@@ -117,6 +117,10 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
         ),
         ({"train_config": {"lr": 0.1}}, "train_config must be a ConfigRecord, such as .* got dict"),
         (
+            {"evaluate_fn": lambda arrays: None},
+            r"evaluate_fn is called with \(round, arrays\): too many positional arguments",
+        ),
+        (
             {"evaluate_fn": "accuracy"},
             r"evaluate_fn must be a function \(round, arrays\), got 'accuracy'",
         ),
