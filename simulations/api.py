@@ -33,8 +33,7 @@ from simulations.config.recipe import Recipe
 from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
-from simulations.runs.statement import Statement
+from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary, Statement
 from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
 

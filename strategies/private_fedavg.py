@@ -31,7 +31,6 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.planning import trust as noised_by
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript
-from fedlgm.privacy.attackers import attack_rates
 from fedlgm.privacy.guarantee import Guarantee, Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models.arrays import of_arrays
@@ -346,6 +345,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         )
 
     def _print_cost(self) -> None:
+        from fedlgm.privacy.attackers import attack_rates  # loads the accountants
+
         epsilon, (budget, delta) = self.epsilon(), self.method.facts.budget()
         above = f" (above the budget of {budget:g})" if epsilon > budget else ""
         head, unit = self.releaser.ledger.head(), self._guarantee().unit

@@ -9,4 +9,4 @@ net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Lin
 result = simulations.simulate(
     model=net, data=data, overrides=["federation.clients=100", "privacy.epsilon=8"]
 )
-print(result.accuracy, result.epsilon, result.guarantee)
+print(result.accuracy, result.epsilon, result["attack"], result.guarantee)

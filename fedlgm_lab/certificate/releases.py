@@ -155,7 +155,9 @@ def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> Releas
     """
     log, noise = ReleaseLog(folder.path, ledger), None
     if assembly.recipe.run.seed is None:
-        noise = commitment_in(folder.path).statement | {"backend": assembly.model.numerics.noise_backend}
+        noise = commitment_in(folder.path).statement | {
+            "backend": assembly.model.numerics.noise_backend
+        }
     log.begin(folder.owner(), assembly.model.module(), assembly.model.layers, noise)
     return log
 

@@ -22,7 +22,7 @@ def answer_questions(statement: Mapping[str, Any]) -> Answers:
     """Questions with a run's answers, by section.
 
     Args:
-        statement: the run's statement (see `simulations.runs.statement.Statement`).
+        statement: the run's statement (see `simulations.runs.rows.Statement`).
     """
     return {
         "What is protected": _protected(statement),

@@ -40,7 +40,7 @@ from fedlgm.files import (
     write_whole,
 )
 from fedlgm.noise.keys import KeyRing, Purpose
-from fedlgm.privacy import Ledger
+from fedlgm.privacy import Ledger, attack_rates
 from fedlgm.privacy.selection import Law, draw_runs
 from fedlgm.training.devices import plain_defaults
 from fedlgm_lab.tune.search_result import SearchResult
@@ -288,11 +288,13 @@ class _Searching:
             k: v.detach().clone().contiguous() for k, v in module.state_dict().items()
         }
         with Ledger(self._folder / "ledger.sqlite") as ledger:
-            head = str(ledger.head())
+            head, rates = str(ledger.head()), attack_rates(ledger)
         told = excerpt(("mechanism", "variant", "rounds", "model_sha256"), result)
         protection = {
             **told,
             **terms,
+            "attack_rates": rates.figures(),
+            "attack": rates.sentence(f"{winner.unit}s"),
             "ledger_head": head,
         }  # of the search: a single run has cost less
         description = model_metadata(

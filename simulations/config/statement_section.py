@@ -20,7 +20,7 @@ Line = Annotated[str, Field(max_length=500), AfterValidator(_one_line)]
 
 class StatementSection(Section):
     """[statement]: lines of the privacy statement that no program can know (see
-    `simulations.runs.statement.Statement`).
+    `simulations.runs.rows.Statement`).
 
     `searched` says whether settings were chosen by other runs on the same data, and whether these
     were charged: "none" if there was no search.

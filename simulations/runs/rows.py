@@ -16,7 +16,6 @@ from fedlgm.data.tables import Column
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import AttackFigures
-from simulations.runs.statement import Statement
 from strategies import Failure, RoundRecord
 
 Number = Annotated[int, Field(ge=1, lt=2**53)]
@@ -42,6 +41,82 @@ class Figures(TypedDict, total=False):
     epsilon: float
     claimed_epsilon: float
     readers_epsilon: float
+
+
+class Release(TypedDict):
+    """Equal releases of a run, as they were charged.
+
+    Attributes:
+        count: their number.
+        noise: law and size of the noise, in words.
+        sampling: sampling on which the cost relies, in words.
+    """
+
+    count: int
+    noise: str
+    sampling: str
+
+
+class Statement(TypedDict, total=False):
+    """The privacy statement of a run.
+
+    Attributes:
+        schema: version of these fields.
+        unit, relation, trust, noise_added_by: what is protected, and from whom.
+        guarantee, guarantee_status: the guarantee.
+        epsilon, delta, claimed_epsilon: the proven budget, and the one the method's authors state.
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
+            words.
+        groups: the same bounds for several units that are present or absent together, by number.
+        sampling, rate, population, max_participations: how participants are drawn, the expected
+            share of the population in a round, and the cap on one participant's rounds (None: no
+            cap).
+        rounds_planned, rounds_done: numbers of rounds.
+        releases: what was charged, most frequent first.
+        earlier_releases: releases of earlier runs on the same data that the ledger, and so epsilon,
+            includes.
+        accountant, accounting: name of the accountant, its method and its version.
+        released: what was made public.
+        searched: whether settings were searched on the same data.
+        outside: figures that the budget does not cover, with the reason.
+        noise_reproducible, noise_generator, floating_point: how the noise is drawn, and what the
+            proof assumes of it.
+        purpose, responsible, data_period, license: from the recipe's section [statement].
+    """
+
+    schema: int
+    unit: str
+    relation: str
+    trust: str
+    noise_added_by: str
+    guarantee: str
+    guarantee_status: str
+    epsilon: float
+    delta: float
+    claimed_epsilon: float
+    attack_rates: AttackFigures
+    attack: str
+    groups: dict[str, AttackFigures]
+    sampling: str
+    rate: float
+    population: int
+    max_participations: int | None
+    rounds_planned: int
+    rounds_done: int
+    releases: list[Release]
+    earlier_releases: int
+    accountant: str
+    accounting: str
+    released: str
+    searched: str
+    outside: list[str]
+    noise_reproducible: bool
+    noise_generator: str
+    floating_point: str
+    purpose: str
+    responsible: str
+    data_period: str
+    license: str
 
 
 class RunSummary(Figures, total=False):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
-
 from fedlgm.cache import version_of
 from fedlgm.privacy.cost import Cost
-from fedlgm.privacy.guarantee import WHO_ADDS_NOISE, AttackFigures, Guarantee, Trust
+from fedlgm.privacy.guarantee import WHO_ADDS_NOISE, Guarantee, Trust
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
+from simulations.runs.rows import Statement
 from simulations.runs.stopping import reported_epsilon, reported_rates
 
 SCHEMA = 1
@@ -46,82 +45,6 @@ _FLOATING_POINT = (
 )
 
 
-class Release(TypedDict):
-    """Equal releases of a run, as they were charged.
-
-    Attributes:
-        count: their number.
-        noise: law and size of the noise, in words.
-        sampling: sampling on which the cost relies, in words.
-    """
-
-    count: int
-    noise: str
-    sampling: str
-
-
-class Statement(TypedDict, total=False):
-    """The privacy statement of a run.
-
-    Attributes:
-        schema: version of these fields.
-        unit, relation, trust, noise_added_by: what is protected, and from whom.
-        guarantee, guarantee_status: the guarantee.
-        epsilon, delta, claimed_epsilon: the proven budget, and the one the method's authors state.
-        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
-            words.
-        groups: the same bounds for several units that are present or absent together, by number.
-        sampling, rate, population, max_participations: how participants are drawn, the expected
-            share of the population in a round, and the cap on one participant's rounds (None: no
-            cap).
-        rounds_planned, rounds_done: numbers of rounds.
-        releases: what was charged, most frequent first.
-        earlier_releases: releases of earlier runs on the same data that the ledger, and so epsilon,
-            includes.
-        accountant, accounting: name of the accountant, its method and its version.
-        released: what was made public.
-        searched: whether settings were searched on the same data.
-        outside: figures that the budget does not cover, with the reason.
-        noise_reproducible, noise_generator, floating_point: how the noise is drawn, and what the
-            proof assumes of it.
-        purpose, responsible, data_period, license: from the recipe's section [statement].
-    """
-
-    schema: int
-    unit: str
-    relation: str
-    trust: str
-    noise_added_by: str
-    guarantee: str
-    guarantee_status: str
-    epsilon: float
-    delta: float
-    claimed_epsilon: float
-    attack_rates: AttackFigures
-    attack: str
-    groups: dict[str, AttackFigures]
-    sampling: str
-    rate: float
-    population: int
-    max_participations: int | None
-    rounds_planned: int
-    rounds_done: int
-    releases: list[Release]
-    earlier_releases: int
-    accountant: str
-    accounting: str
-    released: str
-    searched: str
-    outside: list[str]
-    noise_reproducible: bool
-    noise_generator: str
-    floating_point: str
-    purpose: str
-    responsible: str
-    data_period: str
-    license: str
-
-
 def statement_of(
     recipe: Recipe, ledger: Ledger, guarantee: Guarantee, rounds: int, backend: str
 ) -> Statement:
@@ -145,7 +68,7 @@ def statement_of(
         "unit": recipe.unit,
         "relation": guarantee.relation,
         "trust": guarantee.trust,
-        "noise_added_by": WHO_ADDS_NOISE[guarantee.trust],
+        "noise_added_by": WHO_ADDS_NOISE[privacy.trust],
         "guarantee": guarantee.sentence(noise_reproducible=seeded),
         "guarantee_status": guarantee.status,
         "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
@@ -168,7 +91,7 @@ def statement_of(
         "accountant": privacy.accountant,
         "accounting": f"{_ACCOUNTING[privacy.accountant]} (dp-accounting "
         f"{version_of('dp-accounting')})",
-        "released": _RELEASED[guarantee.trust],
+        "released": _RELEASED[privacy.trust],
         "searched": (section and section.searched) or "not declared",
         "outside": _OUTSIDE,
         "noise_reproducible": seeded,
