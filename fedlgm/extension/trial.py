@@ -200,7 +200,7 @@ def _near(array: np.ndarray, other: np.ndarray) -> bool:
 @torch.no_grad()
 def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Tensor) -> None:
     """The rules of `fedlgm.extension.testing.check_task` that need a model's outputs."""
-    with prefix_key("task"):
+    with prefix_key("task"), fork_rng(0):  # of dropout
         outputs = inputs.call(module, x)
         require_separate_losses(task, outputs, y)
         if isinstance(task, Task) and len(y) > 1:

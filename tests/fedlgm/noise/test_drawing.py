@@ -13,7 +13,8 @@ from torch import nn
 
 import simulations
 from fedlgm.errors import ConfigError
-from fedlgm.training import devices
+from fedlgm.extension.trial import check_losses
+from fedlgm.training import devices, tasks
 from fedlgm.training.devices import drawing, fork_rng
 from fedlgm.training.models import require_repeatable
 
@@ -59,6 +60,15 @@ def test_runs_in_threads_are_those_of_one_thread(tmp_path) -> None:
     in_threads(3, lambda number: work(number + 1))
     assert len({*made.values()}) == 1
     assert len(made) == 4
+
+
+def test_a_trial_of_a_loss_does_not_draw_beside_other_threads() -> None:
+    """It called a model in training mode outside of every block, and so changed the numbers of a
+    run in another thread: one of twelve runs was refused."""
+    x, y = torch.zeros(4, 5), torch.tensor([0, 1, 0, 1])
+    model, state = Dropping().train(), torch.default_generator.get_state()
+    check_losses(model, tasks.get("classification"), x, y)
+    assert torch.equal(torch.default_generator.get_state(), state)
 
 
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks() -> None:
