@@ -37,7 +37,7 @@ _OUTSIDE = [
     "the initial model and pretrained weights, which are assumed to be public",
     "the numbers of clients and classes and the columns of a table, which are assumed to be public",
     "the choice of the recipe, unless a search is charged",
-    "durations, failures and participants, which only the operator sees",
+    "durations, missing answers and participants, which only the operator sees",
 ]
 _FLOATING_POINT = (
     "contributions are summed in float64, and noise is drawn as rounded real numbers; the proof is "

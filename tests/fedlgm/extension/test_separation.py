@@ -146,7 +146,10 @@ class ByRule(Net):
         return Twice.apply(super().forward(x))
 
 
-kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
+@pytest.fixture(autouse=True)
+def _own_trainer() -> None:
+    """Each test's own: workers of other tests cannot import this module."""
+    kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
 
 
 @pytest.mark.parametrize(

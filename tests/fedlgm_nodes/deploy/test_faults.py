@@ -69,8 +69,8 @@ def _pid(folder: DeploymentFolder, role: str) -> int:
     [
         ("superlink", signal.SIGKILL, "round 1", r"has ended.*deploy up.*resumes the run", 2),
         ("flwr-serverapp", signal.SIGKILL, "round 1", r"has ended.*resumes the run", 2),
-        ("node2-service", signal.SIGKILL, "round 1", r"has ended.*deploy up", 0),
-        ("node1-supernode", signal.SIGKILL, "round 1", r"has ended.*deploy up", 0),
+        ("node2-service", signal.SIGKILL, "round 1", r"has ended.*deploy up", 1),
+        ("node1-supernode", signal.SIGKILL, "round 1", r"has ended.*deploy up", 1),
         (
             "flwr-serverapp",
             signal.SIGSTOP,
