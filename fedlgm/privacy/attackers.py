@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from dp_accounting import dp_event
@@ -171,9 +171,15 @@ class AttackRates:
 
     def _tpr(self, rates: np.ndarray) -> np.ndarray:
         """Bounds at several false-positive rates, [m]."""
+        starts, intercepts, slopes = self._lines
         for _ in range(self.units):
-            rates = _one_unit(rates, self.epsilons, self.deltas)
+            lowest = np.maximum(np.searchsorted(starts, rates, side="right") - 1, 0)
+            rates = np.clip(intercepts[lowest] + slopes[lowest] * rates, 0.0, 1.0)
         return rates
+
+    @cached_property
+    def _lines(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _lowest_lines(self.epsilons, self.deltas)
 
 
 def percent(share: float) -> str:
@@ -283,11 +289,31 @@ def _gaussian_deltas(mu: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
         return np.where(mu > 0, np.exp(first) * -np.expm1(epsilons + second - first), 0.0)
 
 
-def _one_unit(rates: np.ndarray, epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
-    """Bounds on the true-positive rates of attacks on one unit, [m]."""
-    rates, ratio = rates[:, None], np.exp(np.minimum(epsilons, 700.0))  # a weaker bound, finite
-    found = deltas + ratio * rates  # P(found | present) <= delta + e^epsilon P(found | absent)
-    missed = (
-        1 - deltas - rates
-    ) / ratio  # P(missed | absent) <= delta + e^epsilon P(missed | present)
-    return np.clip(np.minimum(found, 1 - missed).min(axis=1), 0.0, 1.0)
+def _lowest_lines(
+    epsilons: np.ndarray, deltas: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bounds on the true-positive rate of attacks on one unit, which are lines in the
+    false-positive rate, as far as one is the lowest somewhere.
+
+    Returns:
+        Where each is the lowest from, ascending; its intercept; its slope.
+    """
+    ratios = np.exp(np.minimum(epsilons, 700.0))  # a weaker bound, finite
+    # P(found | present) <= delta + e^epsilon P(found | absent)
+    # P(missed | absent) <= delta + e^epsilon P(missed | present)
+    intercepts = np.concatenate([deltas, 1 - (1 - deltas) / ratios])
+    slopes = np.concatenate([ratios, 1 / ratios])
+    lowest: list[tuple[float, float, float]] = []
+    for place in np.lexsort((intercepts, -slopes)):  # the steepest first, the lowest of each slope
+        since, intercept, slope = -math.inf, float(intercepts[place]), float(slopes[place])
+        if lowest and slope == lowest[-1][2]:
+            continue
+        while lowest:
+            start, other, steeper = lowest[-1]
+            since = (intercept - other) / (steeper - slope)
+            if since > start:
+                break
+            lowest.pop()
+        lowest.append((since, intercept, slope))
+    starts, heights, inclines = np.array(lowest).T
+    return starts, heights, inclines
