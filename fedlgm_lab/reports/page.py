@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,41 @@ from fedlgm_lab.reports.svg import to_uri
 from simulations.runs.headline import format_metric, further_metrics, headline
 from simulations.runs.rows import LayerRow
 from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, number
+
+
+def document(
+    title: str, sections: Iterable[str], *, heading: str = "", footer: str = "", kind: str = ""
+) -> str:
+    """One self-contained HTML page.
+
+    Args:
+        title: heading of the page, as text.
+        sections: HTML of its parts; empty ones are left out.
+        heading: HTML below the title.
+        footer: HTML after the parts.
+        kind: text after the title in the browser's own title.
+    """
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}{kind}</title><style>\n{style}</style></head>\n"
+        f"<body><header><h1>{escape(title)}</h1>{heading}</header>\n<main>"
+        + "\n".join(section for section in sections if section)
+        + f"</main>{footer}</body></html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A part of a page with its heading."""
+    name = title.lower().replace(" ", "-")
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{"".join(parts)}</section>'
+
+
+def fact_list(facts: Iterable[tuple[str, str]]) -> str:
+    """Labels and texts as a description list of two columns."""
+    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
+    return f'<dl class="facts">{rows}</dl>'
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:

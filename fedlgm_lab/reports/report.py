@@ -52,7 +52,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         rates = reported_rates(folder.recipe(), charges)
     sections = [
         page.figure_list(page.key_figures(result)),
-        _section("Attackers", describe_attackers(rates, folder.recipe().unit)),
+        page.section("Attackers", describe_attackers(rates, folder.recipe().unit)),
         _rounds(result, rows),
         _layers(folder, rows),
         _noise(folder, rows, float(result["noise_multiplier"])),
@@ -70,34 +70,20 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
 
 
 def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:
-    title = escape(str(result["recipe"]))
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     lead = escape(
         f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine "
         f"{result['engine']}"
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title} · fedlgm "
-        f"run</title><style>\n{style}</style></head>\n<body><header><h1>{title}</h1>"
-        + (f'<p class="lead">{escape(subtitle)}</p>' if subtitle else "")
-        + f'<p class="lead">{lead}</p>{page.guarantee(result)}</header>\n<main>'
-        + "\n".join(section for section in sections if section)
-        + "</main>\n<footer><p>Written by fedlgm. Figures of the layers are those of the released "
+    subtitles = f'<p class="lead">{escape(subtitle)}</p>' if subtitle else ""
+    return page.document(
+        str(result["recipe"]),
+        sections,
+        heading=f'{subtitles}<p class="lead">{lead}</p>{page.guarantee(result)}',
+        footer="\n<footer><p>Written by fedlgm. Figures of the layers are those of the released "
         "plans; test figures "
-        "are those of the released models on the public test set.</p></footer></body></html>\n"
+        "are those of the released models on the public test set.</p></footer>",
+        kind=" · fedlgm run",
     )
-
-
-def _section(title: str, *parts: str) -> str:
-    name = title.lower().replace(" ", "-")
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{"".join(parts)}</section>'
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
-    return f'<dl class="facts">{rows}</dl>'
 
 
 def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -117,7 +103,7 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
             "infinite.</p>"
         )
     )
-    return _section("Over the rounds", unbounded, page.gallery(pictures))
+    return page.section("Over the rounds", unbounded, page.gallery(pictures))
 
 
 def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -151,7 +137,7 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     table = page.layer_table(page.layer_rows(rows[-1], layers), caption, correlated=correlated)
     if len(layers) > _LONGEST:
         table = f"<details><summary>Table of {len(layers)} layers</summary>{table}</details>"
-    return _section("Layers", table, page.gallery(pictures))
+    return page.section("Layers", table, page.gallery(pictures))
 
 
 def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
@@ -189,7 +175,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         ),
         over_rounds("Noise norm of the model", range(1, noise.rounds + 1), series),
     ]
-    return _section("Noise over the rounds", note, page.gallery(pictures))
+    return page.section("Noise over the rounds", note, page.gallery(pictures))
 
 
 def _division(folder: RunFolder, private: bool) -> str:
@@ -200,7 +186,7 @@ def _division(folder: RunFolder, private: bool) -> str:
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = data_sets.is_bundled(recipe.data.name)
     if not simulated:
-        return _section(
+        return page.section(
             "Clients", "<p>Real nodes: this server does not know how their data are divided.</p>"
         )
     facts = [
@@ -214,21 +200,21 @@ def _division(folder: RunFolder, private: bool) -> str:
             '<p class="note">The division of this data set is not released: '
             "`fedlgm report --private` shows it.</p>"
         )
-        return _section("Clients", _facts(facts), hidden)
+        return page.section("Clients", page.fact_list(facts), hidden)
     try:
         histogram = class_counts(Assembly(recipe))
     except (FedlgmError, ImportError) as error:
         missing = f'<p class="note">The division cannot be drawn here: {escape(str(error))}</p>'
-        return _section("Clients", _facts(facts), missing)
+        return page.section("Clients", page.fact_list(facts), missing)
     picture = page.image(division(histogram)).replace("<figure>", '<figure class="wide">')
-    return _section("Clients", _facts(facts), picture)
+    return page.section("Clients", page.fact_list(facts), picture)
 
 
 def _inputs(folder: RunFolder) -> str:
     """The columns of a table, in the order of the model's inputs, and the names of the classes."""
     columns, labels = folder.provenance.read().get("columns"), folder.labels()
-    facts = _facts([("names, in their order", ", ".join(labels))]) if labels else ""
-    classes = _section("Classes", facts) if labels else ""
+    facts = page.fact_list([("names, in their order", ", ".join(labels))]) if labels else ""
+    classes = page.section("Classes", facts) if labels else ""
     if not columns:
         return classes
     rows = [
@@ -245,7 +231,7 @@ def _inputs(folder: RunFolder) -> str:
         "Columns, in the order of the inputs",
         words=True,
     )
-    return _section("Inputs", table, facts)
+    return page.section("Inputs", table, facts)
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
@@ -285,7 +271,7 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
         if more > 0
         else ""
     )
-    return _section("Ledger", _facts(facts), table, rest, notes)
+    return page.section("Ledger", page.fact_list(facts), table, rest, notes)
 
 
 def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
@@ -312,7 +298,7 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
     ]
     recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
     details = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
-    return _section("Origin", _facts([fact for fact in facts if fact[1]]), details)
+    return page.section("Origin", page.fact_list([fact for fact in facts if fact[1]]), details)
 
 
 def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -358,7 +344,7 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
                 words=True,
             )
         )
-    return _section("Private diagnostics", *parts).replace(
+    return page.section("Private diagnostics", *parts).replace(
         "<section ", '<section class="operator" '
     )
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
-from pathlib import Path
-
-from fedlgm_lab import reports
+from fedlgm_lab.reports import page
 from fedlgm_lab.statement.questions import Answers
 
 
@@ -21,21 +18,8 @@ def to_markdown(title: str, answers: Answers) -> str:
 
 def to_html(title: str, answers: Answers) -> str:
     """One self-contained page."""
-    style = (Path(reports.__file__).parent / "style.css").read_text(encoding="utf-8")
-    sections = "\n".join(
-        f"<section><h2>{escape(section)}</h2><dl class='facts'>"
-        + "".join(
-            f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in rows
-        )
-        + "</dl></section>"
-        for section, rows in answers.items()
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body>"
-        f"<header><h1>{escape(title)}</h1></header>\n<main>{sections}</main></body></html>\n"
-    )
+    sections = (page.section(name, page.fact_list(rows)) for name, rows in answers.items())
+    return page.document(title, sections)
 
 
 def _cell(text: str) -> str:
