@@ -130,9 +130,8 @@ class ExampleSteps(Contributions):
         """The rounds of a client's examples; the same object in every round."""
         key = ring, client, sampling
         if key not in self._allocators:
-            self._allocators[key] = Allocator(
-                sampling.participations or 0,
-                sampling.block or 1,
+            self._allocators[key] = Allocator.of(
+                sampling,
                 lambda round: ring.numpy_generator(Purpose.TRAIN, round, client).random(examples),
             )
         return self._allocators[key]

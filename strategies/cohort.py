@@ -70,9 +70,8 @@ class CohortSampler:
     @cached_property
     def _allocator(self) -> Allocator:
         sampling = self.sampling
-        return Allocator(
-            sampling.participations or 0,
-            sampling.block or 1,
+        return Allocator.of(
+            sampling,
             lambda round: self.keys.numpy_generator(Purpose.COHORT, round).random(
                 sampling.population
             ),

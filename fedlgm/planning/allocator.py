@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedlgm.planning.records import Sampling
+
 
 @dataclass
 class Allocator:
@@ -37,6 +39,11 @@ class Allocator:
     uniform: Callable[[int], np.ndarray]
     _after: int = field(default=0, repr=False)  # rounds that `_taken` counts, of one block
     _taken: np.ndarray | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, sampling: Sampling, uniform: Callable[[int], np.ndarray]) -> Allocator:
+        """The draws of an allocation, which has a block."""
+        return cls(sampling.participations or 0, sampling.block or 1, uniform)
 
     def draw(self, round: int) -> np.ndarray:
         """Whether each unit takes part in a round (from 1), bool [units]."""

@@ -1,4 +1,4 @@
-"""What all readers share."""
+"""Parts that all readers use."""
 
 from __future__ import annotations
 
