@@ -228,8 +228,13 @@ class Agreed:
     summed: bool = False
 
     def admit(self, asked: Asked) -> Keys:
-        """See `Budget.admit`. Another model or plan in a round is another release, with other
-        noise.
+        """Keys for a release, after the client's consent is checked.
+
+        Another model or plan in a round is another release, with other noise.
+
+        Raises:
+            PrivacyError: the client has not consented, or the server would see an answer that the
+                plan protects only in a sum.
         """
         is_released = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
@@ -252,6 +257,6 @@ class Agreed:
         )
 
     def charge(self, noised: Noised) -> None:
-        """See `Budget.charge`."""
+        """Record a release under the client's consent."""
         if self.consent is not None:
             self.consent.record(self.state, noised.client, noised.name, noised.plan)

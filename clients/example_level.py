@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from clients.source import ClientData
 from clients.updates import LocalWork
@@ -49,10 +50,11 @@ class ExampleWork(LocalWork):
 
     trainer: ExampleTrainer  # type: ignore[assignment]
 
+    @override
     def contributions(
         self, mechanism: Mechanism, numerics: Numerics | None = None
     ) -> Contributions:
-        """See `LocalWork.contributions`; the trainer has the mechanism."""
+        """The trainer has the mechanism."""
         return ExampleSteps(self, numerics)
 
 
@@ -74,8 +76,9 @@ class ExampleSteps(Contributions):
         self._held: dict[int, tuple[ClientData, bytes]] = {}
         self._allocators: dict[tuple[KeyRing, int, Sampling], Allocator] = {}
 
+    @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`: one Poisson batch of every client."""
+        """One Poisson batch of every client."""
         if asked.plan.facts.steps:
             raise ConfigError(
                 "under local trust a plan with local steps needs clients that add noise to each "
@@ -84,10 +87,9 @@ class ExampleSteps(Contributions):
         for client, data, rows in self._batches(asked, order):
             yield [client], self._trainer.sum(data.x, data.y, rows, asked.plan)
 
+    @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.releases`: every client makes its own private steps, with or without
-        data.
-        """
+        """Every client makes its own private steps, with or without data."""
         plan, model, round_, clients = asked
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
@@ -98,10 +100,9 @@ class ExampleSteps(Contributions):
                 for examples, (update, name) in zip(group, steps, strict=True):
                     yield Noised(examples.client, update, name, plan)
 
+    @override
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """See `Contributions.figures`: the mechanism's private figures (`ExampleTrainer.figures`),
-        [rows, K].
-        """
+        """The mechanism's private figures (`ExampleTrainer.figures`), [rows, K]."""
         parts = [
             self._trainer.figures(data.x, data.y, rows)
             for _, data, rows in self._batches(asked, order)

@@ -25,6 +25,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from clients.source import ClientSource
 from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
@@ -78,8 +79,9 @@ class ClientUpdates(WholeUpdates):
         super().__init__(numerics)
         self.work, self._mechanism = work, mechanism
 
+    @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`; None for clients without data."""
+        """None for clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
         with torch_threads(self.numerics.threads):
             blocks = self.work.trainer.updates(
@@ -97,18 +99,18 @@ class ClientUpdates(WholeUpdates):
                     yield waiting[: len(rows)], rows[: len(waiting)]
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
+    @override
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """See `Contributions.release`; a published variant may make the plan from the client's own
-        update.
-        """
+        """A published variant may make the plan from the client's own update."""
         if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
             return super().release(client, update, asked, noise)
         raw = raw_updates(update)[0].cpu()
         plan, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
         return replace(super().release(client, update, asked._replace(plan=plan), noise), note=note)
 
+    @override
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """See `Contributions.figures`: layer norms [clients, K] of the updates."""
+        """Layer norms [clients, K] of the updates."""
         layers, rows = asked.plan.layers, list[np.ndarray]()
         for clients, updates in self.updates(asked, order):
             if updates is None:

@@ -80,8 +80,9 @@ class UserUpdates(WholeUpdates):
             raise ConfigError("users: a client belongs to two users, or twice to one")
         self._clients, self._users = clients, users
 
+    @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`; `asked.clients` are users. None for users without data."""
+        """`asked.clients` are users. None for users without data."""
         members = [client for user in asked.clients for client in self._users[user]]
         rows = self._rows(asked._replace(clients=members), order)
         for user in asked.clients:

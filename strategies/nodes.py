@@ -128,7 +128,9 @@ class OneNodePerClient:
 
     @property
     def repeats(self) -> bool:
-        """See `AnyNode.repeats`."""
+        """Whether a round that is repeated after an interruption has the same contributions, bit by
+        bit.
+        """
         return self.simulated and self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
@@ -172,7 +174,9 @@ class OneNodePerClient:
         self._name_silent(here)
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """See `AnyNode.charge`."""
+        """Charge a round before its messages are sent, since clients that get one may release at
+        once.
+        """
         charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:

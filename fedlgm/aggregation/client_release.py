@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.aggregation.contributions import Updates
@@ -122,8 +123,9 @@ class WholeUpdates(Contributions):
             plan, torch.device(self.numerics.device), None if backend == "cpu" else backend
         )
 
+    @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """See `Contributions.releases`; an update is bounded first."""
+        """An update is bounded first."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(

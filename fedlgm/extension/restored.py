@@ -175,7 +175,7 @@ class Restored:
         return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
 
     def check(self) -> None:
-        """See `Watched.check`."""
+        """Refuse a model or task whose watched state has changed."""
         self._watched.check()
 
     def restore(self) -> bool:

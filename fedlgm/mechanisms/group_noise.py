@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import cast, get_args
 
 import scipy
+from typing_extensions import override
 
 from fedlgm import privacy
 from fedlgm.checks import check_below_one, check_count, check_known, check_positive, check_rate
@@ -91,8 +92,9 @@ class GroupNoise(Bounded):
             accountant=facts.accountant,
         )
 
+    @override
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """See `Mechanism.check_run`; Laplace noise has no run-wide form."""
+        """Laplace noise has no run-wide form."""
         super().check_run(layers, facts)
         if self.family == "laplace":
             raise ConfigError(

@@ -224,16 +224,16 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers)))
         )
 
+    @override
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """See `UsesPrivateSums`: the clipped directions C_i g_il / ||g_il||, and the gradients;
-        nothing for "risk".
-        """
+        """The clipped directions C_i g_il / ||g_il||, and the gradients; nothing for "risk"."""
         if self.weights == "risk":
             return ()
         return Reweighted(self.bound, (layers**-0.5 * _JUST_BELOW,) * layers), FlatClip(math.inf)
 
+    @override
     def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
-        """See `UsesPrivateSums`: A_l and B_l of Appendix D.2, [2, K]."""
+        """A_l and B_l of Appendix D.2, [2, K]."""
         directions, gradients = (layers.split(total.double() / max(1, examples)) for total in sums)
         length = len(layers) ** 0.5
         squares = [float(u @ u) * length**2 for u in directions]

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.aggregation import kernels, part_offsets
@@ -55,7 +56,7 @@ class NoiseSource(Protocol):
         """
 
 
-class Independent:
+class Independent(NoiseSource):
     """Independent noise: the noise of every release depends only on its own ring.
 
     Example:
@@ -68,6 +69,7 @@ class Independent:
         """The keys."""
         return keys
 
+    @override
     def add_(
         self,
         total: Tensor,
@@ -77,7 +79,6 @@ class Independent:
         party: int,
         backend: NoiseBackend,
     ) -> Tensor:
-        """See `NoiseSource.add_`."""
         if plan.facts.noise is not None:
             raise PrivacyError("correlated noise is made by Noising.of")
         if backend == "cpu":

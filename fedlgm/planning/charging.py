@@ -144,11 +144,11 @@ class Process:
         return facts.noised_by.calibrate(gaussian, within)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
-        """See `ReleasePlan.event`."""
+        """The accounting event of one round of `plan` (`ReleasePlan.event`)."""
         return self._at(plan, self._multiplier(plan), self.facts.accounted_rate)
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
-        """See `ReleasePlan.repeated_event`."""
+        """The accounting event of a repeated release (`ReleasePlan.repeated_event`)."""
         return self._at(plan, self._multiplier(plan), 1.0)
 
     def events(
@@ -245,8 +245,8 @@ class OneMechanism(Joint):
             b=self.facts.sampling.separation
         )
 
+    @override
     def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
-        """See `Process.run_events`."""
         return self.run.events(self.facts.least_multiplier, self.facts.rounds)
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
@@ -294,8 +294,8 @@ class Allocated(Joint):
         """Number of blocks; the last one counts as a whole one."""
         return -(-self.facts.rounds // self.allocation.rounds)
 
+    @override
     def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
-        """See `Process.run_events`."""
         return [(self._block(), self.blocks)]
 
     def needs(self, unit: Unit) -> str:

@@ -335,7 +335,7 @@ class IntegerShares:
         party: int,
         backend: NoiseBackend,
     ) -> Tensor:
-        """See `NoiseSource.add_`; drawn on the CPU by every backend.
+        """Add one party's noise to `total` in place. Every backend draws it on the CPU.
 
         Raises:
             ConfigError: the sum is in single precision, which cannot hold 32-bit words.

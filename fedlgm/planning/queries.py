@@ -84,7 +84,7 @@ class AuxiliaryQuery(ABC):
         """Estimate from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `NoisyQuery.contribution`, for size and bound as they are now."""
+        """The contributions that a plan would release, for the size and bound as they are now."""
         return NoisyQuery(self, 0.0).contribution(norms, clip)
 
 
@@ -275,10 +275,9 @@ class LayerVote(AuxiliaryQuery):
         """sqrt(k)."""
         return math.sqrt(self.votes)
 
+    @override
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`. Equal norms are taken in the layers' order, and a row of
-        zeros has no vote.
-        """
+        """Equal norms are taken in the layers' order, and a row of zeros has no vote."""
         order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
         cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
         return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast

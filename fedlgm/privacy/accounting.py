@@ -236,7 +236,7 @@ _Levels = tuple[tuple[float, int], ...]
 
 @lru_cache(maxsize=256)
 def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
-    """See `calibrate_levels`; an earlier process's result is used if the accountant confirms it."""
+    """`calibrate_levels`, from an earlier process's result if the accountant confirms it."""
     inputs = {
         "request": [target, delta, levels, rate, accountant],
         "code": remembered.code_of(*Path(__file__).parent.glob("*.py")),

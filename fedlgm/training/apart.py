@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
@@ -21,7 +22,7 @@ from fedlgm.training.models.copies import copy_model
 from fedlgm.training.tasks import Task
 
 
-class ClientsApart:
+class ClientsApart(Trainer):
     """Trains each client with a separate trainer, so that no trainer, model or task sees two
     clients.
 
@@ -77,8 +78,8 @@ class ClientsApart:
         self._watched = Watched(model=module, task=task, trainer=make)
         self._own_trainer()  # a trainer that refuses the model does so before any client
 
+    @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
-        """See `Trainer.updates`."""
         for task in tasks:
             trainer = self._shared or self._own_trainer()
             task_copy = replace(

@@ -23,7 +23,9 @@ class _OneBatch:
     _settings: LocalTraining
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """See `Trainer.updates`."""
+        """The updates of the trainer that follows in the order of inheritance, on one batch of each
+        client.
+        """
         trainer: Any = super()
         updates: Iterator[Tensor] = trainer.updates(model, map(self._batch, tasks))
         return updates

@@ -7,13 +7,14 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.extension.restored import Restored, fresh
 from fedlgm.extension.separation import keeps_nothing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training import inputs
-from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.devices import exact_arithmetic, fork_rng, keep_freed_memory
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.models.built import Built
@@ -23,7 +24,7 @@ from fedlgm.training.stack import Stack
 from fedlgm.training.tasks import Classification, Task
 
 
-class SequentialTrainer:
+class SequentialTrainer(Trainer):
     """Trains clients one by one in one resident model. A user's model and task are restored before
     each client.
 
@@ -65,8 +66,8 @@ class SequentialTrainer:
         self._task, self._restored = task, Restored.of(self._module, task)
         self._autograd, self._unsettled = Autograd(self._module, gradients, task), cpu
 
+    @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """See `Trainer.updates`."""
         model = model.to(self._device)
         for task in tasks:
             with exact_arithmetic(self._device):

@@ -97,7 +97,7 @@ class VectorizedTrainer:
         return self._width
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """See `Trainer.updates`."""
+        """Updates of the clients, [D] each, in the order of `tasks`."""
         self._built.check()
         waiting = list(tasks)
         # Drawn once: a batch that is tried again must see the same order of examples.

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.papers.ladp.schedules import PaperBaseline
 from fedlgm.planning import clipping
@@ -33,8 +34,9 @@ class SensitiveDP(PaperBaseline):
     release over all layers.
     """
 
+    @override
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """See `Mechanism.costs`: under "matched" every layer costs as much as a whole release."""
+        """Under "matched" every layer costs as much as a whole release."""
         return np.full(rounds, float(len(layers) if self.calibration == "matched" else 1))
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

@@ -91,7 +91,7 @@ class SumsExamples(Protocol):
     """
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
-        """See `ExampleGradients.sum`."""
+        """The clipped sum of one batch."""
         ...
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:

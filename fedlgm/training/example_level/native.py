@@ -66,11 +66,11 @@ class NativeExampleGradients:
         self._known: tuple[tuple[int, ...], Program, call.Examples, int] | None = None
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
-        """See `ExampleGradients.sum`."""
+        """The clipped sum of one batch."""
         return self.sums([(x, y)], scaling)[0]
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """See `ExampleGradients.sums`."""
+        """The clipped sums of several batches, one after another."""
         self._built.check()  # once, because it takes as long as some of the sums
         scaling = one_by_one(scaling)
         order = norm_of(scaling).order

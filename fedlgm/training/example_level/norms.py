@@ -50,11 +50,11 @@ class L1:
     order, fused = 1, False
 
     def amounts(self, gradients: Tensor) -> Tensor:
-        """See `L2.amounts`."""
+        """Amount of each row of [n, size], float64 [n]."""
         return gradients.abs().sum(dim=1, dtype=torch.float64)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """See `L2.of`."""
+        """Norms, from sums of amounts."""
         return amounts
 
 

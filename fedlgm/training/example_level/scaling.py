@@ -168,7 +168,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
 
 @dataclass(frozen=True)
-class PerLayerClip:
+class PerLayerClip(Scaling):
     """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
 
     Attributes:
@@ -189,28 +189,28 @@ class PerLayerClip:
     def __post_init__(self) -> None:
         check_bounds(self.clip)
 
+    @override
     def factors(self, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         return clip_factors(norms, torch.tensor(self.clip, dtype=norms.dtype, device=norms.device))
 
+    @override
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
             return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
         return clip_factors(norms, self.clip[layer])
 
+    @override
     def bounds(self, layers: int) -> np.ndarray:
-        """See `Scaling`."""
         return check_bounds(self.clip, layers)
 
     @property
+    @override
     def bound(self) -> float:
-        """See `Scaling`."""
         return math.hypot(*self.clip)
 
 
-class _Whole:
+class _Whole(Scaling):
     """A scaling by the norm of the whole gradient; its bound C also holds for each layer."""
 
     per_layer = False
@@ -219,12 +219,12 @@ class _Whole:
     def __post_init__(self) -> None:
         check_bounds([self.clip])
 
+    @override
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         raise TypeError(f"{type(self).__name__} needs the norms of all layers at once")
 
+    @override
     def factors(self, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
             return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
@@ -233,13 +233,13 @@ class _Whole:
         """Factor of each gradient for its norm, of any shape."""
         raise NotImplementedError
 
+    @override
     def bounds(self, layers: int) -> np.ndarray:
-        """See `Scaling`."""
         return np.full(layers, float(self.clip))
 
     @property
+    @override
     def bound(self) -> float:
-        """See `Scaling`."""
         return float(self.clip)
 
 
@@ -339,7 +339,7 @@ class PSAC(_Whole):
 
 
 @dataclass(frozen=True)
-class Reweighted:
+class Reweighted(Scaling):
     """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed
     weights.
 
@@ -375,26 +375,26 @@ class Reweighted:
                 f"layer weights must be non-negative with squares adding up to 1, got {w.tolist()}"
             )
 
+    @override
     def factors(self, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True).clamp(max=self.clip)
         w = torch.tensor(self.weights, dtype=norms.dtype, device=norms.device)
         nonzero = norms >= LEAST_NORM
         return torch.where(nonzero, SAFETY * w * total / torch.where(nonzero, norms, 1.0), 0.0)
 
+    @override
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """See `Scaling`."""
         raise TypeError("the reweighted factors need the norms of all layers at once")
 
+    @override
     def bounds(self, layers: int) -> np.ndarray:
-        """See `Scaling`."""
         if len(self.weights) != layers:
             raise ConfigError(f"{len(self.weights)} layer weights for {layers} layers")
         return self.clip * np.asarray(self.weights)
 
     @property
+    @override
     def bound(self) -> float:
-        """See `Scaling`."""
         return self.clip * math.hypot(*self.weights)
 
 

@@ -150,7 +150,7 @@ def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
             handle.remove()
 
 
-class KnownLayers:
+class KnownLayers(Separation):
     """One call for the batch, of a model whose layers treat rows independently.
 
     Args:
@@ -163,8 +163,8 @@ class KnownLayers:
     def __init__(self, module: nn.Module, patch: Patch) -> None:
         self._module, self._patch = module, patch
 
+    @override
     def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
-        """See `Separation.outputs`."""
         with self._patch(call, True):
             return self._module(*x)
 

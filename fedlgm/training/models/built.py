@@ -57,7 +57,7 @@ class Built:
         self._named = self._now()
 
     def renew_if_changed(self) -> None:
-        """See `renew`; cheap for a model that has not changed."""
+        """`renew` a model that has changed. The check is cheap."""
         if _state(self._modules) != self._seen:
             self.renew()
 

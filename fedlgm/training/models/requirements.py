@@ -43,15 +43,15 @@ class Frozen:
 
 
 class FrozenBatchNorm1d(Frozen, nn.BatchNorm1d):
-    """See `freeze_norms_`."""
+    """A frozen `BatchNorm1d` (`freeze_norms_`)."""
 
 
 class FrozenBatchNorm2d(Frozen, nn.BatchNorm2d):
-    """See `freeze_norms_`."""
+    """A frozen `BatchNorm2d` (`freeze_norms_`)."""
 
 
 class FrozenBatchNorm3d(Frozen, nn.BatchNorm3d):
-    """See `freeze_norms_`."""
+    """A frozen `BatchNorm3d` (`freeze_norms_`)."""
 
 
 _FROZEN: dict[type, type] = {

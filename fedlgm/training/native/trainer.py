@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.planning.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.models.built import Built
 from fedlgm.training.native import call
 from fedlgm.training.native.library import library
@@ -18,7 +19,7 @@ from fedlgm.training.native.program import Program
 from fedlgm.training.tasks import Classification, Task
 
 
-class NativeTrainer:
+class NativeTrainer(Trainer):
     """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain
     stacks of layers.
 
@@ -80,8 +81,8 @@ class NativeTrainer:
             self._programs[in_shape] = Program.of(module, layers, in_shape, self._task)
         self._areas: dict[tuple[int, ...], tuple[int, Tensor]] = {}
 
+    @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """See `Trainer.updates`."""
         if model.shape != self._update.shape:
             raise ConfigError(
                 f"the model has {model.numel()} parameters, but its layer table has "

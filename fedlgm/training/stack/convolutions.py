@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.training.stack.layers import Parametric, pair
 from fedlgm.training.stack.tape import Tape
@@ -42,8 +43,8 @@ class ProductConvolution(Parametric):
         self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
         self._padding = pair(module.padding)
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         out_channels, channels = self._weight.shape[:2]
         self._padded = self._pad(tape, x)
         patches = self._unfold(tape, self._padded)
@@ -56,8 +57,8 @@ class ProductConvolution(Parametric):
         out = self.product(tape, self._patches, self._packed.view(out_channels, size))
         return out.view(examples, rows, columns, out_channels)
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         flat = gradient.view(-1, gradient.shape[-1])
         packed = tape.memory.take(f"{self._name} weight gradient", *self._packed.shape)
         tape.do(torch.mm, flat.t(), self._patches, out=packed.view(len(packed), -1))
@@ -160,14 +161,14 @@ class Convolution(Parametric):
             module.groups,
         )
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._x = x
         shape = self._convolve(x).shape
         return tape.do(self._convolve, x, out=tape.memory.take(f"{self._name} output", *shape))
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         of_input = tape.memory.take(f"{self._name} gradient", *self._x.shape) if wanted else None
         tape.apply(self._differentiate, self._x, gradient, of_input)
         return of_input

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.training.stack.tape import Tape
 
@@ -36,7 +37,7 @@ class Layer(Protocol):
         ...
 
 
-class Parametric:
+class Parametric(Layer):
     """Weight, bias and the tensors of their gradients.
 
     Args:
@@ -72,13 +73,13 @@ class Parametric:
 class Linear(Parametric):
     """Fully connected: [N, in] to [N, out]."""
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._x = x
         return self.product(tape, x, self._weight)
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         tape.do(torch.mm, gradient.t(), self._x, out=self._of_weight)
         self.sum_bias(tape, gradient)
         if not wanted:
@@ -94,7 +95,7 @@ class Linear(Parametric):
 _threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
 
 
-class Activation:
+class Activation(Layer):
     """Sigmoid, tanh or ReLU, computed in place, so nothing else may need its input."""
 
     KINDS: ClassVar[dict[type[nn.Module], tuple[Callable[..., Any], Callable[..., Any]]]] = {
@@ -106,18 +107,18 @@ class Activation:
     def __init__(self, module: nn.Module) -> None:
         self._value, self._derivative = self.KINDS[type(module)]
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._y = x
         return tape.do(self._value, x, out=x)
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         tape.apply(partial(self._derivative, grad_input=gradient), gradient, self._y)
         return gradient
 
 
-class MaxPool:
+class MaxPool(Layer):
     """Maximum over windows of 2 x 2 in steps of 1 or 2, one axis after the other: [N, H, W, C] to
     [N, H', W', C].
 
@@ -141,14 +142,14 @@ class MaxPool:
     def __init__(self, name: str, module: nn.MaxPool2d) -> None:
         self._name, self._stride = name, pair(module.stride)[0]
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._x = x
         self._wide = self._maximum(tape, x, 2)
         return self._maximum(tape, self._wide, 1)
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         return self._route(tape, self._route(tape, gradient, self._wide, 1), self._x, 2)
 
     def _maximum(self, tape: Tape, x: Tensor, axis: int) -> Tensor:
@@ -182,7 +183,7 @@ class MaxPool:
         return x[tuple(every)], seconds[tuple(every)]
 
 
-class AveragePool:
+class AveragePool(Layer):
     """Any average pooling: [N, H, W, C] to [N, H', W', C]."""
 
     def __init__(self, name: str, module: nn.AvgPool2d) -> None:
@@ -195,30 +196,30 @@ class AveragePool:
         )
         self._name = name
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._images = x.permute(0, 3, 1, 2)
         shape = aten.avg_pool2d(self._images, *self._options).permute(0, 2, 3, 1).shape
         out = tape.memory.take(f"{self._name} output", *shape)
         tape.do(aten.avg_pool2d.out, self._images, *self._options, out=out.permute(0, 3, 1, 2))
         return out
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         out = tape.memory.take(f"{self._name} gradient", *self._images.permute(0, 2, 3, 1).shape)
         pool = partial(aten.avg_pool2d_backward.grad_input, grad_input=out.permute(0, 3, 1, 2))
         tape.apply(pool, gradient.permute(0, 3, 1, 2), self._images, *self._options)
         return out
 
 
-class Flatten:
+class Flatten(Layer):
     """Images [N, H, W, C] to the vectors [N, C * H * W] that torch makes of them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
+    @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """See `Layer`."""
         self._shape = x.shape
         return (
             self._copy(tape, x.permute(0, 3, 1, 2), "output").flatten(1)
@@ -226,8 +227,8 @@ class Flatten:
             else x.flatten(1)
         )
 
+    @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """See `Layer`."""
         if len(self._shape) != 4:
             return gradient.view(self._shape)
         examples, rows, columns, channels = self._shape

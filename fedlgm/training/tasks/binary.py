@@ -71,14 +71,16 @@ class Binary(RealTargets):
             "present": present.sum(),
         }
 
+    @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`: sigmoid - target, for one label per example."""
+        """Sigmoid - target, for one label per example."""
         if targets.ndim > 1 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         return torch.sigmoid(outputs) - targets.view(outputs.shape)
 
+    @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """See `Task`; F1 is 0 if no label is present and none is predicted."""
+        """F1 is 0 if no label is present and none is predicted."""
         either = means["found"] + means["present"]
         f1 = 2 * means["hits"] / either if either else 0.0
         return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

@@ -47,8 +47,9 @@ class Classification(Task):
             else functional.cross_entropy(outputs, targets)
         )
 
+    @override
     def prepare(self, data: DataSet) -> DataSet:
-        """See `Task`; tokens that are their own targets are no classes."""
+        """Tokens that are their own targets are no classes."""
         x, y = inputs.first(data.held("test_x")), data.test_y
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
             raise DataError(
@@ -67,8 +68,9 @@ class Classification(Task):
             )
         return y.astype(np.int64, copy=False)
 
+    @override
     def labels(self, y: np.ndarray) -> bool:
-        """See `Task`: other numbers become whole numbers, or are refused."""
+        """Other numbers become whole numbers, or are refused."""
         return y.ndim == 1
 
     @override
@@ -100,10 +102,11 @@ class Classification(Task):
     def count(self, targets: Tensor) -> int:
         return int((targets != IGNORED).sum())
 
+    @override
     def gradient_operations(
         self, outputs: Tensor, targets: Tensor, gradient: Tensor
     ) -> list[Callable[[], Any]]:
-        """See `Task`: (softmax - one-hot) / n."""
+        """(softmax - one-hot) / n."""
         if outputs.ndim != 2:
             return super().gradient_operations(outputs, targets, gradient)
         minus_one = torch.full((len(targets), 1), -1.0, dtype=gradient.dtype)
@@ -113,8 +116,9 @@ class Classification(Task):
             partial(gradient.mul_, 1 / len(targets)),
         ]
 
+    @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Task`: the operations that autograd makes, for one class per example."""
+        """The operations that autograd makes, for one class per example."""
         if outputs.ndim != 2 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         logarithms = torch.log_softmax(outputs, 1)

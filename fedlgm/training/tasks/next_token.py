@@ -67,7 +67,8 @@ class NextToken(Task):
     def count(self, targets: Tensor) -> int:
         return int((targets != PADDING).sum())
 
+    @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """See `Task`; a loss beyond float's range gives an infinite perplexity."""
+        """A loss beyond float's range gives an infinite perplexity."""
         perplexity = math.exp(means["loss"]) if means["loss"] < 700 else math.inf
         return {"loss": means["loss"], "perplexity": perplexity, "accuracy": means["accuracy"]}

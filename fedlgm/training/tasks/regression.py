@@ -26,8 +26,9 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
 class RealTargets(Task):
     """A task with one output for each number of the targets [n, ...]."""
 
+    @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`: finite targets as float32."""
+        """Finite targets as float32."""
         if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(
             y.dtype, np.complexfloating
         ):
@@ -37,16 +38,18 @@ class RealTargets(Task):
         require_finite(y, part)
         return y.astype(np.float32, copy=False)
 
+    @override
     def labels(self, y: np.ndarray) -> bool:
-        """See `Task`: targets become real."""
+        """Targets become real."""
         return False
 
     @override
     def outputs(self, data: DataSet) -> int:
         return math.prod(data.train_y.shape[1:])
 
+    @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`: outputs have the targets' shape, or [n, 1] for targets [n]."""
+        """Outputs have the targets' shape, or [n, 1] for targets [n]."""
         if outputs.shape != targets.shape and not (
             targets.ndim == 1 and outputs.shape == (len(targets), 1)
         ):
@@ -79,8 +82,9 @@ class Regression(RealTargets):
         check_known("loss", loss, _LOSSES, "task 'regression'")
         self._loss = loss
 
+    @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`; names of classes are not numbers."""
+        """Names of classes are not numbers."""
         if data.labels is not None:
             raise ConfigError(
                 f"task 'regression' needs numbers as targets, but those of {data.name!r} are names "

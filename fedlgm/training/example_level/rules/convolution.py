@@ -42,8 +42,9 @@ class ConvolutionRule(ProductRule):
     module: nn.Conv2d | nn.Conv1d
 
     @classmethod
+    @override
     def suits(cls, module: nn.Module) -> bool:
-        """See `Rule`; grouped convolutions use the generic gradients."""
+        """Grouped convolutions use the generic gradients."""
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
     @classmethod
@@ -72,8 +73,9 @@ class ConvolutionRule(ProductRule):
             x = x.unsqueeze(2)
         return x.contiguous(memory_format=self._layout(x))
 
+    @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`; a product keeps its patches."""
+        """A product keeps its patches."""
         if not self._by_product(x):
             out = aten.convolution(x, self._weight(), self.bias_of(), *self._options)
             return (out.squeeze(2) if self._flat else out), ()
@@ -85,8 +87,9 @@ class ConvolutionRule(ProductRule):
         out = out.view(len(x), rows, columns, -1).permute(0, 3, 1, 2)
         return (out.squeeze(2) if self._flat else out), (patches,)
 
+    @override
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        """See `Rule`: the patches of a product."""
+        """The patches of a product."""
         return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
 
     @override
@@ -109,14 +112,14 @@ class ConvolutionRule(ProductRule):
     def columns(self, dy: Tensor) -> Tensor:
         return self._images(dy).permute(0, 2, 3, 1).reshape(len(dy), -1, dy.shape[1])
 
+    @override
     def operand(self, use: Use) -> Tensor:
-        """See `ProductRule`: the patches, kept by the forward pass or in scratch memory."""
+        """The patches, kept by the forward pass or in scratch memory."""
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
+    @override
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """See `ProductRule`; vertical steps of 1 use strips, with a third of the copying for a
-        kernel of 3.
-        """
+        """Vertical steps of 1 use strips, with a third of the copying for a kernel of 3."""
         y = self.columns(use.dy[rows]).transpose(1, 2)
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
@@ -135,17 +138,17 @@ class ConvolutionRule(ProductRule):
         """Bytes of scratch per example that the patches take."""
         return 0 if use.saved else self.positions(use) * self.extent()[1] * use.x.element_size()
 
+    @override
     def ghost_pays(self, positions: int) -> bool:
-        """See `ProductRule`; Gram matrices of pixels are cheaper than those of patches."""
+        """Gram matrices of pixels are cheaper than those of patches."""
         outputs, inputs = self.extent()
         if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
             return positions * (outputs + inputs) <= PIXELS_PAY * outputs * inputs
         return super().ghost_pays(positions)
 
+    @override
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """See `ProductRule`; for stride 1 they are formed by shifts of the Gram matrix of the
-        pixels.
-        """
+        """For stride 1 they are formed by shifts of the Gram matrix of the pixels."""
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
             gram = self.memory.take(

@@ -27,8 +27,9 @@ class EmbeddingRule(Rule):
                     "it off"
                 )
 
+    @override
     def shares(self, x: Tensor) -> bool:
-        """See `Rule`: the positions 0, 1, ... of a sequence, [1, length]."""
+        """The positions 0, 1, ... of a sequence, [1, length]."""
         return x.dim() > 1 and len(x) == 1
 
     @override
@@ -52,7 +53,7 @@ class EmbeddingRule(Rule):
         return [every.scatter_add_(1, index, dy).flatten(1)]
 
 
-class _KeptRows:
+class _KeptRows(Kept):
     """Gradients of the rows that each example uses, every row once.
 
     Rows that an example uses several times are summed before the norm is taken: the sum of the
@@ -72,8 +73,8 @@ class _KeptRows:
         self.squares = [squares.index_add_(0, self._example, row_squares(self._gradients))]
         self._shape = module.weight.shape
 
+    @override
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-        """See `Kept`."""
         gradients, token, factor = self._gradients, self._token, factors[0][self._example]
         if not all_finite(self.squares[0]):
             keep = factor != 0

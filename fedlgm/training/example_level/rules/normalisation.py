@@ -89,8 +89,9 @@ class GroupNormRule(_AffineRule):
     def dimensions(cls, module: nn.Module) -> int:
         return 2
 
+    @override
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow
+        """Torch's kernel, or three passes over cached data where that kernel is slow
         (channels last).
 
         With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) -
@@ -118,10 +119,9 @@ class GroupNormRule(_AffineRule):
             part.addcmul_(wide[rows], slope[rows, None]).add_(shift[rows, None])
         return out
 
+    @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """See `Rule`; the input is centred before the product, which a large mean would otherwise
-        cancel.
-        """
+        """The input is centred before the product, which a large mean would otherwise cancel."""
         n, channels = use.x.shape[:2]
         repeat = channels // self.module.num_groups
         mean, scale = (value.repeat_interleave(repeat, 1) for value in use.saved)

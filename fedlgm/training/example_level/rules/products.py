@@ -273,7 +273,7 @@ class ProductRule(Rule):
         return [bias], [row_squares(bias)]
 
 
-class _KeptRows:
+class _KeptRows(Kept):
     """Inputs and output gradients, for one product of scaled rows.
 
     Examples with unreliable ghost norms are instantiated, measured and added separately, so that
@@ -294,8 +294,8 @@ class _KeptRows:
             squares[self._apart] = row_squares(self._gradients)
         self.squares = [squares, *of_bias]
 
+    @override
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-        """See `Kept`."""
         use, weight = self._use, factors[0]
         if self._gradients is not None:
             KeptGradients([self._gradients], [self.squares[0][self._apart]]).add(

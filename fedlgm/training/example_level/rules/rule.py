@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedlgm.training.stack.tape import Memory
 
@@ -136,7 +137,7 @@ class Rule:
         return bias.detach() if isinstance(bias, Tensor) else None
 
 
-class KeptGradients:
+class KeptGradients(Kept):
     """Per-example gradients that are kept as they are.
 
     Args:
@@ -147,8 +148,8 @@ class KeptGradients:
     def __init__(self, gradients: Sequence[Tensor], squares: list[Tensor]) -> None:
         self.squares, self._gradients = squares, gradients
 
+    @override
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-        """See `Kept`."""
         for total, gradient, factor, square in zip(
             sums, self._gradients, factors, self.squares, strict=True
         ):
