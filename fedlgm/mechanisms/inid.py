@@ -169,11 +169,14 @@ def noise_scales(
     if rule == "iid":
         return np.full(runs.values.size, runs.norm(order) / budget)
     if rule == "spr":
+        # Each of the n coordinates that can change spends budget^q / n.
         return runs.values * (root(runs.counts[runs.values > 0].sum()) / budget)
+    # sigma_i^(p + q) proportional to lambda_i^q / w_i, with q = 2 (Gaussian) or 1 (Laplace).
     shape: Array = relative ** (order / (p + order)) * weight ** (-1 / (p + order))
     total = float(
         runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order)))
     )
+    # Scaled so that sum_i (lambda_i / sigma_i)^q equals budget^q.
     return shape * (float(runs.values.max()) * root(total) / budget)
 
 

@@ -84,6 +84,7 @@ class IntegerGrid:
             raise ConfigError("only plans for trust 'distributed' are rounded to integers")
         asked, honest = round(plan.facts.sampling.expected), shares.honest
         reach = _deviations(plan.size) * multiplier * math.sqrt(asked / honest)
+        # n c plus the reach of the noise must stay below 2^31, and n c below 2^30.
         units = min(_FINEST, 2 ** (BITS - 2) // asked, int((2 ** (BITS - 1) - 1) / (asked + reach)))
         law = shares.law
         if units * multiplier < law.least_deviation * math.sqrt(honest):
@@ -101,6 +102,7 @@ class IntegerGrid:
                 "privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
+        # The honest nodes' noise alone has the planned variance (units * z)^2.
         variance = law.variance((units * multiplier) ** 2, honest)
         return cls(
             asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts
@@ -242,6 +244,7 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
         >>> f"{wrap_probability(16, 5000.0, 1):.4e} {wrap_probability(16, 5000.0, 10**6):.4e}"
         '5.6166e-11 5.6165e-05'
     """
+    # Two Gaussian tails beyond what the sum leaves of the range.
     each = 2 * float(scipy.special.ndtr(-max(0.0, 2.0 ** (bits - 1) - reach) / deviation))
     return -math.expm1(coordinates * math.log1p(-each)) if each < 1 else 1.0
 

@@ -46,6 +46,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     check_share(delta=delta)
     target = math.log(delta)
     low = _one_term_root(epsilon, delta)
+    # The profile's second term is at most its value at mu = sqrt(2 epsilon). This brackets mu_0.
     slack = _mills(math.sqrt(2 * epsilon)) / math.sqrt(2 * math.pi)  # e^epsilon Q(sqrt(2 epsilon))
     high = _one_term_root(epsilon, delta + slack) if delta + slack < 1 else 2 * low
     while _log_delta(high, epsilon) <= target:
@@ -127,6 +128,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
     """
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
+    # For a > 0 both terms are small tails: subtract their Mills ratios, which share one density.
     if a > 0:
         gap = _mills(a) - _mills(b)
         return log_density + math.log(gap) if gap > 0 else -math.inf

@@ -112,7 +112,9 @@ def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLos
     coarser = max(1.0, (interval / 1e-4) ** (1 / 3))
     law = _sum_of(rounds, 1.0 / multiplier, coarser)
     losses = law.logs - math.log(rounds)
+    # Removing: the loss is log A under the first law, whose density is A times the second.
     removed = _on_grid(losses, law.masses * np.exp(losses), law.beyond / rounds, interval)
+    # Adding: the loss is -log A under the second law. A = 0 is an infinite loss.
     added = _on_grid(-losses[::-1], law.masses[::-1], law.zero, interval)
     return PrivacyLossDistribution(removed, added)
 
@@ -121,8 +123,11 @@ def _on_grid(losses: np.ndarray, masses: np.ndarray, infinite: float, interval: 
     """Losses divided between the neighbours on the accountant's grid, so that the masses under both
     laws stay the same (Doroshenko et al. 2022, arXiv 2207.04380).
     """
+    # Larger losses and masses keep the bound an upper bound under rounding.
     losses = losses + _ROUNDED * (1 + np.abs(losses))
     places = np.floor(losses / interval).astype(np.int64)
+    # Keep sum p and sum p exp(-loss): the share above is
+    # (exp(l_k - l) - 1) / (exp(-interval) - 1).
     above = np.clip(np.expm1(places * interval - losses) / math.expm1(-interval), 0.0, 1.0)
     first, size = int(places[0]), int(places[-1] - places[0]) + 2
     lower = np.bincount(places - first, masses * (1 - above), size)
@@ -161,12 +166,16 @@ def _one_ratio(shift: float, step: float) -> _Law:
     first = math.floor((-_REACH * shift - shift**2 / 2) / step)
     last = math.ceil((_REACH * shift + shift**2 / 2) / step)
     logs = step * np.arange(first, last + 1)
+    # log W = s g - s^2 / 2 at the Gaussian number g = log W / s + s / 2.
     points = logs / shift + shift / 2
+    # P(W in a cell) and E[W; cell] over its lower end: exp(s g - s^2 / 2) tilts the law of g by s.
     mass, moment = _between(points), _between(points - shift) * np.exp(-logs[:-1])
+    # Two points with the cell's mass and mean: lower end 1, upper end exp(step).
     right = np.clip((moment - mass) / math.expm1(step), 0.0, mass)
     masses = np.zeros(len(logs))
     masses[:-1] += mass - right
     masses[1:] += right
+    # The lower tail goes to zero and to the first value, with the same mean.
     lifted = min(float(ndtr(points[0])), float(ndtr(points[0] - shift) * np.exp(-logs[0])))
     masses[0] += lifted
     masses[-1] += ndtr(-points[-1])
@@ -194,6 +203,7 @@ def _add(one: _Law, other: _Law) -> _Law:
     a, b = np.zeros(size), np.zeros(size)
     a[one.first - first :][: sizes[0]] = one.masses
     b[other.first - first :][: sizes[1]] = other.masses
+    # log(1 + exp(-step j)) for two terms that lie j steps apart.
     grown = np.log1p(np.exp(-step * np.arange(size)))
     places = np.floor(grown / step).astype(np.int64)
     above = np.clip(np.expm1(grown - places * step) / math.expm1(step), 0.0, 1.0)

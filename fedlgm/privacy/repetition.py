@@ -85,6 +85,7 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
         if not truncation:
             return low, high
         orders = _ORDERS / self.size
+        # Chernoff: P(S >= b) <= M(t)^n exp(-t b), solved for b at half of the truncated mass.
         rough = (count * self._rough + math.log(2 / truncation)) / orders
         reach = 1 + 1e-11 * count * self.size  # far more than the error of the rough bounds
         rising, finite = orders > 0, np.isfinite(rough)
@@ -106,8 +107,10 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
             raise ValueError(f"num_times must be at least 1, got {num_times}")
         low, high = self._bounds(num_times, tail_mass_truncation)
         length = fft.next_fast_len(max(high - low + 1, self.size))
+        # A power of the transform is the n-fold convolution, wrapped around the length.
         around = np.real(fft.ifft(fft.fft(self._probs, length) ** num_times))
         probs = np.array(np.roll(around, -low)[: high - low + 1])
+        # 1 - (1 - p)^n, and the truncated mass, which counts as an infinite loss.
         infinite = tail_mass_truncation - math.expm1(num_times * math.log1p(-self._infinity_mass))
         first = self._lower_loss * num_times + low
         return DensePLDPmf(self._discretization, first, probs, infinite, self._pessimistic_estimate)

@@ -110,6 +110,7 @@ def divergence(one: World, other: World) -> float:
     a, b = one.plan.scales, other.plan.scales
     gap = (one.total - other.total).double().numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
+        # KL(N(m1, a^2) || N(m2, b^2)) of each coordinate.
         terms = np.log(b / a) + (a**2 + gap**2) / (2 * b**2) - 0.5
         terms = np.where((a == 0) & (b == 0), np.where(gap == 0, 0.0, np.inf), terms)
     return float(np.sum(terms))

@@ -59,6 +59,7 @@ class NoiseSeen:
         """
         shares = weights**2
         variance = float(np.sum(shares * np.where(shares > 0, energy, 0.0))) / len(shares)
+        # Satterthwaite: degrees 2 E^2 / Var, where a layer of d coordinates has variance 2 / d.
         degrees = len(shares) ** 2 / float(np.sum(shares**2 / sizes))
         return cls(degrees, variance, length)
 
@@ -114,10 +115,12 @@ def noise_ratio(
         raise ConfigError(
             f"too few canaries: {int(np.count_nonzero(a))} of {len(x)} observations have a signal"
         )
+    # Least squares of x = slope a + noise. slope / error has a noncentral t law.
     slope = float(a @ x) / signal
     variance = noise.variance
     if variance is None:
         variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
+    # The residuals are rounding alone.
     if variance <= 1e-12 * slope**2:
         return math.inf
     error = (
@@ -175,6 +178,7 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     shift = float(scores.inside.mean() - scores.outside.mean())
     squares = float(np.sum((scores.inside - scores.inside.mean()) ** 2))
     squares += float(np.sum((scores.outside - scores.outside.mean()) ** 2))
+    # The pooled variance of the two samples.
     variance = squares / (n + k - 2)
     if variance <= 1e-12 * shift**2:
         return math.inf if shift > 0 else 0.0

@@ -46,6 +46,8 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
     rounds = values.shape[-1]
     rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: the best from round i on
     if most >= participations(rounds, separation):
+        # A block of b rounds holds at most one participation: take round i and continue at i + b, or
+        # skip it.
         for stop in range(rounds, 0, -separation):
             start = max(0, stop - separation)
             rest[..., start:stop] = (
@@ -54,6 +56,7 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
             rest[..., start : stop + 1] = _best_from_here(rest[..., start : stop + 1])
         return rest[..., 0]
     for _ in range(most):
+        # One more participation: at round i, and the best of the former from i + b on.
         longer = np.zeros_like(rest)
         longer[..., :rounds] = values + rest[..., separation:]
         rest = _best_from_here(longer)
@@ -134,7 +137,9 @@ def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
     products = np.zeros((rounds, rounds))
     c = coefficients[:rounds]
     for lag in range(c.size):
+        # (C^T C)_{t, t + lag} = sum_s c_s c_{s + lag}, cut off where the columns end.
         signed, positive = (np.cumsum(x[lag:] * x[: x.size - lag]) for x in (c, np.abs(c)))
+        # Add a bound on the rounding of a sum of up to T products.
         summed = np.abs(signed) + positive * (rounds * 2.0**-52)
         index = np.minimum(rounds - 1 - lag - np.arange(rounds - lag), summed.size - 1)
         diagonal = np.arange(rounds - lag)

@@ -44,6 +44,7 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
     """
     rest = rng.integers(0, scale, count)
     rest = rest[happens(rest / scale, lambda lane, _: Fraction(int(rest[lane]), scale), rng)]
+    # A geometric number of whole scales: each further one with probability exp(-1).
     wholes, going = np.zeros(len(rest), dtype=np.int64), np.arange(len(rest))
     while len(going):
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
@@ -99,10 +100,12 @@ def is_below_exp(
         context, exponent = Context(prec=digits), exactly(digits)
         ratio = context.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
         chance = Fraction(context.exp(ratio.copy_negate()))
+        # Error of exp(-g): that of g times exp(-g), and that of the last digit.
         off = (exponent + 2) * chance * Fraction(10) ** (2 - digits)
         if Fraction(leading + 1, 2**bits) <= chance - off:
             return True
         if Fraction(leading, 2**bits) >= chance + off:
             return False
+        # The uniform number is too close to exp(-g) to decide: give both more digits.
         leading = (leading << 64) + int(rng.integers(0, 2**64, dtype=np.uint64))
         bits, digits = bits + 64, digits + 20

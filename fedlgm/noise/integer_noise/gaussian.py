@@ -52,12 +52,14 @@ def _candidates(variance: int, count: int, rng: np.random.Generator) -> np.ndarr
     def exactly(lane: int, _: int) -> Fraction:
         return Fraction((int(size[lane]) * scale - variance) ** 2, 2 * variance * scale**2)
 
+    # A proposal x is accepted with probability exp(-(|x| - sigma^2 / t)^2 / (2 sigma^2)), t = scale
+    # (Algorithm 3).
     exponents = (size - variance / scale) ** 2 / (2 * variance)
     return proposed[happens(exponents, exactly, rng)]
 
 
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """tau of the sum of discrete Gaussians (`fedlgm.privacy.discrete_gaussian_tau`)."""
+    """Tau of the sum of discrete Gaussians (`fedlgm.privacy.discrete_gaussian_tau`)."""
     k = np.arange(1, int(parties))
     return 10.0 * math.fsum(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)))
 
@@ -104,6 +106,7 @@ class DiscreteGaussian(IntegerNoise):
         dimension: int,
     ) -> np.ndarray:
         """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is each party's."""
+        # The sum has variance n sigma^2; tau bounds how far its law is from one discrete Gaussian.
         total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)
         moved = l2 / total
         return np.minimum.reduce(

@@ -75,6 +75,7 @@ def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """
     scale = math.isqrt(mean) + 1
     proposed = discrete_laplace(scale, count, rng)
+    # A Poisson variable is not negative, so x >= -mean.
     proposed = proposed[proposed >= -mean]
     above = (
         Fraction(mean, 2 * scale**2)
@@ -96,11 +97,14 @@ def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
     2000).
     """
     middle, k = float(mean), mean + x.astype(np.float64)
+    # With m the mean, ln(k / m) = 2 atanh(v), so
+    # k ln(k / m) - x = x v + 2 k (v^3 / 3 + v^5 / 5 + ...).
     v = x / (middle + k)
     square, series = v * v, np.zeros(len(v))
     for j in range(_TERMS, 0, -1):
         series = (series + 1 / (2 * j + 1)) * square
     out = v * (x + 2 * k * series)
+    # The series converges slowly for large |v|, where the direct formula does not cancel.
     far = np.abs(v) >= _NEAR
     with np.errstate(divide="ignore", invalid="ignore"):
         out[far] = np.where(k[far] > 0, k[far] * np.log(k[far] / middle), 0.0) - x[far]
@@ -113,6 +117,7 @@ def _stirling(k: np.ndarray) -> np.ndarray:
     large = np.maximum(k, _SMALL)
     square = 1 / (large * large)
     out = (1 / 12 - (1 / 360 - (1 / 1260 - square / 1680) * square) * square) / large
+    # The asymptotic series is not accurate for small k, whose errors are tabulated.
     small = k < _SMALL
     out[small] = _SMALL_ERRORS[k[small].astype(np.int64)]
     return out
@@ -179,6 +184,7 @@ class Skellam(IntegerNoise):
         too, the exact divergences of small cases lie below it
         (`tests/fedlgm/privacy/test_distributed.py`).
         """
+        # a d2^2 / (2 mu) + min(((2 a - 1) d2^2 + 6 d1) / (4 mu^2), 3 d1 / (2 mu)), for order a.
         variance = deviation**2
         rest = np.minimum(
             ((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance)

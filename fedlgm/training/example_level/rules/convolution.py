@@ -124,6 +124,7 @@ class ConvolutionRule(ProductRule):
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
         strips, columns = self._strips(use.x[rows])
+        # Gradient of kernel line i: the output's gradient times the strips that begin i lines lower.
         each, positions = out.view(*out.shape[:2], self._kernel[0], -1), y.shape[2]
         for i in range(self._kernel[0]):
             low = i * self._dilation[0] * columns
@@ -161,6 +162,8 @@ class ConvolutionRule(ProductRule):
         high, wide = height - down + 1, width - right + 1
         gram = self.memory.take("gram of pixels", n, height * width, height * width)
         gram = torch.bmm(flat, flat.transpose(1, 2), out=gram).view(n, height, width, height, width)
+        # Patches at (i, j) and (k, l) have the product sum_{p, q} <x[i+p, j+q], x[k+p, l+q]>: entries of
+        # the pixels' Gram matrix on one diagonal, summed over q here and over p below.
         across = self.memory.take("gram of strips", n, height, wide, height, wide).copy_(
             gram[:, :, :wide, :, :wide]
         )
@@ -178,6 +181,7 @@ class ConvolutionRule(ProductRule):
         if len(use) == 0:
             return
         p, d = self.extent()
+        # A wide product is one matrix product over patches; else oneDNN sums over the scaled batch.
         if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
             scaled, total = self._scale(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
