@@ -123,7 +123,7 @@ class Method:
         return cls(mechanism, layers, to)
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """Require the run's own sampling of clients if its cost rests on that.
+        """Require the run's planned sampling of clients, if its cost depends on this sampling.
 
         Raises:
             ConfigError: the cohorts are drawn by another sampling.
@@ -261,7 +261,7 @@ class Method:
 
     @cached_property
     def _costs(self) -> np.ndarray:
-        """The mechanism's costs, asked for once: nothing released later can change them."""
+        """The mechanism's costs. They are read once, so no later release can change them."""
         return self.mechanism.costs(self.layers, self.facts.rounds)
 
     def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:

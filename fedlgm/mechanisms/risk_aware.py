@@ -212,8 +212,8 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         check_known("weights", self.weights, ("risk", "bias", "bias-greatest-root"), self.name)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate by Theorem 5.1. For clients' own noisy steps the server has no batch from which
-        to plan.
+        """Calibrate by Theorem 5.1. This needs steps of the server, because it has no batch from which
+        to plan the steps of clients.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)

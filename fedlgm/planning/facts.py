@@ -74,7 +74,7 @@ class LocalTraining:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; without a decay that is not set, as before there was one."""
+        """JSON form. A decay that is not set is left out, so that older records stay equal."""
         return {
             name: value
             for name, value in asdict(self).items()

@@ -52,7 +52,7 @@ _SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 
 
 def _has_pooling(module: nn.Module, like: Inputs) -> bool:
-    """`pools_maxima`, found once for a model and a kind of inputs: a run evaluates the same model
+    """`pools_maxima`, computed once for a model and a shape of inputs. A run evaluates the same model
     again and again.
     """
     kind = inputs.each(lambda part: (part.shape[1:], part.dtype), like)

@@ -186,8 +186,8 @@ def drawing() -> Iterator[None]:
     """Every block that draws from PyTorch's global generators, which dropout uses and all threads
     share.
 
-    One thread at a time is in such a block, so runs in several threads give the same results as one
-    after another. A draw of a thread that is not in one cannot be kept away.
+    Only one thread at a time enters such a block. Runs in several threads therefore give the same
+    results as runs one after another. Draws of threads outside such blocks cannot be prevented.
 
     Example:
         >>> with drawing(), drawing():  # one thread may enter it again

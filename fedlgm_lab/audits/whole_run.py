@@ -239,7 +239,9 @@ class View:
 
     @property
     def sums(self) -> Array:
-        """Sum along each canary's whole effect on the run, with noise N(0, 1); [m] or fewer."""
+        """For each canary that took part, [m] or fewer: the sum along its effect on the whole run, with
+        noise N(0, 1).
+        """
         return np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums
 
     @property

@@ -169,8 +169,8 @@ def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
 
 
 def _hostile(factor: float, values: Tensor) -> Tensor:
-    """Rows of which the first, the middle and the last are multiplied by a factor, unless they are
-    whole numbers.
+    """The rows, with the first, the middle and the last one multiplied by a factor. Whole numbers
+    are not changed.
     """
     if not values.is_floating_point():
         return values

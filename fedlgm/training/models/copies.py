@@ -1,4 +1,4 @@
-"""Copies of a user's model, each proved to be a model of its own that computes the same."""
+"""Copies of a user's model. Each is proved to be independent and to compute the same outputs."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
 
 
 def _label(item: Reached) -> str:
-    """What refers to the original; the copy itself, if it is the original."""
+    """Name of the part that refers to the original, or of the copy if it is the original."""
     return repr(item.top or item.path) if item.path else f"{type(item.value).__name__}.__deepcopy__"
 
 

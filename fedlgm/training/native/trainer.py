@@ -159,7 +159,7 @@ def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
 
 
 def targets(program: Program, y: Tensor) -> Tensor:
-    """As the kernel reads them; it indexes by classes without looking."""
+    """Targets as the kernel reads them. The kernel uses classes as indices without a check."""
     if program.loss:
         if y[0].numel() != program.outputs:
             raise ConfigError(
