@@ -52,9 +52,7 @@ _SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 
 
 def _has_pooling(module: nn.Module, like: Inputs) -> bool:
-    """`pools_maxima`, computed once for a model and a shape of inputs. A run evaluates the same model
-    again and again.
-    """
+    """`pools_maxima`, computed once for a model and a shape of inputs."""
     kind = inputs.each(lambda part: (part.shape[1:], part.dtype), like)
     if _SEEN.get(module, (None, False))[0] != kind:
         _SEEN[module] = kind, pools_maxima(module, like)
