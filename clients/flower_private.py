@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
+
+from fedlgm.cache import version_of
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
 
-FLOWER = ("1.41", "1.42")
+FLOWER = ("1.41", "1.42", "1.43")
 """Versions of Flower with which this module is tested."""
 SOON_S = 0.1
 HEARTBEAT_S = 15
@@ -33,10 +34,10 @@ def version_problem(instead: str) -> str:
     Args:
         instead: the remedy, as the end of a sentence.
     """
-    installed = version("flwr")
+    installed = version_of("flwr")
     if installed.startswith(tuple(f"{number}." for number in FLOWER)):
         return ""
-    return f"flwr {installed} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
+    return f"flwr {installed} is installed; this uses private modules of {', '.join(FLOWER)}: {instead}"
 
 
 class RuntimeConnection:

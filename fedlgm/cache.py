@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,22 @@ def code_of(*files: Path) -> str:
 
 @cache
 def version_of(package: str) -> str:
-    """Version of a package, or "" if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    """Version of the package that `import` takes, or "" if it is not installed.
+
+    The metadata beside the imported files come first, because another installation on the path may
+    have metadata of the same name. Nightly builds are named `PACKAGE-nightly`.
+
+    Example:
+        >>> version_of("numpy").count(".") >= 2, version_of("no-such-package")
+        (True, '')
+    """
+    spec = find_spec(package.replace("-", "_"))
+    beside = [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent.parent)]
+    for path in (beside, sys.path):
+        for name in (package, f"{package}-nightly"):
+            for distribution in metadata.distributions(name=name, path=path):
+                return distribution.version
+    return ""
 
 
 def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:

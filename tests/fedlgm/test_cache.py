@@ -151,3 +151,25 @@ def test_what_is_no_division_is_computed_again(kept: Path, owners: np.ndarray) -
     (file,) = (kept / "division").iterdir()
     write(file, owners.tobytes())
     assert partition(labels, 7, "iid", seed=3).order.tolist() == first.order.tolist()
+
+
+def test_the_version_is_that_of_the_imported_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nightly build earlier on the path was recorded with the version of the older release."""
+    for folder, name, version in (
+        ("first", "somewhere-nightly", "2.0.dev1"),
+        ("second", "somewhere", "1.0"),
+    ):
+        (tmp_path / folder / "somewhere").mkdir(parents=True)
+        (tmp_path / folder / "somewhere" / "__init__.py").touch()
+        facts = tmp_path / folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    version_of = remembered.version_of.__wrapped__  # without its memory
+    assert version_of("somewhere") == "1.0"
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    assert version_of("somewhere") == "2.0.dev1"

@@ -92,7 +92,7 @@ def test_no_torch_is_imported(module):
 
 
 def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
+    monkeypatch.setattr(flower_private, "version_of", lambda package: "1.44.0")
     arguments = [
         "--supernode",
         "127.0.0.1:1",
@@ -102,7 +102,7 @@ def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
         "x",
     ]
     assert executor.main(arguments) == 2
-    assert "flwr 1.43.0 is installed" in capsys.readouterr().err
+    assert "flwr 1.44.0 is installed" in capsys.readouterr().err
 
 
 @pytest.fixture

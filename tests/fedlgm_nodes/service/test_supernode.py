@@ -100,7 +100,7 @@ def test_heartbeats_come_twice_as_often_as_flowers(monkeypatch):
 
 
 def test_another_version_of_flower_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
+    monkeypatch.setattr(flower_private, "version_of", lambda package: "1.44.0")
     assert supernode.main() == 2
     assert "flower-supernode" in capsys.readouterr().err
 
