@@ -24,6 +24,7 @@ from fedlgm.planning.trust import hides_answers
 from fedlgm.wording import describe_problem
 from fedlgm_nodes.deploy import certificates
 from fedlgm_nodes.deploy.layout import DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
+from fedlgm_nodes.deploy.supervision import write_units
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.secagg.cohort import MOST_NODES
 from fedlgm_nodes.server.enrolment import EnrolledNode, Enrolment, key_digest
@@ -209,7 +210,7 @@ def _fill(
     draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
     for file in (draft.settings_file, draft.enrolment_file):
         file.chmod(0o644)  # the signer's user reads them, too
-    _write_units(draft, final, settings)
+    write_units(draft, final, settings)
 
 
 def secure_sums(nodes: int) -> dict[str, int]:
@@ -423,57 +424,3 @@ def _script(path: Path, lines: Sequence[str]) -> None:
         "\n".join([*head, 'export PATH="$BIN:$PATH"', _QUIET, *lines]) + "\n", encoding="utf-8"
     )
     path.chmod(0o755)
-
-
-def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Units for systemd: the server's, and three per node under three users; the docs explain how
-    to create them.
-
-    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the
-    service, whose memory size reveals the amount of data.
-    """
-    folder = draft.path / "systemd"
-    folder.mkdir()
-    units = {
-        "fedlgm-superlink": (
-            "fl-server",
-            final.server / "start-superlink.sh",
-            "After=fedlgm-signer.service\n",
-            "",
-        ),
-        "fedlgm-signer": ("fl-sign", final.signer.script, "", "PrivateNetwork=yes\nUMask=0077\n"),
-    }
-    if settings.superlink is not None:
-        may_bind = "AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
-        units["fedlgm-proxy"] = ("fl-proxy", final.proxy / "start-proxy.sh", "", may_bind)
-    for node in settings.nodes:
-        files = final.node(node.name)
-        hidden = "ProtectProc=invisible\n"
-        units |= {
-            f"fedlgm-{node.name}-service": (
-                "fl-data",
-                files.script("service"),
-                "",
-                "PrivateNetwork=yes\nUMask=0077\n",
-            ),
-            f"fedlgm-{node.name}-supernode": ("fl-node", files.script("supernode"), "", hidden),
-            f"fedlgm-{node.name}-executor": (
-                "fl-app",
-                files.script("executor"),
-                f"After=fedlgm-{node.name}-service.service\n",
-                hidden,
-            ),
-        }
-    for name, (user, script, after, more) in units.items():
-        text = (
-            f"[Unit]\nDescription={name}\nWants=network-online.target\nAfter=network-online.target\n{after}\n"
-            f"[Service]\nUser={user}\nExecStart={_quote(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
-            "[Install]\nWantedBy=multi-user.target\n"
-        )
-        (folder / f"{name}.service").write_text(text, encoding="utf-8")
-
-
-def _quote(path: Path) -> str:
-    """A path as one word of a unit's command line."""
-    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{text}"'

@@ -79,6 +79,8 @@ class DeployedNodeFolder:
     """FLWR_HOME of its SuperNode."""
     ca = Under("ca.crt")
     """Certificate of the deployment's own authority."""
+    compose_file = Under("compose.yaml")
+    """Its processes as containers."""
 
     def script(self, role: str) -> Path:
         """Script that starts one of its processes: "service", "supernode" or "executor"."""
