@@ -14,6 +14,7 @@ from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
+from fedlgm_lab.reports.measured import Measurements
 from fedlgm_lab.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
 from fedlgm_lab.reports.trade_off import describe_attackers
 from simulations.runs.folder import RunFolder
@@ -37,8 +38,8 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     Args:
         run: run folder.
         private: also show the operator's figures (participants, round times, failures, the division
-            of data that is not bundled). The page is then `private/report.html`, which only its
-            owner may read, and `report.html` is not changed.
+            of data that is not bundled, results of attacks and audits of the run). The page is then
+            `private/report.html`, which only its owner may read, and `report.html` is not changed.
 
     Raises:
         RunError: the folder is not a run's, the run is not finished, or the page cannot be written.
@@ -52,7 +53,12 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         rates = reported_rates(folder.recipe(), charges)
     sections = [
         page.figure_list(page.key_figures(result)),
-        page.section("Attackers", describe_attackers(rates, folder.recipe().unit)),
+        page.section(
+            "Attackers",
+            describe_attackers(
+                rates, folder.recipe().unit, Measurements.of_run(folder) if private else None
+            ),
+        ),
         _rounds(result, rows),
         _layers(folder, rows),
         _noise(folder, rows, float(result["noise_multiplier"])),

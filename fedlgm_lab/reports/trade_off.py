@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from fedlgm.privacy import AttackRates
 from fedlgm.privacy.attackers import percent
 from fedlgm_lab.reports import page
+from fedlgm_lab.reports.measured import Measurements
 from fedlgm_lab.reports.pictures import Picture
 from fedlgm_lab.reports.svg import drawing, to_svg
 
@@ -16,12 +18,13 @@ _ALARMS = np.logspace(-4, 0, 161)
 _GROUPS = (1, 2, 5, 10)
 
 
-def describe_attackers(rates: AttackRates, unit: str) -> str:
+def describe_attackers(rates: AttackRates, unit: str, measured: Measurements | None = None) -> str:
     """Sentence, curve and table of the bounds on attacks, for one unit and for groups of units.
 
     Args:
         rates: bounds of the run.
         unit: its unit, such as "client".
+        measured: attacks and audits of the run; None for a page that does not show them.
     """
     shares = list(rates.figures()["tpr"])
     groups = [(count, rates.of_units(count)) for count in _GROUPS]
@@ -40,10 +43,11 @@ def describe_attackers(rates: AttackRates, unit: str) -> str:
     )
     table = page.table(columns, rows, "Upper bounds on every attack")
     told = f"<p>With all that was released, {escape(rates.sentence(f'{unit}s'))}.</p>"
-    return told + table + page.gallery([draw_curve(rates, unit)])
+    results = "" if measured is None else measured.describe(rates)
+    return told + results + table + page.gallery([draw_curve(rates, unit, measured)])
 
 
-def draw_curve(rates: AttackRates, unit: str) -> Picture:
+def draw_curve(rates: AttackRates, unit: str, measured: Measurements | None = None) -> Picture:
     """The largest share of units that an attack finds, over its share of false alarms."""
     bounds = np.array([rates.tpr(share) for share in _ALARMS])
     with drawing() as figure:
@@ -52,6 +56,8 @@ def draw_curve(rates: AttackRates, unit: str) -> Picture:
         axes.grid(alpha=0.9)
         axes.plot(_ALARMS, bounds, label="bound on every attack")
         axes.plot(_ALARMS, _ALARMS, ":", label="guessing")
+        if measured is not None:
+            _draw_measured(axes, measured)
         axes.set_xscale("log")
         axes.set_xlabel("false alarms")
         axes.set_ylabel(f"{unit}s found")
@@ -62,3 +68,17 @@ def draw_curve(rates: AttackRates, unit: str) -> Picture:
         svg = to_svg(figure)
     alt = f"Bound on the share of {unit}s that an attack finds: {rates.sentence(f'{unit}s')}."
     return Picture("What an attacker can find", alt, svg)
+
+
+def _draw_measured(axes: Any, measured: Measurements) -> None:
+    """Points of the attacks with their intervals, and the line of the audit."""
+    for name in dict.fromkeys(rate.attack for rate in measured.rates):
+        rates = [rate for rate in measured.rates if rate.attack == name]
+        tpr = np.array([rate.tpr for rate in rates])
+        ends = np.array([[rate.low for rate in rates], [rate.high for rate in rates]])
+        axes.errorbar(
+            [rate.fpr for rate in rates], tpr, np.abs(ends - tpr), fmt="o", capsize=3, label=name
+        )
+    line = measured.line(_ALARMS)
+    if line is not None:
+        axes.plot(_ALARMS, line, "--", label="reached by some attack (audit)")

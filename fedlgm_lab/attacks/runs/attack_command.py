@@ -19,6 +19,7 @@ from simulations.shell import Commands, JsonOption, console, print_json
 if TYPE_CHECKING:
     from fedlgm_lab.attacks.membership import MembershipResult
     from fedlgm_lab.attacks.runs.membership import Population
+    from fedlgm_lab.attacks.runs.target import Target
 
 app = typer.Typer(
     cls=Commands,
@@ -60,8 +61,8 @@ def mia(
     """Infer membership from the model's outputs."""
     from fedlgm_lab.attacks.runs import membership
 
-    people = _population(target, None, examples, unit, overrides, as_json)
-    _report_membership("mia", people, membership.mia(people), picture, as_json)
+    opened, people = _population(target, None, examples, unit, overrides, as_json)
+    _report_membership("mia", opened, people, membership.mia(people), picture, as_json)
 
 
 @app.command()
@@ -85,8 +86,8 @@ def lira(
     """
     from fedlgm_lab.attacks.runs import membership
 
-    people = _population(target, shadows, examples, unit, overrides, as_json)
-    _report_membership("lira", people, membership.lira(people), picture, as_json)
+    opened, people = _population(target, shadows, examples, unit, overrides, as_json)
+    _report_membership("lira", opened, people, membership.lira(people), picture, as_json)
 
 
 @app.command()
@@ -239,7 +240,7 @@ def _population(
     unit: str,
     overrides: list[str] | None,
     as_json: bool,
-) -> Population:
+) -> tuple[Target, Population]:
     from fedlgm.checks import check_known
     from fedlgm_lab.attacks.runs import membership
     from fedlgm_lab.attacks.runs.target import Target
@@ -251,24 +252,26 @@ def _population(
     else:
         membership.require_enough(opened, shadows)
     with progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        return membership.population(
+        people = membership.population(
             opened,
             shadows,
             examples=examples,
             unit=unit,  # type: ignore[arg-type]
             progress=on_progress,
         )
+    return opened, people
 
 
 def _report_membership(
     attack: str,
+    target: Target,
     people: Population,
     results: dict[str, MembershipResult],
     picture: Path | None,
     as_json: bool,
 ) -> None:
     from fedlgm_lab.attacks.runs import attack_figures as figures
-    from fedlgm_lab.attacks.runs import membership
+    from fedlgm_lab.attacks.runs import membership, results_file
     from fedlgm_lab.attacks.runs.target import FIGURES
     from fedlgm_lab.reports.svg import save
     from simulations.runs.rows import excerpt
@@ -276,6 +279,8 @@ def _report_membership(
     path = save(
         figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png")
     )
+    if target.folder is not None:
+        results_file.keep(target.folder, people.pool.unit, results)
     inside, outside = membership.overfit(people.modules[0], people)
     attacked = people.results[0]
     if as_json:
@@ -308,10 +313,26 @@ def _report_membership(
         f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others",
         _cost_text(attacked),
         *_other_unit(people),
+        *_bound_text(target),
         f"picture: {path}",
         sep="\n",
         markup=False,
     )
+
+
+def _bound_text(target: Target) -> list[str]:
+    """What the run's own guarantee allows every attack, and where its results are kept."""
+    from fedlgm.privacy.ledger import Ledger
+    from simulations.runs.stopping import reported_rates
+
+    if target.folder is None:
+        return []
+    with Ledger(target.folder.ledger_file) as ledger:
+        rates = reported_rates(target.folder.recipe(), ledger)
+    return [
+        f"bound for the run: {rates.sentence(f'{target.recipe.unit}s')}",
+        f"beside the bound on every attack: fedlgm report {target.folder.path} --private",
+    ]
 
 
 def _other_unit(people: Population) -> list[str]:

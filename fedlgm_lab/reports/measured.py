@@ -1,0 +1,135 @@
+"""Measured attacks and audits of a run beside the bounds on all attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from fedlgm.privacy import AttackRates
+from fedlgm.privacy.attackers import percent
+from fedlgm_lab.attacks.runs import results_file
+from simulations.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """What one attack found at one rate of false alarms.
+
+    Attributes:
+        attack: its name.
+        fpr: rate of false alarms.
+        tpr: share of the members that it found.
+        low: lower end of the interval of `tpr`.
+        high: upper end.
+        fpr_high: upper end of the interval of the rate of false alarms.
+    """
+
+    attack: str
+    fpr: float
+    tpr: float
+    low: float
+    high: float
+    fpr_high: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured on a run, and for which unit.
+
+    Attributes:
+        unit: the run's unit.
+        rates: rates of attacks on this unit.
+        others: names of attacks on another unit, which the bounds are not about.
+        audited: lower bound on epsilon of an audit, and its delta; None without an audit.
+    """
+
+    unit: str
+    rates: tuple[MeasuredRate, ...] = ()
+    others: tuple[str, ...] = ()
+    audited: tuple[float, float] | None = None
+
+    @classmethod
+    def of_run(cls, folder: RunFolder) -> Measurements:
+        """What the run's folder holds.
+
+        Raises:
+            RunError: a file of results is damaged.
+        """
+        unit, attacks, audit = (
+            folder.recipe().unit,
+            results_file.read(folder),
+            folder.audit_summary(),
+        )
+        rates = [
+            MeasuredRate(name, **rate)
+            for name, attack in attacks.items()
+            if attack["unit"] == unit
+            for rate in attack["rates"]
+        ]
+        others = tuple(name for name, attack in attacks.items() if attack["unit"] != unit)
+        audited = (
+            (float(audit["audited_epsilon"]), float(folder.verified_result()["delta"]))
+            if "audited_epsilon" in audit
+            else None
+        )
+        return cls(unit, tuple(rates), others, audited)
+
+    def excesses(self, bounds: AttackRates) -> list[MeasuredRate]:
+        """Rates that contradict the bounds: the lower end of the interval lies above the bound at
+        the upper end of the rate of false alarms.
+
+        Example:
+            >>> strong = MeasuredRate("an attack", 0.01, 0.9, 0.8, 0.95, 0.02)
+            >>> len(Measurements("client", (strong,)).excesses(AttackRates.of_budget(1.0, 1e-5)))
+            1
+        """
+        return [rate for rate in self.rates if rate.low > bounds.tpr(min(1.0, rate.fpr_high))]
+
+    def line(self, alarms: np.ndarray) -> np.ndarray | None:
+        """The line delta + e^epsilon a over rates a of false alarms, which some attack reaches.
+
+        It follows from the definition of the audited epsilon: at a smaller one, no attack would lie
+        above this line.
+        """
+        if self.audited is None:
+            return None
+        epsilon, delta = self.audited
+        return np.minimum(1.0, delta + np.exp(epsilon) * alarms)
+
+    def describe(self, bounds: AttackRates) -> str:
+        """Paragraphs on what was measured; a contradiction comes first."""
+        return "".join(self._paragraphs(bounds))
+
+    def _paragraphs(self, bounds: AttackRates) -> Sequence[str]:
+        parts, excesses = [], self.excesses(bounds)
+        if excesses:
+            told = "; ".join(
+                f"{rate.attack}: {percent(rate.low)} or more at {percent(rate.fpr_high)} false "
+                "alarms or fewer"
+                for rate in excesses
+            )
+            parts.append(
+                '<p class="guarantee none"><strong>Measured attacks find more than the bound '
+                f"allows</strong> ({escape(told)}). The stated privacy does not hold: do not "
+                "release this model, and report this.</p>"
+            )
+        elif self.rates:
+            names = ", ".join(dict.fromkeys(rate.attack for rate in self.rates))
+            parts.append(
+                f"<p>No measured attack contradicts the bound: {escape(names)}. The points show "
+                "the measured rates with their intervals.</p>"
+            )
+        if self.audited is not None:
+            parts.append(
+                f"<p>The audit shows an epsilon of at least {self.audited[0]:.3g}. Some attack "
+                "therefore reaches the dashed line.</p>"
+            )
+        if self.others:
+            parts.append(
+                f'<p class="note">Not shown: {escape(", ".join(self.others))}. The bounds are about '
+                f"{self.unit}s.</p>"
+            )
+        return parts
