@@ -130,6 +130,7 @@ def tables(summary: Row) -> Group:
         "guarantee",
         "proven",
         "claimed",
+        "found at 1 % false alarms",
         "seconds",
     )
     main_table = table(
@@ -153,7 +154,8 @@ def tables(summary: Row) -> Group:
     notes.append(
         f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in "
         "a round's mean, summed over the rounds; noise of the model: l2 norm of the noise in all "
-        "rounds' means together"
+        "rounds' means together; found: the largest share of the units that an attacker who accepts 1 % "
+        "false alarms can find"
     )
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
     leads = [_lead_table(summary)] if summary["differences"] else []
@@ -205,4 +207,9 @@ def _cost_columns(cell: Row) -> list[str]:
     figures = [
         f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")
     ]
-    return [cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}"]
+    return [
+        cell["guarantee_status"],
+        *figures,
+        frames.share_found(cell),
+        f"{cell['seconds']:.2f}",
+    ]

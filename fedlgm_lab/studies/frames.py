@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.privacy.attackers import percent
 from fedlgm.training import inputs
 from fedlgm.training.tasks import evaluate
 from fedlgm.training.tasks.own_figures import own_figures
@@ -22,8 +23,9 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.headline import is_share
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
+_ALARMS = "0.01"  # rate of false alarms at which tables state what an attacker can find
 _FIRST, _LAST = (
-    ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible"),
+    ("seed", "status", "reason", *_SPENT, "attack_tpr", "guarantee", "noise_reproducible"),
     ("seconds", "folder"),
 )
 _ABOUT = (*_FIRST, *_LAST)
@@ -88,7 +90,8 @@ def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> p
                 f"{name}_high": high,
                 f"{name}_std": spread,
             }
-        row |= {name: done[name].max() for name in ("epsilon", "claimed_epsilon")}
+        worst = [name for name in ("epsilon", "claimed_epsilon", "attack_tpr") if name in done]
+        row |= {name: done[name].max() for name in worst}  # files of earlier studies lack the last
         rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
     return pd.DataFrame(rows)
 
@@ -104,16 +107,16 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
     header += [f"{name} (\\%)" if is_share(name) else name for name in metrics] + [
         "$n$",
         "$\\varepsilon$",
+        "found at 1 \\% false alarms",
         "guarantee",
     ]
     lines = []
     for _, row in table.iterrows():
         values = [_escape(_short(row[key])) for key in shown]
         values += [_mean_and_interval(row, name) for name in metrics]
-        lines.append(
-            [*values, str(row["n"]), _number(row["epsilon"]), _escape(str(row["guarantee"]))]
-        )
-    layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
+        values += [str(row["n"]), _number(row["epsilon"]), _escape(share_found(row))]
+        lines.append([*values, _escape(str(row["guarantee"]))])
+    layout = "l" * len(shown) + "r" * (len(metrics) + 3) + "l"
     body = "\n".join(" & ".join(line) + r" \\" for line in lines)
     title = " & ".join(
         _escape(name) if "\\" not in name and "$" not in name else name for name in header
@@ -242,6 +245,7 @@ def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
     result = folder.verified_result()
     row |= metrics_at(path, job.own)
     row |= {name: result.get(name) for name in _SPENT}
+    row["attack_tpr"] = result["attack_rates"]["tpr"][_ALARMS] if "attack_rates" in result else None
     rows = folder.every_row(result, private=True)
     row["noise_scale"] = sum(float(round_row["noise_scale"]) for round_row in rows)
     seconds = sum(float(round_row.get("seconds", 0.0)) for round_row in rows)
@@ -297,6 +301,14 @@ def _mean_and_interval(row: Any, name: str) -> str:
         if np.isfinite(value)
     ]
     return "$" + r" \pm ".join(shown) + "$"
+
+
+def share_found(row: Mapping[str, Any]) -> str:
+    """The share of units that an attack with 1 % false alarms finds at most, in words; "--" for
+    files of earlier studies.
+    """
+    share = row.get("attack_tpr")
+    return "--" if is_missing(share) else percent(float(share))  # type: ignore[arg-type]
 
 
 def _number(value: float) -> str:

@@ -136,8 +136,9 @@ class Study:
     def to_frame(self) -> pd.DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
-        The figures are seed, status and reason, epsilon proven, claimed and audited, the
-        guarantee's status, metrics, noise scale (l2 norm of the noise in each round's mean, summed
+        The figures are seed, status and reason, epsilon proven, claimed and audited, `attack_tpr`
+        (the largest share of units that an attack with 1 % false alarms finds), the guarantee's
+        status, metrics, noise scale (l2 norm of the noise in each round's mean, summed
         over the rounds), seconds of the rounds, and folder. A run without figures has a reason.
         """
         return self._frame.copy()
