@@ -26,6 +26,11 @@ SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "
 With "zero-out" the schedule of participations is the same, and the unit's contributions become
 zero."""
 
+CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
+COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
+"""Protections of a node's releases that each one implies at the same cost: replacing all data
+includes adding or removing one example."""
+
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 WHO_ADDS_NOISE: dict[Trust, str] = {
     "central": "a trusted server adds the noise",

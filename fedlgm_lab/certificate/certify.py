@@ -13,13 +13,13 @@ import numpy as np
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.privacy.signed import STATEMENT_TYPE, envelope_of
 from fedlgm_lab.certificate.releases import ReleaseLog
-from fedlgm_lab.certificate.signing import envelope_of, load_key
+from fedlgm_lab.certificate.signing import load_key, read_anchors
 from fedlgm_lab.certificate.verifier import replay
 from fedlgm_lab.certificate.verifier.checks import merkle_root
 from fedlgm_lab.certificate.verifier.envelope import (
     PREDICATE_TYPE,
-    STATEMENT_TYPE,
     NotCheckable,
     Refused,
 )
@@ -45,7 +45,8 @@ def certify(
         run: run folder.
         key: PEM file of the operator's private key (Ed25519).
         out: file to write; default: `certificate.json` in the run folder.
-        anchors: signed heads of the run's releases, from witnesses.
+        anchors: signed heads of the run's releases, from witnesses, in addition to those of the
+            run's nodes (`releases/anchors.jsonl`).
 
     Returns:
         The certificate's file. The model's file is `model.safetensors` in the run folder.
@@ -71,7 +72,7 @@ def certify(
             f"{folder.path} exports no single safetensors file, so it has no certificate"
         )
     try:
-        statement = _statement(folder, recipe, dict(result), model, anchors)
+        statement = _statement(folder, recipe, dict(result), model, [*_of_nodes(folder), *anchors])
     except (Refused, NotCheckable) as error:
         raise RunError(f"{folder.path} has no certificate: {error}") from error
     target = folder.path / "certificate.json" if out is None else path_of("out", out)
@@ -80,6 +81,12 @@ def certify(
     content = envelope_of(statement, signer)
     write_whole(target, lambda path: path.write_bytes(content))
     return target
+
+
+def _of_nodes(folder: RunFolder) -> list[dict[str, Any]]:
+    """Anchors that the nodes of a deployment have signed."""
+    file = folder.path / "releases" / "anchors.jsonl"
+    return read_anchors(file) if file.is_file() else []
 
 
 def _statement(

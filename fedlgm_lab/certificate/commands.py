@@ -61,7 +61,10 @@ def anchor(
 
 def verify(
     certificate: Annotated[Path, typer.Argument(help="Certificate.")],
-    model: Annotated[Path, typer.Argument(help="Model file (safetensors).")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="Model file (safetensors); none for the statement of a node."),
+    ] = None,
     key: Annotated[
         Path | None, typer.Option("--key", help="Public key of the seller, in PEM.")
     ] = None,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -21,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedlgm.errors import ConfigError
 from fedlgm.files import PUBLIC, create_durably
+from fedlgm.privacy.signed import anchor_text
 from fedlgm_lab.certificate.verifier import evidence
-from fedlgm_lab.certificate.verifier.envelope import PAYLOAD_TYPE, signed_bytes
 
 _HEAD = re.compile(r"([0-9]+|commitment):([0-9a-f]{64})")
 
@@ -72,18 +70,6 @@ def public_hex(key: Ed25519PrivateKey) -> str:
     return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
-def envelope_of(statement: dict[str, Any], key: Ed25519PrivateKey) -> bytes:
-    """A signed statement, as a line of canonical JSON."""
-    payload = rfc8785.dumps(statement)
-    signature = key.sign(signed_bytes(payload))
-    envelope: dict[str, Any] = {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"keyid": public_hex(key), "sig": base64.b64encode(signature).decode()}],
-    }
-    return bytes(rfc8785.dumps(envelope)) + b"\n"
-
-
 def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
 
@@ -109,7 +95,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
         signed = evidence.beacon_text(value, beacon)
         answer: dict[str, Any] = {"beacon": beacon}
     else:
-        signed, answer = evidence.anchor_text(int(kind), value), {"round": int(kind), "head": value}
+        signed, answer = anchor_text(int(kind), value), {"round": int(kind), "head": value}
     return answer | {"by": public_hex(key), "signature": key.sign(signed).hex()}
 
 

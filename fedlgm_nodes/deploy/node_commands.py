@@ -258,6 +258,27 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         _out.print("FOR TESTS, NOT PRIVATE: the noise of these releases is known", markup=False)
 
 
+@app.command()
+def certify(
+    folder: NodeArgument,
+    out: Annotated[Path, typer.Option(help="File to write.", callback=expand_home)] = Path(
+        "node-certificate.json"
+    ),
+) -> None:
+    """Sign a statement of the node's ledger, which `fedlgm verify` checks without the ledger."""
+    from fedlgm.files import write_whole
+    from fedlgm_nodes.service.certificate import certify_node
+    from fedlgm_nodes.service.folder import NodeFolder
+
+    node = NodeFolder.open(folder)
+    content = certify_node(node)
+    write_whole(out, lambda path: path.write_bytes(content))
+    _out.print(
+        f"wrote {out}; check it: fedlgm verify {out} --key {node.public()['service_key']}",
+        markup=False,
+    )
+
+
 def _kind(data: Path) -> str:
     if data.suffix in (".npz", ".npy"):
         return "numpy"

@@ -320,9 +320,13 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     if isinstance(nodes, SecureGrid):
         nodes.file = file
 
+    anchors = nodes.anchors(folder) if recipe.run.keep_releases else None
+
     def close_round(row: FullRow) -> None:  # its checkpoint is on disk
         file.close()
         record.print_round(row)
+        if anchors is not None and (count := anchors.collect(row["round"])):
+            record.say(f"{count} nodes have signed the head of round {row['round']}")
 
     def run() -> None:
         with folder.lock():  # by which `fedlgm deploy run` sees that this process lives

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from flwr.app import Message
 
 from fedlgm.errors import ConfigError
 from fedlgm.wire import printable
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.server.enrolment import Enrolment
-from fedlgm_nodes.server.greetings import Greetings
-from fedlgm_nodes.server.link import NodeLink, content_of, header_of
+from fedlgm_nodes.server.inquiries import inquire
+from fedlgm_nodes.server.link import NodeLink
 from fedlgm_nodes.server.round import group_by_reason, join_names
-
-_POLL_S = 0.2
-_SILENT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -65,26 +59,13 @@ def affordable_releases(
         need: the run's demand.
         seconds: time to wait for answers.
     """
-    link.look()
-    clients = sorted(link.online)
-    nonces = {client: secrets.token_hex(16) for client in clients}
-    contents = iter([content_of(need.header(client, nonces[client])) for client in clients])
-    sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
-    answers: dict[int, tuple[int, str]] = {}
-    started, greeted = time.monotonic(), False
-    while sent and (silent := time.monotonic() - started) < seconds:
-        if (
-            silent > _SILENT_S and not greeted
-        ):  # a SuperNode that is behind sends its reply after the next message
-            link.greet(list(sent.values()), Greetings.content)
-            greeted = True
-        for reply in link.replies([id_ for id_ in sent if id_]):
-            client = sent.pop(reply.metadata.reply_to_message_id)
-            answer = _answer(reply, enrolment[client].service_key, nonces[client])
-            if answer is not None:
-                answers[client] = answer
-        time.sleep(_POLL_S if sent else 0)
-    return answers
+    nonces = {node.client: secrets.token_hex(16) for node in enrolment.node}
+    headers = inquire(link, lambda client: need.header(client, nonces[client]), seconds)
+    answers = {
+        client: _answer(header, enrolment[client].service_key, nonces[client])
+        for client, header in headers.items()
+    }
+    return {client: answer for client, answer in answers.items() if answer is not None}
 
 
 def require(
@@ -133,13 +114,8 @@ def require(
     return dropped
 
 
-def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | None:
+def _answer(header: dict[str, Any], service_key: str, nonce: str) -> tuple[int, str] | None:
     """(releases, why) of a node's answer; None if it is invalid."""
-    if reply.has_error():
-        return None
-    header = header_of(reply)
-    if header is None:
-        return None
     if header.get("ok") is not True:
         refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")
         return (0, printable(str(header.get("why")), 300)) if refused else None

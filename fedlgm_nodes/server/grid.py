@@ -40,6 +40,7 @@ from fedlgm.planning.trust import NUMBERS
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.server.anchors import Anchors
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.budgets import Need, affordable_releases, require
 from fedlgm_nodes.server.enrolment import Enrolment
@@ -47,6 +48,7 @@ from fedlgm_nodes.server.link import NodeLink
 from fedlgm_nodes.server.polling import Polling
 from fedlgm_nodes.server.questions import NodeQuestions
 from fedlgm_nodes.server.round import Asked, Patience, RoundReport, group_by_reason, join_names
+from simulations.runs.folder import RunFolder
 from strategies.messages import NumberingGrid
 from strategies.nodes import OneNodePerClient
 
@@ -126,6 +128,10 @@ class NodeGrid(NumberingGrid):
             self._enrolment, need, releases, self._patience.answers_needed(len(self._enrolment))
         ):
             self._say(line)
+
+    def anchors(self, folder: RunFolder) -> Anchors:
+        """Collector of the nodes' anchors of a run."""
+        return Anchors(self._link, self._enrolment, folder)
 
     @property
     def services(self) -> dict[int, str]:

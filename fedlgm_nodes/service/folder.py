@@ -59,6 +59,8 @@ class NodeFolder:
     rounds_file = Under("state/rounds.sqlite")
     """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in
     no backup."""
+    anchors_file = Under("state/anchors.sqlite")
+    """Heads that the node has signed as a witness."""
     socket = Under("run/release.sock")
     """The socket on which the service listens."""
 

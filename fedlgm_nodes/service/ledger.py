@@ -22,9 +22,10 @@ from pathlib import Path
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.files import transaction
+from fedlgm.privacy.guarantee import COVERS
 from fedlgm.privacy.past import Past
 from fedlgm_nodes.protocol.messages import TEST, Position, digest
-from fedlgm_nodes.service.row import COVERS, Row
+from fedlgm_nodes.service.row import Row
 from fedlgm_nodes.service.witness import Seen
 from fedlgm_nodes.service.witness import read as read_witness
 from fedlgm_nodes.service.witness import write as write_witness

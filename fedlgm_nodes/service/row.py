@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedlgm.privacy.chain import digest
+from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
+from fedlgm.privacy.guarantee import ONE_EXAMPLE as EXAMPLE
 
-CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
 """Unit and neighbouring relation of a release's cost, by the policy's unit."""
-COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
-"""Protections that each one implies at the same cost: replacing all data includes adding or
-removing one example."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from fedlgm_nodes.secagg.cohort import Terms
 from fedlgm_nodes.secagg.steps import AHEAD, STEPS, terms_of
 from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.anchors import AnchorRecord
 from fedlgm_nodes.service.ask import Answer, Ask
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser, Request
@@ -59,6 +60,7 @@ class Service:
     def __init__(self, folder: NodeFolder) -> None:
         self.folder, self.policy = folder, folder.policy()
         self._signer = folder.signer()
+        self._anchors = AnchorRecord(folder.anchors_file, self._signer)
         self._ledger = folder.ledger()
         self._secure: SecureSteps | None = None
         try:
@@ -128,6 +130,15 @@ class Service:
                 "position": self._position().values(),
             },
         )
+
+    def anchor(self, ask: Ask) -> Answer:
+        """Sign the head of a run's releases as its witness; the head is the question's nonce.
+
+        Raises:
+            Refusal: see `AnchorRecord.sign`.
+        """
+        signed = self._anchors.sign(ask.run, ask.round, ask.nonce)
+        return self._sign_facts(ask, {"client": self.policy.node.client, "anchor": signed})
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Question, Work, np.ndarray | None]:
         """Check who asks, for what and within which run; nothing is built, computed or charged.
@@ -452,15 +463,17 @@ class Service:
         """
         if self._failed is not None:  # perhaps by the question before this one
             raise self._failed
-        if ask.ask not in ("hello", "afford", "release", *STEPS):
+        if ask.ask not in ("hello", "afford", "anchor", "release", *STEPS):
             raise Refusal(
                 "malformed",
-                "a service answers only hello, afford, release and the steps of a secure sum",
+                "a service answers only hello, afford, anchor, release and the steps of a secure sum",
             )
         if ask.ahead is not None and ask.ask not in AHEAD:
             raise Refusal("malformed", f"no further question can travel with {ask.ask!r}")
         if ask.ask == "hello":
             return self.hello(ask)
+        if ask.ask == "anchor":
+            return self.anchor(ask)
         try:
             if ask.ask == "afford":
                 return self.afford(ask)

@@ -27,12 +27,13 @@ from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
+from fedlgm.privacy.guarantee import ONE_EXAMPLE as EXAMPLE
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.training import ClientTask, SequentialTrainer, inputs
 from fedlgm.training.devices import Numerics
 from fedlgm.training.example_level.trainer import Batch, ExampleTrainer
 from fedlgm_nodes.policy import Refusal
-from fedlgm_nodes.service.row import CLIENT, EXAMPLE
 from fedlgm_nodes.service.work import Job
 
 _log = logging.getLogger("fedlgm.node")

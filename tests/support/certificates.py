@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import simulations
 from fedlgm.privacy import accounting, events
+from fedlgm.privacy.signed import envelope_of
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.certify import _round_up, certify
 from fedlgm_lab.certificate.verifier import checks, evidence
@@ -56,7 +57,7 @@ class Certified:
 
     def sign(self, statement: dict[str, Any]) -> bytes:
         """The certificate that the operator signs."""
-        return signing.envelope_of(statement, self.operator)
+        return envelope_of(statement, self.operator)
 
     def verify(self, certificate: bytes, model: bytes | None = None, **more: Any) -> checks.Case:
         """All checks of level 1, by a caller who names both keys."""

@@ -10,7 +10,7 @@ from fedlgm_lab.certificate.verifier.run import run_checks
 
 parser = argparse.ArgumentParser(prog="fedlgm_lab.certificate.verifier")
 parser.add_argument("certificate", type=Path)
-parser.add_argument("model", type=Path)
+parser.add_argument("model", type=Path, nargs="?", help="not for the statement of a node")
 parser.add_argument("--key", type=Path, help="public key of the seller, in PEM")
 parser.add_argument("--releases", type=Path, help="default: releases beside the certificate")
 parser.add_argument("--witness", type=Path, action="append", default=[])

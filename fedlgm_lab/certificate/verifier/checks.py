@@ -18,14 +18,15 @@ import numpy as np
 import rfc8785
 
 from fedlgm.errors import FedlgmError
-from fedlgm.privacy import accounting, events, spending
+from fedlgm.privacy import spending
 from fedlgm.privacy.chain import digest
+from fedlgm.privacy.signed import ANCHOR_EVERY, anchor_text
 from fedlgm_lab.certificate.verifier import evidence, replay
+from fedlgm_lab.certificate.verifier.costs import Charges, epsilon_of, rates_of, read_charges
 from fedlgm_lab.certificate.verifier.envelope import (
     NotCheckable,
     Refused,
     open_envelope,
-    parse,
 )
 from fedlgm_lab.certificate.verifier.plans import Plan, read_plan
 from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, PROTECTED_FROM, read_statement
@@ -34,8 +35,6 @@ UNANCHORED, UNREPLAYED, SIMULATION = "unanchored", "unreplayed", "simulation"
 ACCEPTABLE = (UNANCHORED, UNREPLAYED, SIMULATION)
 """What a caller may accept: no anchors of a witness, a model that is not recomputed, a public
 seed."""
-EVERY = 5
-"""Largest number of rounds between two anchors."""
 _LARGEST = 1.001
 """Largest ratio of the stated epsilon to the computed one."""
 
@@ -84,6 +83,12 @@ class Case:
             raise Refused(5, "the plans of the certificate are not those of its rounds")
         plans = {name: read_plan(text, name, layers) for name, text in texts.items()}
         return [plans[entry["plan"]] for entry in self.rounds]
+
+    @cached_property
+    def composed(self) -> Charges:
+        """Events of the charges, and their numbers."""
+        counts = Counter(charge["event"] for charge in self.charges)
+        return read_charges(counts.items(), self.predicate["events"])
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -301,7 +306,7 @@ def check_anchors(case: Case) -> None:
     heads = {entry["round"]: entry["head"] for entry in case.rounds}
     seen = {0}
     for anchor in case.predicate["anchors"]:
-        number, text = anchor["round"], evidence.anchor_text(anchor["round"], anchor["head"])
+        number, text = anchor["round"], anchor_text(anchor["round"], anchor["head"])
         if not evidence.is_signed(anchor["by"], anchor["signature"], text):
             raise Refused(10, f"the anchor of round {number} is not signed by {anchor['by']}")
         if heads.get(number) != anchor["head"]:
@@ -324,20 +329,15 @@ def check_anchors(case: Case) -> None:
     if order[-1] != len(case.rounds):
         raise Refused(10, f"no named witness saw the last round, {len(case.rounds)}")
     for before, after in itertools.pairwise(order):
-        if after - before > EVERY:
+        if after - before > ANCHOR_EVERY:
             raise Refused(10, f"no named witness saw a round from {before + 1} to {after - 1}")
 
 
 def check_epsilon(case: Case) -> None:
     """Check 11: the stated epsilon is that of the charges."""
     claim, texts = case.claim, case.predicate["events"]
-    counts = Counter(charge["event"] for charge in case.charges)
+    right = epsilon_of(case.composed, claim["delta"], claim["composition"])
     try:
-        composed = [
-            (events.decode(parse(texts[name].encode(), 11, "an event")), count)
-            for name, count in counts.items()
-        ]
-        right = accounting.composed_epsilon(composed, claim["delta"], claim["composition"])
         rows = Counter((charge["event"], charge["claim"]) for charge in case.charges)
         claimed = spending.claimed_epsilon(
             [(-1, texts[event], said, count) for (event, said), count in rows.items()],
@@ -486,6 +486,7 @@ def describe(case: Case) -> list[str]:
             f"{len(case.rounds)} rounds of {population['sampling']} sampling at rate "
             f"{population['rate']:g} from {population['size']} {claim['unit']}s."
         ),
+        f"With all that was released, {rates_of(case.composed).sentence(claim['unit'] + 's')}.",
         f"Protected from {claim['protected_from']}.",
         f"The model's SHA-256 is {case.statement['subject'][0]['digest']['sha256']}.",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,10 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
 from fedlgm_lab.certificate.verifier.evidence import is_signed
 
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:fedlgm:privacy-certificate:v1"
 
 
@@ -38,17 +38,6 @@ class Refused(Exception):
 
 class NotCheckable(Exception):
     """The certificate cannot be checked here (exit status 3)."""
-
-
-def signed_bytes(payload: bytes) -> bytes:
-    """The bytes that a signature covers (pre-authentication encoding of DSSE).
-
-    Example:
-        >>> signed_bytes(b"{}")
-        b'DSSEv1 28 application/vnd.in-toto+json 2 {}'
-    """
-    kind = PAYLOAD_TYPE.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def parse(data: bytes, check: int, what: str) -> Any:
@@ -105,11 +94,14 @@ def canonical(data: bytes, check: int, what: str) -> Any:
 
 
 def public_key(path: Path) -> str:
-    """The Ed25519 public key in a PEM file, in hexadecimal.
+    """The Ed25519 public key in a PEM file, in hexadecimal; a name of 64 hexadecimal digits is the
+    key itself, as in the `public.toml` of a node.
 
     Raises:
         NotCheckable: the file holds none.
     """
+    if re.fullmatch("[0-9a-f]{64}", str(path)):
+        return str(path)
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -1,7 +1,8 @@
 """Hashes and texts by which others can check a run: commitment, beacon, chain of releases, code.
 
 A run that keeps its releases writes them, the certificate states them, and its verifier computes
-them again. This module imports nothing but hashes and signatures.
+them again. The text of an anchor is in
+`fedlgm.privacy.signed`, since nodes sign it too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedlgm.privacy.chain import digest
 
-CODE = ("clients", "fedlgm", "fedlgm_lab", "simulations", "strategies")
+CODE = ("clients", "fedlgm", "fedlgm_lab", "fedlgm_nodes", "simulations", "strategies")
 """Packages whose code a run executes."""
 
 
@@ -39,16 +40,6 @@ def noise_root(root: bytes, beacon: bytes) -> int:
         False
     """
     return int.from_bytes(hashlib.blake2b(root + beacon, digest_size=16).digest(), "big")
-
-
-def anchor_text(round: int, head: str) -> bytes:
-    r"""The bytes that a witness signs to say that it saw this head of a chain of releases.
-
-    Example:
-        >>> anchor_text(5, "ab")
-        b'fedlgm anchor v1\n5:ab\n'
-    """
-    return f"fedlgm anchor v1\n{round}:{head}\n".encode()
 
 
 def beacon_text(commitment: str, beacon: str) -> bytes:

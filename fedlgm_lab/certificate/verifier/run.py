@@ -11,13 +11,14 @@ from typing import Any
 from fedlgm_lab.certificate.verifier import checks
 from fedlgm_lab.certificate.verifier.checks import UNREPLAYED
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, public_key
+from fedlgm_lab.certificate.verifier.node import describe_node, is_node_statement, verify_node
 
 HOLDS, REFUSED, NOT_CHECKABLE = 0, 2, 3
 
 
 def run_checks(
     certificate: Path,
-    model: Path,
+    model: Path | None = None,
     *,
     key: Path | None = None,
     releases: Path | None = None,
@@ -31,7 +32,7 @@ def run_checks(
 
     Args:
         certificate: the certificate's file.
-        model: the model's file.
+        model: the model's file; None for a node's statement of its ledger, which has no model.
         key: PEM file of the signer's public key.
         releases: folder of the released vectors; default: `releases` beside the certificate.
         opened: private folder of the run, for level 2, which imports PyTorch.
@@ -44,6 +45,11 @@ def run_checks(
         0 if all checks hold, 2 if one does not, 3 if one cannot be made.
     """
     try:
+        data = _read(certificate)
+        if is_node_statement(data):
+            return _end_node(data, model, None if key is None else public_key(key), as_json)
+        if model is None:
+            raise NotCheckable("name the model file that the certificate is for")
         unknown = sorted(set(accepts) - set(checks.ACCEPTABLE))
         if unknown:
             raise NotCheckable(f"--accept takes {', '.join(checks.ACCEPTABLE)}, not {unknown[0]!r}")
@@ -53,7 +59,7 @@ def run_checks(
         if releases is None and UNREPLAYED not in accepts and beside.is_dir():
             releases = beside
         case = checks.verify(
-            _read(certificate),
+            data,
             _read(model),
             key=None if key is None else public_key(key),
             releases=releases,
@@ -72,6 +78,16 @@ def run_checks(
     except NotCheckable as error:
         return _end(str(error), NOT_CHECKABLE, as_json)
     print(json.dumps(figures) if as_json else "\n".join(lines))
+    return HOLDS
+
+
+def _end_node(data: bytes, model: Path | None, key: str | None, as_json: bool) -> int:
+    if model is not None:
+        raise NotCheckable(
+            "a node's statement of its ledger has no model: leave the model file out"
+        )
+    told = verify_node(data, key)
+    print(json.dumps({"holds": True} | told) if as_json else "\n".join(describe_node(told)))
     return HOLDS
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from fedlgm.privacy.signed import STATEMENT_TYPE
 from fedlgm_lab.certificate.verifier.envelope import (
     PREDICATE_TYPE,
-    STATEMENT_TYPE,
     NotCheckable,
     Refused,
     canonical,
@@ -37,7 +37,8 @@ NOT_COVERED = [
 Spec = Any
 
 
-def _text(value: Any) -> bool:
+def text(value: Any) -> bool:
+    """A text."""
     return isinstance(value, str)
 
 
@@ -45,7 +46,8 @@ def _maybe_text(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _hash(value: Any) -> bool:
+def hexadecimal(value: Any) -> bool:
+    """64 hexadecimal digits."""
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
@@ -53,76 +55,86 @@ def _key(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,64}", value) is not None
 
 
-def _count(value: Any) -> bool:
+def count(value: Any) -> bool:
+    """A whole number of at least 0."""
     return type(value) is int and value >= 0
 
 
-def _number(value: Any) -> bool:
+def number(value: Any) -> bool:
+    """A finite number."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def _maybe_number(value: Any) -> bool:
-    return value is None or _number(value)
+    return value is None or number(value)
 
 
 def _hash_or_operator(value: Any) -> bool:
-    return value == "operator" or _hash(value)
+    return value == "operator" or hexadecimal(value)
 
 
 _NOISE = {
-    "commitment": _hash,
-    "beacon": _hash,
+    "commitment": hexadecimal,
+    "beacon": hexadecimal,
     "by": _hash_or_operator,
-    "signature": _text,
-    "backend": _text,
+    "signature": text,
+    "backend": text,
 }
 _START = {
-    "owner": _hash,
-    "initial": _hash,
-    "layers": [(_text, _count, [(_text, _count)])],
-    "fixed": {"*": _hash},
+    "owner": hexadecimal,
+    "initial": hexadecimal,
+    "layers": [(text, count, [(text, count)])],
+    "fixed": {"*": hexadecimal},
     "noise": lambda value: value is None or _fits(value, _NOISE),
     "software": dict.fromkeys(
-        ("fedlgm", "dp-accounting", "torch", "numpy", "python", "source"), _text
+        ("fedlgm", "dp-accounting", "torch", "numpy", "python", "source"), text
     ),
 }
 _PREDICATE = {
     "claim": {
         **dict.fromkeys(
-            ("unit", "relation", "trust", "protected_from", "status", "mechanism", "variant"), _text
+            ("unit", "relation", "trust", "protected_from", "status", "mechanism", "variant"), text
         ),
-        **{"composition": _text, "epsilon": _number, "delta": _number, "seed": _maybe_text},
+        **{"composition": text, "epsilon": number, "delta": number, "seed": _maybe_text},
         **{"claimed_epsilon": _maybe_number, "audited_lower_bound": lambda value: value is None},
     },
-    "population": {"size": _count, "rate": _number, "sampling": _text, "denominator": _number},
-    "recipe": {"text": _text, "sha256": _hash},
+    "population": {"size": count, "rate": number, "sampling": text, "denominator": number},
+    "recipe": {"text": text, "sha256": hexadecimal},
     "start": _START,
-    "plans": {"*": _text},
-    "events": {"*": _text},
+    "plans": {"*": text},
+    "events": {"*": text},
     "ledger": {
-        "owner": _hash,
-        "head": _text,
+        "owner": hexadecimal,
+        "head": text,
         "rows": [
             {
-                "round": _count,
+                "round": count,
                 "key": _key,
-                "event": _hash,
-                "claim": _text,
-                "protects": _text,
-                "guarantee": _text,
+                "event": hexadecimal,
+                "claim": text,
+                "protects": text,
+                "guarantee": text,
             }
         ],
     },
-    "rounds": [{"round": _count, "row": _count, "plan": _hash, "released": _hash, "head": _hash}],
-    "arithmetic": _text,
-    "keys_merkle_root": _hash,
-    "anchors": [{"round": _count, "head": _hash, "by": _hash, "signature": _text}],
-    "not_covered": [_text],
+    "rounds": [
+        {
+            "round": count,
+            "row": count,
+            "plan": hexadecimal,
+            "released": hexadecimal,
+            "head": hexadecimal,
+        }
+    ],
+    "arithmetic": text,
+    "keys_merkle_root": hexadecimal,
+    "anchors": [{"round": count, "head": hexadecimal, "by": hexadecimal, "signature": text}],
+    "not_covered": [text],
 }
 _STATEMENT = {
-    "_type": _text,
-    "subject": [{"name": _text, "digest": {"sha256": _hash}}],
-    "predicateType": _text,
+    "_type": text,
+    "subject": [{"name": text, "digest": {"sha256": hexadecimal}}],
+    "predicateType": text,
     "predicate": _PREDICATE,
 }
 
@@ -143,11 +155,21 @@ def read_statement(payload: bytes) -> dict[str, Any]:
             f"this program checks {PREDICATE_TYPE} in {STATEMENT_TYPE}, but the certificate is "
             f"{kinds[1]!r} in {kinds[0]!r}: use the version that wrote it"
         )
-    _require(statement, _STATEMENT, "the certificate")
+    require(statement, _STATEMENT, "the certificate")
     return statement
 
 
-def _require(value: Any, spec: Spec, where: str) -> None:
+def require(value: Any, spec: Spec, where: str) -> None:
+    """Refuse a value that has other fields than a specification, or fields of other types.
+
+    Args:
+        value: the value.
+        spec: a function, or a mapping, list or tuple of specifications.
+        where: name of the value, for messages.
+
+    Raises:
+        Refused: the message names the field.
+    """
     if isinstance(spec, dict):
         if not isinstance(value, dict):
             raise Refused(2, f"{where} must be an object")
@@ -157,17 +179,17 @@ def _require(value: Any, spec: Spec, where: str) -> None:
             word = "unknown" if name in value else "missing"
             raise Refused(2, f"{where} has the field {name!r}, which is {word}")
         for name, part in value.items():
-            _require(part, every or spec[name], f"{where}.{name}")
+            require(part, every or spec[name], f"{where}.{name}")
     elif isinstance(spec, list):
         if not isinstance(value, list):
             raise Refused(2, f"{where} must be a list")
         for number, part in enumerate(value):
-            _require(part, spec[0], f"{where}[{number}]")
+            require(part, spec[0], f"{where}[{number}]")
     elif isinstance(spec, tuple):
         if not (isinstance(value, list) and len(value) == len(spec)):
             raise Refused(2, f"{where} must be a list of {len(spec)} values")
         for number, (part, inner) in enumerate(zip(value, spec, strict=True)):
-            _require(part, inner, f"{where}[{number}]")
+            require(part, inner, f"{where}[{number}]")
     elif not _holds(spec, value):
         raise Refused(2, f"{where} has an impossible value, {str(value)[:60]!r}")
 
@@ -178,7 +200,7 @@ def _holds(spec: Callable[[Any], bool], value: Any) -> bool:
 
 def _fits(value: Any, spec: Spec) -> bool:
     try:
-        _require(value, spec, "noise")
+        require(value, spec, "noise")
     except Refused:
         return False
     return True

@@ -1,0 +1,50 @@
+"""Questions to all connected nodes that cost them nothing, and their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Message
+
+from fedlgm_nodes.server.greetings import Greetings
+from fedlgm_nodes.server.link import NodeLink, content_of, header_of
+
+_POLL_S = 0.2
+_SILENT_S = 3.0
+
+
+def inquire(
+    link: NodeLink, header: Callable[[int], dict[str, Any]], seconds: float
+) -> dict[int, dict[str, Any]]:
+    """Header of each connected node's answer, by client; nodes that do not answer in time are
+    omitted. The answers are not yet checked.
+
+    Args:
+        link: link to the nodes.
+        header: function from a client to the header of its question.
+        seconds: time to wait for answers.
+    """
+    link.look()
+    clients = sorted(link.online)
+    contents = iter([content_of(header(client)) for client in clients])
+    sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
+    answers: dict[int, dict[str, Any]] = {}
+    started, greeted = time.monotonic(), False
+    while sent and (silent := time.monotonic() - started) < seconds:
+        # A SuperNode that is behind sends its reply after the next message.
+        if silent > _SILENT_S and not greeted:
+            link.greet(list(sent.values()), Greetings.content)
+            greeted = True
+        for reply in link.replies([id_ for id_ in sent if id_]):
+            client = sent.pop(reply.metadata.reply_to_message_id)
+            answer = _header(reply)
+            if answer is not None:
+                answers[client] = answer
+        time.sleep(_POLL_S if sent else 0)
+    return answers
+
+
+def _header(reply: Message) -> dict[str, Any] | None:
+    return None if reply.has_error() else header_of(reply)
