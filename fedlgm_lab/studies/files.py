@@ -41,7 +41,7 @@ from simulations.config.overrides import settings
 from simulations.config.sections import Label
 
 BUNDLED = Path(__file__).parent / "bundled"
-_ELSEWHERE = "elsewhere"
+_ELSEWHERE, _PAPERS = "elsewhere", "papers"
 _IN_REPOSITORY = (
     " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
 )
@@ -113,6 +113,38 @@ class Elsewhere(BaseModel):
         )
 
 
+class Paper(BaseModel):
+    """A paper whose tables and figures the studies make.
+
+    Attributes:
+        title: its title.
+        authors: its authors.
+        mechanisms: its mechanisms.
+        recipes: bundled recipes of its settings.
+        figures, tables: number of its figures and tables.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    authors: str
+    mechanisms: list[str]
+    recipes: list[str]
+    figures: int
+    tables: int
+
+
+def papers() -> dict[str, Paper]:
+    """The papers, by the number that begins the names of their studies.
+
+    Example:
+        >>> papers()["004"].mechanisms[0]
+        'ladp'
+    """
+    raw = tomllib.loads((BUNDLED / f"{_PAPERS}.toml").read_text(encoding="utf-8"))
+    return {number: Paper.model_validate(entry) for number, entry in raw.items()}
+
+
 def elsewhere() -> dict[str, Elsewhere]:
     """The papers' tables and figures that are not studies, by name.
 
@@ -131,7 +163,8 @@ def names() -> tuple[str, ...]:
         >>> "004-table-2" in names()
         True
     """
-    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml") if path.stem != _ELSEWHERE))
+    stems = {path.stem for path in BUNDLED.glob("*.toml")}
+    return tuple(sorted(stems - {_ELSEWHERE, _PAPERS}))
 
 
 def load(study: str) -> StudyFile:

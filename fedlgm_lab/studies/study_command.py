@@ -233,10 +233,19 @@ def _list(as_json: bool) -> None:
         }
         print_json(described | {name: entry.model_dump() for name, entry in others.items()})
         return
+    console.print("Papers, by the number that begins the names of their studies", markup=False)
+    for number, paper in files.papers().items():
+        console.print(
+            f"{number}  {paper.authors}: {paper.title}\n     mechanisms: "
+            f"{', '.join(paper.mechanisms)}\n     recipes: {', '.join(paper.recipes)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     from simulations.tables import print_names
 
     console.print(
-        "Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False
+        "\nBundled studies; what each needs: --json, or docs/results/studies.md", markup=False
     )
     print_names(console, [(name, study.title) for name, study in studies.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)

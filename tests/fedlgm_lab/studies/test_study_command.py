@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from diverging import install
 
+from fedlgm import mechanisms
 from fedlgm.errors import Notice
 from fedlgm_lab.studies import files
 from fedlgm_lab.studies.jobs import grid_jobs
 from fedlgm_lab.studies.study import base_of
+from simulations.config import recipe as recipes
 
 CHANGES = {
     "federation.clients": 20, "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01,
@@ -119,7 +121,8 @@ def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
     _, text, _ = run("study", "--list")
     lines = text.splitlines()
     assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in json.loads(out))
-    assert len(lines) == len(json.loads(out)) + 3  # two headings and a blank line
+    headings, of_a_paper = 3 + 2, 3  # with blank lines; authors and title, mechanisms, recipes
+    assert len(lines) == len(json.loads(out)) + headings + of_a_paper * len(files.papers())
     assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
     for name in files.names():
         for quick in (False, True):
@@ -180,3 +183,23 @@ def test_tables_that_cannot_be_written_leave_the_runs(run, tmp_path) -> None:
         f"error: cannot write the study's tables to {tmp_path / 'set'}: Is a directory;"
     )
     assert len(list((tmp_path / "set").glob("*/result.json"))) == 1
+
+
+def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
+    rows = {*files.names(), *files.elsewhere()}
+    for number, paper in files.papers().items():
+        kinds = {"figure": paper.figures, "table": paper.tables}
+        for kind, count in kinds.items():
+            for index in range(1, count + 1):
+                name = f"{number}-{kind}-{index}"
+                assert any(row == name or row.startswith(f"{name}-") for row in rows), name
+
+
+def test_the_list_names_the_papers_and_their_parts_exist(run) -> None:
+    status, out, _ = run("study", "--list")
+    assert status == 0
+    for number, paper in files.papers().items():
+        assert paper.title.split(":")[0] in " ".join(out.split())
+        assert number in out
+        assert set(paper.mechanisms) <= set(mechanisms.names(None))
+        assert set(paper.recipes) <= set(recipes.names())
