@@ -43,7 +43,9 @@ def jobs(study: str) -> list[Job]:
     """The runs of LM-DP-SGD in a study."""
     asked = files.load(study)
     grid = asked.grid | {"mechanism": [METHOD]}
-    base, own, options = base_of(asked.recipe, grid, {}, asked.set)
+    # All three figures are at the recipe's learning rate.
+    changes = {key: value for key, value in asked.set.items() if key != "training.lr"}
+    base, own, options = base_of(asked.recipe, grid, {}, changes)
     return grid_jobs(base, grid, range(SEEDS), options, own)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pandas import DataFrame
@@ -15,7 +15,7 @@ from fedlgm_lab.studies.results import Sides, pair_seeds
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
 from simulations.runs.headline import is_share
 
-Outcome = Literal["reproduced", "refuted", "not decided"]
+Outcome = Literal["reproduced", "refuted", "not decided", "fragile"]
 
 
 class Claim(BaseModel):
@@ -125,6 +125,25 @@ def check(
             )
         )
     return checked
+
+
+def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
+    """The claims at the paper's settings, with the outcome "fragile" where tuned settings give
+    another outcome: no conclusion may rest on such a claim.
+
+    Args:
+        paper: the claims at the paper's settings.
+        tuned: the same claims, with settings searched alike for every method.
+
+    Example:
+        >>> one = Checked(0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", 0.01, "reproduced")
+        >>> [claim.outcome for claim in weigh([one], [replace(one, outcome="refuted")])]
+        ['fragile']
+    """
+    return [
+        one if one.outcome == other.outcome else replace(one, outcome="fragile")
+        for one, other in zip(paper, tuned, strict=True)
+    ]
 
 
 def _outcome(claim: Claim, difference: Difference, p: float) -> Outcome:

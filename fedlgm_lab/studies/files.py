@@ -58,6 +58,8 @@ class StudyFile(BaseModel):
         recipe: bundled name or path.
         seeds: repetitions.
         grid, search, search_seeds: see `simulations.study`.
+        tune: values to search for every method with --tuned, which says whether the claims hold at
+            searched settings too.
         set: changes of the recipe for all runs.
         quick: further changes, for a short trial.
         claims: the paper's claims.
@@ -80,6 +82,7 @@ class StudyFile(BaseModel):
     grid: dict[str, list[Any]] = {}
     search: dict[str, list[Any]] | None = None
     search_seeds: int = Field(default=LEAST_SEEDS, ge=LEAST_SEEDS)
+    tune: dict[str, list[Any]] | None = None
     set: dict[str, Any] = {}
     quick: dict[str, Any] = {}
     claims: list[Claim] = []

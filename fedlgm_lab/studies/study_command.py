@@ -41,6 +41,13 @@ def study(
         typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
+    tuned: Annotated[
+        bool,
+        typer.Option(
+            "--tuned",
+            help="Check the claims again with settings searched alike for every method ([tune]).",
+        ),
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
     workers: Annotated[
@@ -59,26 +66,43 @@ def study(
     if listed:
         _list(as_json)
         return
+    from fedlgm.errors import ConfigError
     from fedlgm_lab.studies import claims, files, frames, records
     from fedlgm_lab.studies.study import study as run
 
     parsed = files.requested_study(name, grid or (), search or (), overrides or (), quick)
     label = parsed.name or Path(parsed.recipe).stem
     folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
-    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
-        result = run(
+    if tuned and not parsed.tune:
+        raise ConfigError(f"{label} names no values to search: add them to its file as [tune]")
+
+    def make(place: Path, searched: dict[str, list[Any]] | None) -> Study:
+        return run(
             parsed.recipe,
             grid=parsed.grid,
             seeds=seeds or parsed.seeds,
             workers=ray_address or workers,
             overrides=parsed.set,
-            folder=folder,
-            search=parsed.search or None,
+            folder=place,
+            search=searched or None,
             search_seeds=parsed.search_seeds,
             progress=not as_json,
         )
+
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
+        result = make(folder, parsed.search)
+        again = make(folder / "tuned", parsed.tune) if tuned else None
     frames.require_finished(result.to_frame())
     checked = claims.check(parsed.claims, result.to_frame(), result.compared_keys, result.headline)
+    if again is not None:
+        searched = claims.check(
+            parsed.claims, again.to_frame(), again.compared_keys, again.headline
+        )
+        kept: dict[str, Any] = {"study": label, "paper": parsed.paper}
+        kept |= {"recipe": parsed.recipe, "set": parsed.set}
+        kept |= {"grid": parsed.grid, "claims": [vars(claim) for claim in searched]}
+        _write(again, kept | records.plain_values(again.records), parsed.metrics)
+        checked = claims.weigh(checked, searched)
     metric = parsed.y or result.headline
     content: dict[str, Any] = {
         "study": label,
@@ -112,9 +136,10 @@ def study(
             highlight=False,
             markup=False,
         )
-    for claim in checked:
+    for index, claim in enumerate(checked):
+        also = "" if again is None else f"; tuned: {searched[index].in_words()}"
         console.print(
-            f"{claim.outcome}: {claim.says} ({claim.in_words()})",
+            f"{claim.outcome}: {claim.says} ({claim.in_words()}{also})",
             highlight=False,
             markup=False,
             soft_wrap=True,
