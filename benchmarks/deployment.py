@@ -30,13 +30,13 @@ import numpy as np
 import psutil
 
 from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.guarantee import CLIENT_DATA
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import REPORT
 from fedlgm_nodes.service.ledger import NodeLedger
-from fedlgm_nodes.service.row import CLIENT
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -223,7 +223,7 @@ def charge_times(count: int = 500) -> dict[str, float]:
                     run="r",
                     round=number,
                     data="d",
-                    protects=CLIENT,
+                    protects=CLIENT_DATA,
                 )
                 taken.append(1000 * (time.perf_counter() - started))
     return {"median_ms": statistics.median(taken), "p99_ms": float(np.quantile(taken, 0.99))}

@@ -68,7 +68,7 @@ _SCALES = {
 def hospitals(folder: Path) -> dict[str, Any]:
     """Rows of the four hospitals; every fifth row of each is a test row."""
     rows, targets, owners = [], [], []
-    for owner, file in enumerate(sorted(folder.glob("processed.*.data"))):
+    for number, file in enumerate(sorted(folder.glob("processed.*.data"))):
         frame = pandas.read_csv(file, na_values="?", encoding="utf-8-sig")
         if "cleveland" in file.name and frame["cp"].min() == 0:  # a copy with other codes
             frame = frame.assign(
@@ -79,10 +79,10 @@ def hospitals(folder: Path) -> dict[str, Any]:
         scaled = [(frame[name] - mean) / scale for name, (mean, scale) in _SCALES.items()]
         rows.append(np.nan_to_num(np.stack(scaled, axis=1)).astype(np.float32))
         targets.append((frame["target"] > 0).to_numpy(np.int64))
-        owners.append(np.full(len(frame), owner))
+        owners.append(np.full(len(frame), number))
     x, y, owner = map(np.concatenate, (rows, targets, owners))
     test = np.arange(len(y)) % 5 == 0
-    held = [np.flatnonzero(owner[~test] == number) for number in range(owner.max() + 1)]
+    held = [np.flatnonzero(owner[~test] == number) for number in range(len(owners))]
     return {"train": (x[~test], y[~test]), "test": (x[test], y[test]), "clients": held}
 
 
