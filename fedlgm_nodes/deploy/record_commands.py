@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -30,6 +31,9 @@ def _open(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
     from fedlgm_nodes.service.folder import NodeFolder
 
     node = NodeFolder.open(folder)
+    owner = node.ledger_file.stat().st_uid
+    if os.geteuid() != owner:  # the service could not read what another user writes
+        raise ConfigError(f"run this command as the service's user (number {owner})")
     with node.ledger(readonly=True) as ledger:
         yield node, ledger, node.record(ledger.identity)
 
@@ -74,24 +78,26 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     from fedlgm_nodes.service.approval import epsilon_of
     from fedlgm_nodes.service.row import PROTECTED
 
-    content, budget, data = request["content"], policy.privacy, policy.data
+    content, budget, data = request["content"], policy.privacy, request["data"]
     facts, layers = request["facts"], request["layers"]
-    rounds = int(facts.get("max_participations") or facts["rounds"] or 1)
+    stated = int(facts.get("max_participations") or facts["rounds"] or 1)
+    rounds = min(stated, policy.ask.releases)
     event = privacy.events.decode(request["cost"])
     cost = epsilon_of(request["cost"], rounds, budget.delta)
     spent = ledger.epsilon(budget.delta, PROTECTED[budget.unit])
-    columns = ", ".join(data.features) or f"all inputs, of shape {list(data.shape)}"
+    columns = ", ".join(data["features"]) or f"all inputs, of shape {data['shape']}"
     yield f"Work {request['work']}, first asked for at {request['at'][:19]} UTC."
     yield f"Asked by: {request['asked_by'] or 'anybody (the policy names no server_key)'}."
     yield (
         f"It trains the model {_words(content['model'])} ({sum(layers.values()):,} parameters in "
         f"{len(layers)} layers) for the task {_words(content['task'])}."
     )
-    yield f"Data: {printable(data.name, 200)}; columns: {printable(columns, 2000)}."
+    yield f"Data: {printable(data['name'], 200)}; columns: {printable(columns, 2000)}."
     yield f"Mechanism: {_words(content['mechanism'])}; training: {_words(content['training'])}."
     protects = "one example" if budget.unit == "example" else "all of this node's data"
     yield (
-        f"The server states {rounds} rounds under {facts['trust']} trust. They cost an epsilon of "
+        f"The server states {stated} rounds under {facts['trust']} trust; this node's policy allows "
+        f"{rounds} of them at most. They cost an epsilon of "
         f"{cost:.4g} at delta {budget.delta:g} for {protects}: {cost / budget.epsilon:.1%} of the "
         f"budget of {budget.epsilon:g}, of which {spent:.4g} is spent."
     )
@@ -131,7 +137,10 @@ def approve(
         if epsilon is not None:
             if not epsilon > 0:
                 raise ConfigError(f"--epsilon must be positive, got {epsilon}")
-            releases = affordable(request["cost"], epsilon, node.policy().privacy.delta)
+            budget = node.policy().privacy
+            if epsilon > budget.epsilon:
+                raise ConfigError(f"--epsilon {epsilon:g} exceeds the budget of {budget.epsilon:g}")
+            releases = affordable(request["cost"], epsilon, budget.delta)
             if not releases:
                 raise ConfigError(f"--epsilon {epsilon:g} is less than one release costs")
         record.append(

@@ -46,6 +46,10 @@ class Approval:
         layers = request.plan.layers
         return {
             "asked_by": self._policy.ask.server_key,
+            "data": self._policy.data.model_dump(
+                mode="json", include={"name", "labels", "features", "shape", "classes"}
+            ),
+            "unit": self._policy.privacy.unit,
             "work": request.work.model_dump(),
             "layers": dict(zip(layers.names, map(int, layers.sizes), strict=True)),
             "facts": plan["facts"],
@@ -118,7 +122,7 @@ def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
     Example:
         >>> event = privacy.events.encode(privacy.events.gaussian_event(4.0))
         >>> affordable(event, 1.0, 1e-5), affordable(event, 3.0, 1e-5)
-        (0, 6)
+        (1, 8)
     """
 
     def fits(count: int) -> bool:

@@ -71,14 +71,20 @@ class Record:
         Raises:
             LedgerError: see `Record`.
         """
-        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            size = 0
         if size == self._read:
             return
         if size < self._read:
             raise LedgerError(f"the record {self.path} was cut short or replaced while it was read")
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            lines = file.read()
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                lines = file.read()
+        except OSError as error:
+            raise LedgerError(f"the record {self.path} cannot be read: {error}") from error
         # What follows the last end of a line is a row whose writer was killed: it had no effect.
         for line in lines[: lines.rfind(b"\n") + 1].splitlines(keepends=True):
             self._take(line)
@@ -162,6 +168,13 @@ class Record:
         recorded = self._refusals.get(today, set())
         if (code, why) not in recorded and len(recorded) < _MOST_REFUSALS:
             self.append("refusal", code=code, why=why, asked_by=asked_by, run=run)
+
+    def forget(self, ledger: str) -> None:
+        """Let the witness accept any record of `ledger`, after this node's ledger was rolled back.
+
+        The service refuses to start until the right ledger is restored, and its record with it.
+        """
+        write_witness(self._witness, Seen(ledger, 0, ledger, 0))
 
     def note_policy(self, policy: str) -> None:
         """Record the digest of the policy with which the service starts, if it is another one."""

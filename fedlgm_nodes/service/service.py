@@ -75,14 +75,14 @@ class Service:
                 )
             self._account = Account(self.policy, self._ledger)
             self._account.epsilon()  # refused if rows protect less than the budget does
-            self._record = folder.record(self._ledger.identity)
-            self._approval = Approval(self.policy, self._record, self._account)
-            self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
             self._releaser = Releaser(
                 self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed
             )
+            self._record = folder.record(self._ledger.identity)
+            self._approval = Approval(self.policy, self._record, self._account)
+            self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
         except BaseException:
             self.close()
             raise
@@ -321,8 +321,9 @@ class Service:
             # Else anyone who recorded it could have it charged again after a change of the data or
             # of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
-        if row is None:
+        if row is None or not self._record.recorded(row.seq):  # a charge before a crash
             self._approval.check(request)
+        if row is None:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
@@ -377,6 +378,7 @@ class Service:
                 "rolled-back", "its ledger was rolled back: this service has signed for a later one"
             )
             self._ledger.rolled_back(expected)
+            self._record.forget(expected.ledger)
             _log.error("REFUSING EVERYTHING: %s", self._failed.why)
             raise self._failed
 
@@ -475,7 +477,8 @@ class Service:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
                 asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
-                self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
+                if self._failed is None:  # else the record is not the right one
+                    self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
                 raise
         except LedgerError as error:
             self._failed = Refusal(

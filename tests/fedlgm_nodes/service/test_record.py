@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import signal
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,13 +16,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedlgm.errors import ConfigError, LedgerError
+from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm_nodes.deploy import record_commands
+from fedlgm_nodes.service.approval import Approval
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.record import Record
 from tests.support import nodes
 from tests.support.nodes import WORK, NodeProcess, ask, edit, make_node, plan
 
+PAGE = (Path(__file__).parents[3] / "docs/how-to/approve-work.md").read_text(encoding="utf-8")
 OTHER = WORK | {"training": {"lr": 0.2, "epochs": 1, "batch_size": 8}}
 
 
@@ -164,3 +171,39 @@ def test_refusals_are_recorded_once_a_day_and_not_without_limit(files: Record):
     for number in range(300):
         files.refuse("work", f"reason {number // 2}", "", "run")
     assert len(files.rows) == 103
+
+
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (policy,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert tomllib.loads(policy) == {"ask": {"approval": "operator"}}
+    folder = careful(tmp_path / "node")
+    commands = re.findall(r"^    fedlgm node (.*)$", PAGE, re.MULTILINE)
+    with NodeProcess(folder):
+        ask(folder)
+        (work,) = waiting(folder)
+        for command in commands:
+            here = command.replace("/srv/node/service", str(folder.path)).replace("DIGEST", work)
+            assert run(*shlex.split(here)) or "report" in here
+            assert ask(folder)[0].get("code") != "failed"
+    assert len(commands) == 9
+    assert "no agreement" in (tmp_path / "report.html").read_text()
+
+
+def test_a_charge_before_a_crash_counts_once_it_is_released(tmp_path):
+    """Else a crash between charge and record would let a work cost more than was approved."""
+    folder = careful(tmp_path / "node")
+
+    def crash() -> None:
+        Approval.record_release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+
+    with NodeProcess(folder):
+        ask(folder)
+        (work,) = waiting(folder)
+        run("approve", folder.path, work, "--epsilon", 2.2)
+    with NodeProcess(folder, before=crash), pytest.raises(RunError):
+        ask(folder)
+    with NodeProcess(folder):
+        assert run("verify", folder.path, "--json")["unrecorded"] == [1]
+        assert ask(folder, round=2)[0]["ok"]
+        assert "used up" in ask(folder)[0]["why"]
