@@ -19,8 +19,9 @@ from fedlgm_nodes.service.row import PROTECTED
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:70em;margin:1em auto;padding:0 1em}"
     "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #bbb;padding:.3em;"
-    "text-align:left;vertical-align:top;overflow-wrap:anywhere}.wide{overflow-x:auto}"
-    "@media print{.wide{overflow:visible}tr{break-inside:avoid}}"
+    "text-align:left;vertical-align:top}td,p{overflow-wrap:anywhere}th{white-space:nowrap}"
+    "td{min-width:4em}.wide{overflow-x:auto}"
+    "@media print{body{font-size:8px;padding:0}.wide{overflow:visible}tr{break-inside:avoid}}"
 )
 
 
