@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from fedlgm_nodes.deploy import commands, node_commands
+from fedlgm_nodes.deploy import commands, node_commands, record_commands
 
 _PANEL = "Real nodes"
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add `fedlgm node` and `fedlgm deploy` to an application."""
+    record_commands.add_commands(node_commands.app)
     app.add_typer(node_commands.app, name="node", rich_help_panel=_PANEL)
     app.add_typer(commands.app, name="deploy", rich_help_panel=_PANEL)

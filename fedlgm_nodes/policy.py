@@ -253,6 +253,7 @@ class Ask(_Section):
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
+    approval: Literal["policy", "operator"] = "policy"
     min_separation: int = Field(
         default=1, ge=1
     )  # rounds of a run from one answered question to the next

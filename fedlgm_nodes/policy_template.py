@@ -124,6 +124,8 @@ runs = [] # labels of runs; they protect nothing, since anybody may invent one. 
 releases = 1000 # over the data set's life; each costs that part of the budget or more, however much noise it has
 releases_per_run = 1000
 releases_per_day = 1000 # by this machine's clock, in UTC
+# "policy": what this policy allows runs at once. "operator": new work waits for `fedlgm node approve`
+approval = "policy"
 min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
 
 [limits]

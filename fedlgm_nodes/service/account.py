@@ -47,7 +47,7 @@ class Account:
         self._check_caps(run)
         self._check_separation(run, round, request)
         self._check_alone(request)
-        cost = self._cost(request)
+        cost = self.cost(request)
         after = self.epsilon(cost)
         if not after <= budget.epsilon * _ROUNDING:
             raise Refusal(
@@ -68,7 +68,7 @@ class Account:
         most = budget.epsilon * _ROUNDING
         self._check_caps(run)
         self._check_alone(request)
-        cost = self._cost(request)
+        cost = self.cost(request)
         if not self.epsilon(cost) <= most:
             after = self.epsilon(privacy.events.repeat_event(cost, asked))
             raise Refusal(
@@ -91,7 +91,7 @@ class Account:
         budget = self._policy.privacy
         return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
 
-    def _cost(self, request: Request) -> privacy.DpEvent:
+    def cost(self, request: Request) -> privacy.DpEvent:
         """The cost of a release, but at least that of one of as many as the policy allows.
 
         The time of an answer and a refusal reveal something that no noise covers, so no release may

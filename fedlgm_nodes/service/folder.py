@@ -26,6 +26,7 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import Under, draft_folder, write_durably
 from fedlgm_nodes.protocol.messages import digest, public_text
 from fedlgm_nodes.service.ledger import NodeLedger
+from fedlgm_nodes.service.record import Record
 
 if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
     from fedlgm_nodes.policy import Policy
@@ -54,6 +55,10 @@ class NodeFolder:
     """The ledger."""
     witness_file = Under("witness/seen.json")
     """The ledger's witness."""
+    record_file = Under("state/record.jsonl")
+    """Requests, decisions, releases, refusals, policies and pauses, one row a line."""
+    record_witness = Under("witness/record.json")
+    """Newest position of the record."""
     replies = Under("state/replies")
     """Kept answers."""
     rounds_file = Under("state/rounds.sqlite")
@@ -232,6 +237,14 @@ class NodeFolder:
         return NodeLedger(
             self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly
         )
+
+    def record(self, identity: str) -> Record:
+        """The record of the node with this ledger.
+
+        Raises:
+            LedgerError: see `Record`.
+        """
+        return Record(self.record_file, self.record_witness, identity, self._key("service.key"))
 
     def _key(self, name: str) -> bytes:
         file = self.path / "state" / name

@@ -37,6 +37,7 @@ from fedlgm_nodes.secagg.steps import AHEAD, STEPS, terms_of
 from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.account import Account
 from fedlgm_nodes.service.anchors import AnchorRecord
+from fedlgm_nodes.service.approval import Approval
 from fedlgm_nodes.service.ask import Answer, Ask
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser, Request
@@ -81,6 +82,9 @@ class Service:
             self._releaser = Releaser(
                 self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed
             )
+            self._record = folder.record(self._ledger.identity)
+            self._approval = Approval(self.policy, self._record, self._account)
+            self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
         except BaseException:
             self.close()
             raise
@@ -199,6 +203,8 @@ class Service:
         """Admit a question, build the objects of its work, and answer it."""
         question, work, model = self.admit(ask, body)
         request = self._releaser.understand(ask.round, ask.plan, work, model)
+        if ask.ask not in ("agree", "unmask"):  # they end a sum whose vectors have left the nodes
+            self._approval.check(request, charged=ask.trains)
         return (self.step if ask.ask in STEPS else self.release)(ask, request, question)
 
     def release(self, ask: Ask, request: Request, question: Question) -> Answer:
@@ -326,6 +332,8 @@ class Service:
             # Else anyone who recorded it could have it charged again after a change of the data or
             # of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
+        if row is None or not self._record.recorded(row.seq):  # a charge before a crash
+            self._approval.check(request)
         if row is None:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
@@ -336,6 +344,7 @@ class Service:
             )  # fmt: skip
         elif self._server_key:
             self._ledger.remember(question, name)
+        self._approval.record_release(request, row, question, ask.signature)
         return row, replayed
 
     def _release_answer(
@@ -380,6 +389,7 @@ class Service:
                 "rolled-back", "its ledger was rolled back: this service has signed for a later one"
             )
             self._ledger.rolled_back(expected)
+            self._record.forget(expected.ledger)
             _log.error("REFUSING EVERYTHING: %s", self._failed.why)
             raise self._failed
 
@@ -443,6 +453,7 @@ class Service:
                 "client", f"this node is client {self.policy.node.client}, not {ask.client}"
             )
         request = self._releaser.understand(1, ask.plan, Work.parse(ask.work, self.policy))
+        self._approval.check(request)
         self._releaser.prepare(request)
         left = self._account.affordable_releases(ask.run, request, ask.round)
         return self._sign_facts(ask, {"client": ask.client, "releases": left})
@@ -475,9 +486,13 @@ class Service:
         if ask.ask == "anchor":
             return self.anchor(ask)
         try:
-            if ask.ask == "afford":
-                return self.afford(ask)
-            return self._respond(ask, body)
+            try:
+                return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
+            except Refusal as refusal:
+                asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
+                if self._failed is None:  # else the record is not the right one
+                    self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
+                raise
         except LedgerError as error:
             self._failed = Refusal(
                 "ledger", "its ledger cannot be used: the service ends, see its log"

@@ -99,6 +99,9 @@ def test_an_exchanged_ledger_is_refused_after_a_restart_too(tmp_path):
         getattr(folder, file).write_bytes(getattr(other, file).read_bytes())
     assert "the noise key" in refused(folder)  # which was made for the ledger that is gone
     (folder.path / "state/noise.key").unlink()
+    assert "record" in refused(folder)  # whose chain starts from the ledger that is gone
+    for file in (folder.record_file, folder.record_witness):
+        file.unlink()
     with served(folder):
         assert ask(folder, round=2, expect=seen)[0]["code"] == "rolled-back"
     assert "was replaced" in refused(folder)

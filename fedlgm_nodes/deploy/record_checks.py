@@ -1,0 +1,94 @@
+"""The checks of `fedlgm node check`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedlgm.errors import FedlgmError
+from fedlgm_nodes.service.folder import NodeFolder
+
+_LEAST_DISK = 1 << 30  # bytes
+_WARN_DAYS = 60
+
+
+def checks(folder: Path) -> Iterator[tuple[str, bool, str]]:
+    """(name, whether it is in order, what was found) of each check.
+
+    Raises:
+        RunError: the folder is not a node's.
+    """
+    node = NodeFolder.open(folder)
+    parts: dict[str, Callable[[NodeFolder], str]] = {
+        "policy": _policy,
+        "data": _data,
+        "ledger and record": _ledger,
+        "disk": _disk,
+        "versions": _versions,
+        "certificate": _certificate,
+    }
+    for name, part in parts.items():
+        try:
+            yield name, True, part(node)
+        except (FedlgmError, OSError, ValueError) as error:
+            yield name, False, str(error)
+
+
+def _policy(node: NodeFolder) -> str:
+    policy = node.policy()
+    who = "one server" if policy.ask.server_key else "ANYBODY, since ask.server_key is empty"
+    return (
+        f"epsilon {policy.privacy.epsilon:g} at delta {policy.privacy.delta:g}; answers {who}; new "
+        f"work is approved by the {policy.ask.approval}"
+    )
+
+
+def _data(node: NodeFolder) -> str:
+    from fedlgm_nodes.service import data
+
+    policy = node.policy()
+    return f"{len(data.read(policy.data, node.path))} examples"
+
+
+def _ledger(node: NodeFolder) -> str:
+    now = datetime.now(UTC).isoformat()
+    with node.ledger(readonly=True) as ledger:
+        record, rows = node.record(ledger.identity), ledger.rows()
+        newest = max([row.charged_at for row in rows] + [row["at"] for row in record.rows] + [""])
+    if newest > now:
+        raise ValueError(
+            f"the clock says {now[:19]}, but a row was written at {newest[:19]}: set the clock"
+        )
+    paused = "; PAUSED" if record.paused is not None else ""
+    return f"{len(rows)} releases, {len(record.rows)} rows, the clock is after them{paused}"
+
+
+def _disk(node: NodeFolder) -> str:
+    free = shutil.disk_usage(node.path).free
+    if free < _LEAST_DISK:
+        raise ValueError(f"{free / 2**20:.0f} MiB are free; at least 1024 MiB are needed")
+    return f"{free / 2**30:.1f} GiB are free"
+
+
+def _versions(node: NodeFolder) -> str:
+    from importlib.metadata import version
+
+    from fedlgm_nodes.protocol.messages import PROTOCOL
+
+    names = ("fedlgm", "torch", "flwr")
+    return ", ".join(f"{name} {version(name)}" for name in names) + f", protocol {PROTOCOL}"
+
+
+def _certificate(node: NodeFolder) -> str:
+    from cryptography import x509
+
+    file = node.path.resolve().parent / "ca.crt"
+    if not file.is_file():
+        return f"none at {file}"
+    end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+    days = (end - datetime.now(UTC)).days
+    if days < _WARN_DAYS:
+        raise ValueError(f"{file} ends on {end:%Y-%m-%d}, in {days} days: ask for a new one")
+    return f"{file} ends on {end:%Y-%m-%d}, in {days} days"

@@ -1,0 +1,144 @@
+"""The approval of new work: what a question asks for, as one digest, and whether it may run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fedlgm import privacy
+from fedlgm.privacy.past import Past
+from fedlgm_nodes.policy import Policy, Refusal
+from fedlgm_nodes.protocol.messages import canonical, digest, sha256
+from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.record import Record
+from fedlgm_nodes.service.release import Request
+from fedlgm_nodes.service.row import Row
+
+_MOST_WAITING = 100  # requests that are kept while they wait; strangers may send them
+_STATES = {
+    "waits": "waits for this node's operator; ask again after the approval",
+    "denied": "was denied by this node's operator",
+    "expired": "was approved until a date that has passed; it needs another approval",
+    "used up": "has used up the epsilon of its approval; it needs another approval",
+}
+
+
+class Approval:
+    """The gate before each new release, and the record of what passed it.
+
+    Args:
+        policy: the node's policy.
+        record: the node's record.
+        account: the node's account.
+    """
+
+    def __init__(self, policy: Policy, record: Record, account: Account) -> None:
+        self._policy, self._record, self._account = policy, record, account
+
+    def work(self, request: Request) -> dict[str, Any]:
+        """The content of a work; any other content has another digest.
+
+        The model's numbers, the round, the run's label, and the spread of bounds and noise over the
+        layers are not part of it. They change from round to round, and the cost of a release does
+        not depend on them.
+        """
+        plan = json.loads(request.plan.to_json())
+        layers = request.plan.layers
+        return {
+            "asked_by": self._policy.ask.server_key,
+            "data": self._policy.data.model_dump(
+                mode="json", include={"name", "labels", "features", "shape", "classes"}
+            ),
+            "unit": self._policy.privacy.unit,
+            "work": request.work.model_dump(),
+            "layers": dict(zip(layers.names, map(int, layers.sizes), strict=True)),
+            "facts": plan["facts"],
+            "family": plan["family"],
+            "bounded_by": plan["bounded_by"],
+            "queries": [noisy.query.name for noisy in request.plan.queries],
+            "event": privacy.events.encode(request.unit.event(request.plan)),
+        }
+
+    def check(self, request: Request, *, charged: bool = False) -> None:
+        """Let a question pass whose work is approved, while the node is not paused.
+
+        Args:
+            request: the question's content.
+            charged: whether a release may be charged already, which an approval whose epsilon is
+                used up still covers; the charge itself checks again.
+
+        Raises:
+            Refusal: the node is paused, or the work waits, was denied, or its approval has ended.
+        """
+        record = self._record
+        record.refresh()
+        if record.paused is not None:
+            raise Refusal("paused", "this node's operator has paused it; ask again later")
+        if self._policy.ask.approval == "policy":
+            return
+        work = self.work(request)
+        name = work_digest(work)
+        state = record.state(name)
+        if state == "approved" or (charged and state == "used up"):
+            return
+        if name not in record.requests:
+            waiting = [name for name in record.requests if record.state(name) == "waits"]
+            if len(waiting) >= _MOST_WAITING:
+                raise Refusal("approval", f"{len(waiting)} other requests wait for an approval")
+            cost = privacy.events.encode(self._account.cost(request))
+            record.append("request", **{**work, "content": work["work"], "work": name}, cost=cost)
+        raise Refusal("approval", f"the work {name[:16]} {_STATES[state]}")
+
+    def record_release(self, request: Request, row: Row, question: str, signature: str) -> None:
+        """Record a charged release, once.
+
+        Args:
+            request: the question's content.
+            row: its row in the ledger.
+            question: digest of the question.
+            signature: the server's signature of this digest; empty if none is required.
+        """
+        if self._record.recorded(row.seq):
+            return
+        work = self.work(request)
+        content = request.work
+        self._record.append(
+            "release", release=row.seq, ledger_head=row.head, work=work_digest(work),
+            model=content.model, task=content.task, mechanism=content.mechanism,
+            layers=work["layers"], plan=sha256(request.text.encode()), run=row.run,
+            round=row.round, trust=row.trust, event=json.loads(row.event), protects=row.protects,
+            asked_by=self._policy.ask.server_key, question=question, signature=signature,
+        )  # fmt: skip
+
+
+def work_digest(work: dict[str, Any]) -> str:
+    """Digest of a work, 64 hexadecimal digits."""
+    return digest("fedlgm work", canonical(work))
+
+
+def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
+    """Number of releases of a work that together cost at most `epsilon` at `delta`.
+
+    Example:
+        >>> event = privacy.events.encode(privacy.events.gaussian_event(4.0))
+        >>> affordable(event, 1.0, 1e-5), affordable(event, 3.0, 1e-5)
+        (1, 8)
+    """
+
+    def fits(count: int) -> bool:
+        return epsilon_of(cost, count, delta) <= epsilon
+
+    high = 1
+    while fits(high) and high < 1 << 20:
+        high *= 2
+    low = high // 2 if high > 1 else 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def epsilon_of(cost: dict[str, Any], count: int, delta: float) -> float:
+    """Epsilon at `delta` of `count` releases of one cost."""
+    event = privacy.events.decode(cost)
+    return Past().epsilon([(event, count)], delta, None, privacy.events.accountant_of([event]))
