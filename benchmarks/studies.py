@@ -57,6 +57,17 @@ ELSEWHERE = {
     "003-table-3": "[i.n.i.d. noise](inid.md)",
     "004-table-4": "[LaDP](ladp.md)",
     "004-figure-5": "[LaDP](ladp.md): lower by construction",
+    "002-figure-6-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-figure-7-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-table-8": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "003-figure-2": "[i.n.i.d. noise](inid.md)",
+    "003-figure-3": "[i.n.i.d. noise](inid.md)",
+    "003-figure-4": "[i.n.i.d. noise](inid.md)",
+    "003-figure-6": "[i.n.i.d. noise](inid.md)",
+    "003-table-5": "[i.n.i.d. noise](inid.md)",
+    "004-figure-4": "[in 004-table-2](data/studies.md#004-table-2)",
+    "004-table-3": "[in 004-table-2](data/studies.md#004-table-2)",
+    "004-table-8": "[in 004-table-2](data/studies.md#004-table-2)",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
     "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
@@ -244,7 +255,7 @@ def claimed(found: Sequence[claims.Checked], headline: str) -> str:
         scale = 100 if is_share(one.metric) else 1
         mean, low, high = (f"{scale * value:+.2f}" for value in (one.mean, one.low, one.high))
         metric = "" if one.metric == headline else f"{one.metric} "
-        p = "-" if one.expect == "equal" else f"{one.p_holm:.2g}"
+        p = "-" if one.expect in claims.BY_INTERVAL else f"{one.p_holm:.2g}"
         rows.append(
             [one.says, one.paper or "-", f"{metric}{mean} ({low} to {high})", p, one.outcome]
         )

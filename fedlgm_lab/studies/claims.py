@@ -16,6 +16,8 @@ from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
 from simulations.runs.headline import is_share
 
 Outcome = Literal["reproduced", "refuted", "not decided", "fragile"]
+BY_INTERVAL = ("equal", "not lower")
+"""Expectations that the interval of the difference decides, without a p-value."""
 
 
 class Claim(BaseModel):
@@ -29,9 +31,9 @@ class Claim(BaseModel):
         along: a key of the grid; `a` at its last value is compared with `a` at its first.
         at: values of the grid's keys to which the statement is restricted.
         metric: column of the frame; default: the task's headline.
-        expect: expected order of `a`'s figures: "higher", "lower", or "equal", which means within
-            `margin`.
-        margin: largest difference that counts as equal, in the metric's unit.
+        expect: expected order of `a`'s figures: "higher", "lower", "equal", which means within
+            `margin`, or "not lower", which means lower by less than `margin` (non-inferiority).
+        margin: largest difference that counts as equal or as not lower, in the metric's unit.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,15 +45,15 @@ class Claim(BaseModel):
     along: str | None = None
     at: dict[str, Any] = {}
     metric: str | None = None
-    expect: Literal["higher", "lower", "equal"] = "higher"
+    expect: Literal["higher", "lower", "equal", "not lower"] = "higher"
     margin: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _one_comparison(self) -> Claim:
         if (self.b is None) == (self.along is None):
             raise ValueError("a claim compares with `b` or `along` a key: give one of them")
-        if (self.expect == "equal") != (self.margin > 0):
-            raise ValueError("`margin` belongs to expect = 'equal', which needs one")
+        if (self.expect in BY_INTERVAL) != (self.margin > 0):
+            raise ValueError("`margin` belongs to expect = 'equal' and 'not lower', which need one")
         return self
 
 
@@ -63,8 +65,8 @@ class Checked(Difference):
         mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
             (see `Difference`). NaN if fewer than two seeds have figures of both sides.
         says, paper, metric, expect: see `Claim`.
-        p_holm: p adjusted for the study's claims of a direction; 1 for "equal", which the interval
-            decides.
+        p_holm: p adjusted for the study's claims of a direction; 1 for "equal" and "not lower",
+            which the interval decides.
         outcome: see `check`.
     """
 
@@ -82,7 +84,7 @@ class Checked(Difference):
         scale, unit = (100, " points") if is_share(self.metric) else (1, "")
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
         adjusted = (
-            "" if self.expect == "equal" else f", p {self.p_holm:.2g} after Holm's correction"
+            "" if self.expect in BY_INTERVAL else f", p {self.p_holm:.2g} after Holm's correction"
         )
         return f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds{adjusted}"
 
@@ -95,7 +97,9 @@ def check(
     A direction is reproduced if the difference has it and its p-value, adjusted by Holm's method
     over the study's claims of a direction, is below 0.05. It is refuted if the difference has the
     other direction at that level. Equality is reproduced if the 95 % interval lies within the
-    margin, and refuted if it lies outside. All other cases are undecided.
+    margin, and refuted if it lies outside. "Not lower" is reproduced if the interval lies above
+    -margin, and refuted if it lies below: a method that is worse by the margin passes in at most
+    2.5 % of studies. All other cases are undecided.
 
     Args:
         claims: the study's claims.
@@ -107,7 +111,7 @@ def check(
     directed = [
         i
         for i, claim in enumerate(claims)
-        if claim.expect != "equal" and not math.isnan(differences[i].mean)
+        if claim.expect not in BY_INTERVAL and not math.isnan(differences[i].mean)
     ]
     adjusted = dict(zip(directed, holm([differences[i].p for i in directed]), strict=True))
     checked = []
@@ -149,6 +153,10 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 def _outcome(claim: Claim, difference: Difference, p: float) -> Outcome:
     if math.isnan(difference.mean):
         return "not decided"
+    if claim.expect == "not lower":
+        if difference.low > -claim.margin:
+            return "reproduced"
+        return "refuted" if difference.high < -claim.margin else "not decided"
     if claim.expect == "equal":
         if -claim.margin < difference.low and difference.high < claim.margin:
             return "reproduced"

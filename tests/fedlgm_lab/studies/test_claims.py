@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from pydantic import ValidationError
 
 from fedlgm_lab.studies import files
-from fedlgm_lab.studies.claims import Claim, check
+from fedlgm_lab.studies.claims import Claim, _outcome, check
 from fedlgm_lab.studies.records import KeptRecords
 from fedlgm_lab.studies.results import Study
+from fedlgm_lab.studies.statistics import difference
 
 KEYS = ["privacy.epsilon"]
 OFFSETS = (0.0, 0.02, -0.01, 0.01)  # seeds differ, in the same way for both methods
@@ -77,6 +79,28 @@ def test_equality_is_decided_by_the_interval() -> None:
     assert outcomes(near, a=(0.7, 0.8), b=(0.7, 0.8)) == ["reproduced"]
     assert outcomes(near, a=(0.7, 0.8), b=(0.6, 0.7)) == ["refuted"]
     assert outcomes(near, a=(0.7, 0.8), b=(0.685, 0.78)) == ["not decided"]
+
+
+def test_not_lower_is_decided_by_one_end_of_the_interval() -> None:
+    near = Claim(says="not worse", a="a", b="b", expect="not lower", margin=0.02)
+    assert outcomes(near, a=(0.7, 0.8), b=(0.7, 0.8)) == ["reproduced"]
+    assert outcomes(near, a=(0.8, 0.9), b=(0.7, 0.8)) == ["reproduced"]  # better is not worse
+    assert outcomes(near, a=(0.6, 0.7), b=(0.7, 0.8)) == ["refuted"]
+    assert outcomes(near, a=(0.68, 0.78), b=(0.7, 0.8)) == ["not decided"]
+
+
+@pytest.mark.parametrize("expect", ["not lower", "equal"])
+def test_a_method_that_is_worse_by_the_margin_seldom_passes(expect: str) -> None:
+    """5,000 studies of five paired seeds whose true difference is exactly the margin: at most 2.5 %
+    are reproduced, and of those without a difference most are."""
+    claim = Claim(says="not worse", a="a", b="b", expect=expect, margin=0.02)
+    rng, zeros, passed = np.random.default_rng(3), np.zeros(5), {}
+    for shift, studies in ((-0.02, 5000), (0.0, 500)):
+        draws = rng.normal(shift, 0.01, size=(studies, 5))
+        found = [_outcome(claim, difference(row, zeros), 1.0) for row in draws]
+        passed[shift] = found.count("reproduced") / studies
+    assert 0.015 < passed[-0.02] < 0.032
+    assert passed[0.0] > 0.8
 
 
 def test_one_method_along_a_key_and_claims_of_single_cells() -> None:
