@@ -1,7 +1,8 @@
-"""Detects a user's folders that shadow this library's other top-level packages."""
+"""Refusals at import: a user's folders that shadow this library's packages, and Windows."""
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,3 +31,16 @@ def refuse_shadowed_packages() -> None:
                 f"{origin} hides fedlgm's package {name!r}, which Python therefore cannot import: "
                 "rename it, or start Python in another folder"
             )
+
+
+def refuse_windows() -> None:
+    """Refuse Windows, whose Python has no `fcntl`: ledgers are locked by it.
+
+    Raises:
+        ImportError: this is Windows.
+    """
+    if sys.platform == "win32":
+        raise ImportError(
+            "fedlgm's simulations need Linux or macOS, because ledgers use their file locks: on "
+            "Windows, use WSL (wsl --install), and install fedlgm there"
+        )

@@ -7,8 +7,9 @@
 
 import lazy_loader
 
-from fedlgm.package_conflicts import refuse_shadowed_packages
+from fedlgm.package_conflicts import refuse_shadowed_packages, refuse_windows
 
+refuse_windows()
 refuse_shadowed_packages()
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
