@@ -101,8 +101,8 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
         f"{cost:.4g} at delta {budget.delta:g} for {protects}: {cost / budget.epsilon:.1%} of the "
         f"budget of {budget.epsilon:g}, of which {spent:.4g} is spent."
     )
-    caught = privacy.attack_rates(event, steps=rounds).tpr(0.01)
-    yield f"An attacker who accepts 1 % false alarms finds at most {caught:.1%} of the units."
+    told = privacy.attack_rates(event, steps=rounds).sentence(f"{budget.unit}s")
+    yield f"{told[0].upper()}{told[1:]}."
 
 
 def _words(section: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
@@ -76,11 +77,26 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
         "delta": budget.delta,
         "epsilon_spent": spent,
         "epsilon_left": max(0.0, budget.epsilon - spent),
+        "attack": _attack(ledger, budget.unit),
         "paused": record.paused is not None,
         "released": releases,
         "decisions": [row for row in record.rows if row["kind"] not in ("release", "refusal")],
         "refusals": [row for row in record.rows if row["kind"] == "refusal"],
     }
+
+
+def _attack(ledger: NodeLedger, unit: str) -> str:
+    """What all releases together allow an attacker, in words."""
+    from dp_accounting import dp_event
+
+    from fedlgm.privacy import attack_rates
+
+    counts = Counter(row.event for row in ledger.rows())
+    events = [
+        dp_event.SelfComposedDpEvent(decode(json.loads(text)), count)
+        for text, count in counts.items()
+    ]
+    return attack_rates(dp_event.ComposedDpEvent(events)).sentence(f"{unit}s")
 
 
 def page(facts: dict[str, Any]) -> str:
@@ -92,8 +108,9 @@ def page(facts: dict[str, Any]) -> str:
         (f"<h1>Releases from {escape(facts['data'])}</h1>{test}"
         f"<p>Node {escape(facts['node'])}, {facts['made_at'][:19]} UTC. "
         f"{facts['releases']} releases have spent an epsilon of {facts['epsilon_spent']:.4g} of "
-        f"{facts['epsilon']:g} at delta {facts['delta']:g}, which protects {unit}; "
-        f"{facts['epsilon_left']:.4g} is left. Every row of ledger and record was verified. "
+        f"{facts['epsilon']:g} at delta {facts['delta']:g}, which protects {unit}: "
+        f"{escape(facts['attack'])}. {facts['epsilon_left']:.4g} of epsilon is left. "
+        "Every row of ledger and record was verified. "
         f"{missing} releases have no row in the record.</p>"
         f"{'<p><b>The node is paused.</b></p>' if facts['paused'] else ''}"
         f"<p>Head of the ledger: {facts['head']}</p>"),
