@@ -33,8 +33,9 @@ from torch import Tensor, nn
 
 from benchmarks.kept import OutOfTimeError, Values
 from fedlgm import data, mechanisms, privacy
-from fedlgm.mechanisms.mechanism import BoundsExamples, UsesPrivateNorms
+from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import RunFacts, Sampling

@@ -125,18 +125,6 @@ class Consent:
                 f"{plan.facts.relation}"
             )
 
-    def check_raw_figures(self) -> None:
-        """Refuse to return figures without noise; only published variants that are not private
-        request them.
-
-        Raises:
-            PrivacyError: the recipe's mechanism is private.
-        """
-        if self.protected:
-            raise PrivacyError(
-                "this client agreed to private releases: it returns no layer norms without noise"
-            )
-
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
         """Count a release before it is made. A repetition with the same noise is the same release.
 

@@ -14,7 +14,6 @@ from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, raw_updates
 from fedlgm.extension.restored import Restored, fresh
-from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.filling import cut_row_to_level
 from fedlgm.planning.layers import LayerTable
@@ -44,10 +43,8 @@ class VotingWork(LocalWork):
     votes: Callable[[], CutVotes]
 
     @override
-    def contributions(
-        self, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> Contributions:
-        return VotingUpdates(self, mechanism, numerics)
+    def contributions(self, numerics: Numerics | None = None) -> Contributions:
+        return VotingUpdates(self, numerics)
 
 
 class VotingUpdates(ClientUpdates):
@@ -57,10 +54,8 @@ class VotingUpdates(ClientUpdates):
 
     answers = frozenset({CutVote.name})
 
-    def __init__(
-        self, work: VotingWork, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> None:
-        super().__init__(work, mechanism, numerics)
+    def __init__(self, work: VotingWork, numerics: Numerics | None = None) -> None:
+        super().__init__(work, numerics)
         self._votes = work.votes
 
     @override

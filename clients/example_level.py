@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -17,7 +16,6 @@ from clients.updates import LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions, Keys, Noised
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.allocator import Allocator
 from fedlgm.planning.plan import ReleasePlan
@@ -51,10 +49,7 @@ class ExampleWork(LocalWork):
     trainer: ExampleTrainer  # type: ignore[assignment]
 
     @override
-    def contributions(
-        self, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> Contributions:
-        """The trainer has the mechanism."""
+    def contributions(self, numerics: Numerics | None = None) -> Contributions:
         return ExampleSteps(self, numerics)
 
 
@@ -72,7 +67,7 @@ class ExampleSteps(Contributions):
 
     def __init__(self, work: ExampleWork, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
-        self._work, self._trainer = work, work.trainer
+        self._work, self.trainer = work, work.trainer
         self._held: dict[int, tuple[ClientData, bytes]] = {}
         self._allocators: dict[tuple[KeyRing, int, Sampling], Allocator] = {}
 
@@ -84,8 +79,8 @@ class ExampleSteps(Contributions):
                 "under local trust a plan with local steps needs clients that add noise to each "
                 "step"
             )
-        for client, data, rows in self._batches(asked, order):
-            yield [client], self._trainer.sum(data.x, data.y, rows, asked.plan)
+        for client, data, rows in self.batches(asked, order):
+            yield [client], self.trainer.sum(data.x, data.y, rows, asked.plan)
 
     @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
@@ -95,25 +90,16 @@ class ExampleSteps(Contributions):
         with torch_threads(self.numerics.threads):
             for group in self._groups(clients, plan):
                 steps = local_steps(
-                    self._trainer, settings, model, group, plan, keys.noise, round_, backend
+                    self.trainer, settings, model, group, plan, keys.noise, round_, backend
                 )
                 for examples, (update, name) in zip(group, steps, strict=True):
                     yield Noised(examples.client, update, name, plan)
 
-    @override
-    def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """The mechanism's private figures (`ExampleTrainer.figures`), [rows, K]."""
-        parts = [
-            self._trainer.figures(data.x, data.y, rows)
-            for _, data, rows in self._batches(asked, order)
-        ]
-        return np.concatenate([np.empty((0, len(asked.plan.layers))), *parts])
-
-    def _batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
+    def batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
         """Each client's examples, and the rows of its batch of this round, a Poisson sample or the
         examples that are allocated to it; the trainer holds the model.
         """
-        self._trainer.weights.copy_(asked.model)
+        self.trainer.weights.copy_(asked.model)
         with torch_threads(self.numerics.threads):
             for client in asked.clients:
                 data, digest = self._examples(client)

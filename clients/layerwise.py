@@ -19,6 +19,7 @@ fedlgm.errors.ConfigError: run.seed: a real node refuses a public seed, ...
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from clients.replying import ReplyingApp, quiet
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
 from fedlgm import wire
-from fedlgm.aggregation.client_release import Asked, client_release
+from fedlgm.aggregation.client_release import Asked, Contributions, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.mechanism import Mechanism, PlansFromPrivateData
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -44,8 +45,7 @@ class LayerwiseClient:
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; on the client only published variants that are not private
-            use it beyond the plan.
+        mechanism: the run's mechanism; a client follows its plans and nothing else of it.
         layers: the mechanism's view of the model's layers.
         keys: key ring for batch order and, under local trust, for the client's own noise.
         serves: clients that this object represents.
@@ -54,8 +54,11 @@ class LayerwiseClient:
             recipe.
 
     Raises:
-        ConfigError: a real node has a public seed.
+        ConfigError: a real node has a public seed, or the mechanism has another client.
     """
+
+    plans: ClassVar[bool] = False
+    """Whether this client plans from its own private data, which only `clients.published_client` does."""
 
     def __init__(
         self,
@@ -80,7 +83,11 @@ class LayerwiseClient:
             serves,
             consent,
         )
-        self._contributions = work.contributions(mechanism, numerics)
+        if isinstance(mechanism, PlansFromPrivateData) != self.plans:
+            raise ConfigError(
+                f"{mechanism.name}: clients.choice.client_class names the client of this mechanism"
+            )
+        self._contributions = self._contribute(work, mechanism, numerics)
 
     def as_app(self, app: ClientApp | None = None) -> ClientApp:
         """The client as a Flower `ClientApp`.
@@ -91,7 +98,6 @@ class LayerwiseClient:
         """
         app = ReplyingApp() if app is None else app
         app.train()(self.train)
-        app.train("norms")(self.train_norms)
         app.query()(self.query)
         return app
 
@@ -112,25 +118,14 @@ class LayerwiseClient:
         asked = asked_of(message, self._layers, self._serves)
         agreed = Agreed(self._keys, self._consent, context.state, summed=self._simulated)
         with self._training():
-            block, notes = client_release(self._contributions, agreed, asked)
+            block = client_release(self._contributions, agreed, asked)
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
-        arrays = {wire.SUM: block.total.cpu().numpy()}
-        arrays |= {
-            wire.NOTE + name: np.stack([note[name] for note in notes])
-            for name in (notes[0] if notes else ())
-        }
-        return reply_with(message, arrays, metrics)
+        return reply_with(message, {wire.SUM: block.total.cpu().numpy()}, metrics)
 
-    def train_norms(self, message: Message, context: Context) -> Message:
-        """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE
-        variants request them.
-        """
-        if self._consent is not None:
-            self._consent.check_raw_figures()
-        asked = asked_of(message, self._layers, self._serves)
-        with self._training():
-            rows = self._contributions.figures(asked, self._keys)
-        return reply_with(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
+    def _contribute(
+        self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None
+    ) -> Contributions:
+        return work.contributions(numerics)
 
     @property
     def _simulated(self) -> bool:

@@ -102,7 +102,7 @@ class PrivateUpdates:
         asked = asked_of(message, self._table(message), client)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
-        total, _ = client_release(update, agreed, asked)
+        total = client_release(update, agreed, asked)
         return reply_with(
             message, {wire.SUM: total.total.numpy()}, {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0}
         )

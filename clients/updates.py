@@ -2,7 +2,7 @@
 update.
 
 >>> from clients import ClientData
->>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
+>>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
 >>> from fedlgm.training import SequentialTrainer
 >>> model, settings = torch.nn.Linear(1, 2), LocalTraining()
 >>> layers = LayerTable.from_module(model)
@@ -11,7 +11,7 @@ update.
 >>> work = LocalWork(SequentialTrainer(model, layers, settings), settings, source)
 >>> facts, proven = RunFacts(1.0, Sampling("poisson", 3, 1.0)), Guarantee("proven", "an example")
 >>> plan = ReleasePlan(layers, [1.0], [1.0], facts, proven)
->>> contributions = ClientUpdates(work, mechanisms.get("uniform"))
+>>> contributions = ClientUpdates(work)
 >>> asked = Asked(plan, layers.flatten(model), 1, [2, 0, 1])
 >>> [(clients, updates is None) for clients, updates in contributions.updates(asked, KeyRing.from_seed(1))]
 [([2], False), ([0], True), ([1], False)]
@@ -20,17 +20,15 @@ update.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 import torch
 from typing_extensions import override
 
 from clients.source import ClientSource
-from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
-from fedlgm.aggregation.contributions import Updates, raw_updates
-from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
+from fedlgm.aggregation.client_release import Asked, Contributions, WholeUpdates
+from fedlgm.aggregation.contributions import Updates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalTraining
 from fedlgm.training import ClientTask, Trainer
@@ -54,13 +52,9 @@ class LocalWork:
     source: ClientSource
     straggler_rate: float = 0.0
 
-    def contributions(
-        self, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> Contributions:
-        """Clients' contributions under a mechanism; the arguments are those of
-        `clients.LayerwiseClient`.
-        """
-        return ClientUpdates(self, mechanism, numerics)
+    def contributions(self, numerics: Numerics | None = None) -> Contributions:
+        """Clients' contributions; `numerics` as in `clients.LayerwiseClient`."""
+        return ClientUpdates(self, numerics)
 
 
 class ClientUpdates(WholeUpdates):
@@ -68,16 +62,12 @@ class ClientUpdates(WholeUpdates):
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; on the client only published variants that are not private
-            use it beyond the plan.
         numerics: see `Contributions`.
     """
 
-    def __init__(
-        self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> None:
+    def __init__(self, work: LocalWork, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
-        self.work, self._mechanism = work, mechanism
+        self.work = work
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
@@ -98,26 +88,6 @@ class ClientUpdates(WholeUpdates):
                         rows = next(blocks)
                     yield waiting[: len(rows)], rows[: len(waiting)]
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
-
-    @override
-    def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """A published variant may make the plan from the client's own update."""
-        if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
-            return super().release(client, update, asked, noise)
-        raw = raw_updates(update)[0].cpu()
-        plan, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
-        return replace(super().release(client, update, asked._replace(plan=plan), noise), note=note)
-
-    @override
-    def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """Layer norms [clients, K] of the updates."""
-        layers, rows = asked.plan.layers, list[np.ndarray]()
-        for clients, updates in self.updates(asked, order):
-            if updates is None:
-                rows += [np.zeros(len(layers)) for _ in clients]
-            else:
-                rows += [layers.norms(update).numpy() for update in raw_updates(updates).cpu()]
-        return np.stack(rows)
 
     def _task(self, client: int, asked: Asked, order: KeyRing) -> ClientTask | None:
         data, round_ = self.work.source(client), asked.round

@@ -1,7 +1,7 @@
 """Contributions of users. A user is a person with several clients, such as several devices.
 
 >>> from clients import ClientData
->>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
+>>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
 >>> from fedlgm.training import SequentialTrainer
 >>> from torch import nn
 >>> model, settings = nn.Linear(1, 2), LocalTraining()
@@ -14,7 +14,7 @@
 >>> plan.protects
 'user, add-remove'
 >>> asked = Asked(plan, layers.flatten(model), 1, [1, 0])
->>> contributions = UserUpdates(ClientUpdates(work, mechanisms.get("uniform")), work.users)
+>>> contributions = UserUpdates(ClientUpdates(work), work.users)
 >>> made = contributions.updates(asked, KeyRing.from_seed(1))
 >>> [(users, None if updates is None else len(updates)) for users, updates in made]
 [([1], 1), ([0], None)]
@@ -33,7 +33,6 @@ from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions, WholeUpdates
 from fedlgm.aggregation.contributions import Updates, raw_updates
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.facts import LocalTraining  # noqa: F401  (the docstring)
 from fedlgm.training.devices import Numerics
@@ -108,7 +107,5 @@ class UserWork(LocalWork):
     users: Users
 
     @override
-    def contributions(
-        self, mechanism: Mechanism, numerics: Numerics | None = None
-    ) -> Contributions:
-        return UserUpdates(ClientUpdates(self, mechanism, numerics), self.users, numerics)
+    def contributions(self, numerics: Numerics | None = None) -> Contributions:
+        return UserUpdates(ClientUpdates(self, numerics), self.users, numerics)

@@ -20,7 +20,7 @@ METRICS = "metrics"
 MODEL = "model"
 SUM = "sum"
 NORMS = "norms"
-NOTE = "note."  # prefix of diagnostics [clients, K] that published variants report
+NOTE = "note."  # prefix of the figures [clients, K] of `clients.published_client`
 
 # keys of the config record
 ROUND = "round"
@@ -36,7 +36,7 @@ SECRET = "fedlgm.secret"
 DISCARDED = "discarded"
 CLIENT_COUNT = "num-clients"  # clients in the block, which is public
 
-# message types: the second is used by published variants that look at private norms
+# message type of `clients.published_client`
 TRAIN_NORMS = "train.norms"
 
 # keys of a node's answer to a query

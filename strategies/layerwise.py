@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
-from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.mechanism import PlansFromPrivateData
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
@@ -68,7 +68,7 @@ class RoundRecord:
         discarded: contributions with NaN or Inf that counted as zero (not noised).
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
-        notes: figures that published, NOT PRIVATE variants report, each [clients, K].
+        notes: figures of `PublishedFedAvg`, each [clients, K].
         exhausted: clients that were not invited because they have spent their budget (local trust).
     """
 
@@ -84,7 +84,7 @@ class RoundRecord:
 
 
 @dataclass
-class _Pending:
+class Pending:
     """The round in flight."""
 
     round: int
@@ -119,10 +119,13 @@ class LayerwiseFedAvg(FedAvg):
             cost then adds up.
 
     Raises:
-        ConfigError: real nodes have a public seed, or the run's accounting does not cover the
-            cohorts.
+        ConfigError: real nodes have a public seed, the run's accounting does not cover the
+            cohorts, or the mechanism has another strategy.
         LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
     """
+
+    plans: ClassVar[bool] = False
+    """Whether rounds are planned from private data, which only `strategies.published_strategy` does."""
 
     def __init__(
         self,
@@ -143,6 +146,11 @@ class LayerwiseFedAvg(FedAvg):
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         method.check_cohorts(sampler.sampling)
+        if isinstance(method.mechanism, PlansFromPrivateData) != self.plans:
+            raise ConfigError(
+                f"{method.mechanism.name}: strategies.strategy_class names the strategy of this "
+                "mechanism"
+            )
         if not (nodes.simulated or nodes.test_mode) and not (
             releaser.keys.secret and sampler.keys.secret
         ):
@@ -161,7 +169,7 @@ class LayerwiseFedAvg(FedAvg):
         self.on_round = on_round
         if not continue_ledger:
             method.require_rounds(releaser.ledger, transcript, sampled=releaser.draws_anew)
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         self._configured = 0
         self._said: frozenset[int] = frozenset()
 
@@ -207,7 +215,7 @@ class LayerwiseFedAvg(FedAvg):
             wire.PLAN: plan.to_json(),
         }  # what the caller of `start` has to tell its clients
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
-        self._pending = _Pending(
+        self._pending = Pending(
             round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted))
         )
         return [request.message for request in sent if request.message is not None]
@@ -287,24 +295,14 @@ class LayerwiseFedAvg(FedAvg):
     def _plan(
         self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid
     ) -> ReleasePlan:
-        mechanism, layers = self.method.mechanism, self.method.layers
-        if not isinstance(mechanism, UsesPrivateNorms):
-            with torch_threads(self.releaser.numerics.threads):
-                return self.method.plan(self.transcript)
-        extra = {wire.PLAN: self.method.plan(self.transcript).to_json()}  # how examples are sampled
-        sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
-        messages = [request.message for request in sent if request.message is not None]
-        replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
-        examples = isinstance(mechanism, BoundsExamples)  # then a row is an example's
-        rows = [
-            norms
-            for request, reply in in_order(sent, replies, self.nodes.single, [])
-            if reply is not None
-            and (norms := _norms(reply, None if examples else len(request.clients), len(layers)))
-            is not None
-        ]
-        norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
-        return self.method.plan_from_private_norms(norms)
+        """The round's plan, which follows from released values alone."""
+        with torch_threads(self.releaser.numerics.threads):
+            return self.method.plan(self.transcript)
+
+    def _read_more(self, reply: Message, clients: int, pending: Pending) -> None:
+        """Read nothing beside the sum, whatever a node adds: all that a run publishes is bounded
+        and noised.
+        """
 
     def _messages(
         self,
@@ -328,7 +326,7 @@ class LayerwiseFedAvg(FedAvg):
             sent.append(Sent(message, members))
         return sent
 
-    def _sum(self, pending: _Pending, replies: Iterable[Message]) -> BoundedSum:
+    def _sum(self, pending: Pending, replies: Iterable[Message]) -> BoundedSum:
         """Sum of the blocks in order; blocks that arrive client by client are put together
         first.
         """
@@ -352,11 +350,11 @@ class LayerwiseFedAvg(FedAvg):
                 int(metrics[wire.CLIENT_COUNT]),  # type: ignore[arg-type]
                 int(metrics[wire.DISCARDED]),  # type: ignore[arg-type]
             )
-            self._note(reply, len(request.clients), pending)
+            self._read_more(reply, len(request.clients), pending)
         return total
 
     def _add_client(
-        self, block: BoundedSum, request: Sent, reply: Message | None, pending: _Pending
+        self, block: BoundedSum, request: Sent, reply: Message | None, pending: Pending
     ) -> None:
         """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and
         brings no noise.
@@ -366,30 +364,13 @@ class LayerwiseFedAvg(FedAvg):
                 values = contribution(reply, pending.plan)
                 block.merge(torch.from_numpy(values), 1, 0)
                 pending.norms[request.clients[0]] = float(np.linalg.norm(values))
-                self._note(reply, 1, pending)
+                self._read_more(reply, 1, pending)
             except PrivacyError as error:
                 pending.failures.append(
                     Failure("rejected", request.node, request.clients[0], str(error))
                 )
 
-    def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
-        """Figures reported by published, NOT PRIVATE variants; all other figures from a node are
-        dropped.
-        """
-        if not isinstance(self.method.mechanism, UsesPrivateUpdates):
-            return  # nothing of a protected run is published that the plan did not bound and noise
-        arrays = reply.content.array_records.get(wire.ARRAYS) or ArrayRecord()
-        for name in (key for key in arrays if str(key).startswith(wire.NOTE)):
-            try:
-                values = wire.view(arrays[name].data)
-            except RunError:
-                continue
-            if values.shape == (clients, len(self.method.layers)) and np.issubdtype(
-                values.dtype, np.floating
-            ):
-                pending.notes.setdefault(str(name).removeprefix(wire.NOTE), []).append(values)
-
-    def _check_quorum(self, pending: _Pending) -> None:
+    def _check_quorum(self, pending: Pending) -> None:
         """End the run, before anything is charged, if too few nodes answered.
 
         Raises:
@@ -410,21 +391,6 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError(
                 f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}"
             )
-
-
-def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
-    """Raw layer norms [count, K] of a reply, or of any number of examples; None if the reply holds
-    anything else.
-    """
-    try:
-        rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
-    except (KeyError, RunError, AttributeError):
-        return None
-    if rows.shape != (len(rows) if count is None else count, layers) or not np.issubdtype(
-        rows.dtype, np.floating
-    ):
-        return None
-    return rows if np.isfinite(rows).all() and (rows >= 0).all() else None
 
 
 def _record(model: Tensor) -> ArrayRecord:

@@ -29,7 +29,8 @@ from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from clients import AnyClient, ClientData, LayerwiseClient, OneClient
+from clients import AnyClient, ClientData, OneClient
+from clients.choice import client_class
 from clients.cut_vote import VotingWork
 from fedlgm import mechanisms
 from fedlgm.errors import LedgerError
@@ -52,11 +53,11 @@ from simulations.engines.local import LocalGrid
 from strategies import (
     AnyNode,
     CohortSampler,
-    LayerwiseFedAvg,
     OneNodePerClient,
     Releaser,
     ServerOptimizer,
     server_optimizer,
+    strategy_class,
 )
 
 torch.set_num_threads(int(os.environ.get("FEDLGM_TEST_THREADS", "1")))  # see `make test-rounding`
@@ -238,11 +239,13 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
                 OneClient(number, population, simulated=True) for number in range(population)
             ]
             served: Any = [
-                LayerwiseClient(work, method, layers, keys, each).as_app(ClientApp())
+                client_class(method)(work, method, layers, keys, each).as_app(ClientApp())
                 for each in one_each
             ]
         else:
-            served = LayerwiseClient(work, method, layers, keys, AnyClient()).as_app(ClientApp())
+            served = client_class(method)(work, method, layers, keys, AnyClient()).as_app(
+                ClientApp()
+            )
         ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)
         ledgers.append(ledger)
         made = Federation(None, grid(served), ledger)  # type: ignore[arg-type]
@@ -251,7 +254,7 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             made.records.append(record)
             made.means.append(transcript.mean)
 
-        made.strategy = LayerwiseFedAvg(
+        made.strategy = strategy_class(method)(
             Method(method, layers, facts),
             transcript or Transcript.start(torch.zeros(layers.size)),
             CohortSampler(facts.sampling, keys, dropout),

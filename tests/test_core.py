@@ -30,8 +30,8 @@ _VARIANTS = {
     "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
     "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
-    "clients": "example_level mod users",
-    "strategies": "private_fedavg",
+    "clients": "example_level mod published_client users",
+    "strategies": "private_fedavg published_strategy",
     "simulations.config": "example_level user_level",
     "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes "
     "processes ray ray_engine superlink",
@@ -47,11 +47,12 @@ REGISTRIES = {
         "fedlgm.training.models",
         "fedlgm.training.tasks",
     ),
-    *("simulations.config.recipe", "strategies"),
+    *("clients.choice", "simulations.config.recipe", "strategies"),
 }
 _DEFAULTS = {
+    "clients": "layerwise",
     "fedlgm.data": "dataset division partition pixels tables users",
-    "fedlgm.mechanisms": "layerwise_gaussian mechanism options",
+    "fedlgm.mechanisms": "layerwise_gaussian mechanism options private_plans",
     "fedlgm.privacy": "events grid guarantee repetition",
     "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",

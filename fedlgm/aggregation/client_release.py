@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -65,14 +64,12 @@ class Noised:
         total: [plan.size].
         name: name of its noise; equal names mean equal noise.
         plan: the plan that it follows.
-        note: figures of published, NOT PRIVATE variants, by name.
     """
 
     client: int
     total: Tensor
     name: str
     plan: ReleasePlan
-    note: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Contributions(ABC):
@@ -97,10 +94,6 @@ class Contributions(ABC):
         """(clients, their updates [b, D]) in the order of the request; None for clients that
         contribute nothing.
         """
-
-    def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
-        """The figures from which a published, NOT PRIVATE variant plans, [rows, K]. PRIVATE."""
-        raise PrivacyError("these clients return no figures without noise")
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions."""
@@ -161,10 +154,8 @@ class Budget(Protocol):
         """
 
 
-def client_release(
-    contributions: Contributions, budget: Budget, asked: Asked
-) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
-    """The sum of a block's contributions [plan.size], and the notes of published variants.
+def client_release(contributions: Contributions, budget: Budget, asked: Asked) -> BoundedSum:
+    """The sum of a block's contributions [plan.size].
 
     If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their
     releases, each of which is charged.
@@ -190,12 +181,11 @@ def client_release(
         block = contributions.empty(plan)
         for clients, updates in contributions.updates(asked, keys.order):
             block.skip(len(clients)) if updates is None else block.add(updates)
-        return block, []
-    total, notes = BoundedSum.empty(plan), []
+        return block
+    total = BoundedSum.empty(plan)
     for noised in contributions.releases(asked, keys):
         budget.charge(noised)
         total.merge(
             noised.total.to(total.total), 1, 0
         )  # the server learns nothing that was not noised
-        notes += [noised.note] if noised.note else []
-    return total, notes
+    return total

@@ -33,11 +33,14 @@ from fedlgm.mechanisms.layerwise_gaussian import (
 from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
+    PlansFromPrivateData,
+    code_of,
+    rule_hint,
+)
+from fedlgm.mechanisms.private_plans import (
     UsesPrivateNorms,
     UsesPrivateSums,
     UsesPrivateUpdates,
-    code_of,
-    rule_hint,
 )
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.voted_filling import VotedFilling
@@ -243,6 +246,7 @@ def _variants(name: str) -> _Variants:
 __all__ = [
     "BoundsExamples",
     "Mechanism",
+    "PlansFromPrivateData",
     "UsesPrivateNorms",
     "UsesPrivateSums",
     "UsesPrivateUpdates",

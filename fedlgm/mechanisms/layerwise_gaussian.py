@@ -21,11 +21,11 @@ from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import (
     Bounded,
     Mechanism,
-    UsesPrivateNorms,
     Variant,
     check_figures,
     one_per_layer,
 )
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.facts import RunFacts

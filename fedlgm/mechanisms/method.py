@@ -18,10 +18,10 @@ from fedlgm.extension.loader import is_bundled
 from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
-    UsesPrivateNorms,
-    UsesPrivateUpdates,
+    PlansFromPrivateData,
     code_of,
 )
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.noise.draws import check_scale
 from fedlgm.planning import charging
 from fedlgm.planning.facts import RunFacts, Sampling
@@ -160,7 +160,7 @@ class Method:
         plan = self._check_plan(
             draft, transcript.plan, position=charging.of(self.facts).position(transcript.rounds)
         )
-        if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
+        if isinstance(self.mechanism, PlansFromPrivateData):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan

@@ -41,11 +41,11 @@ from fedlgm.mechanisms.lm_dp_sgd import (
 from fedlgm.mechanisms.mechanism import (
     Bounded,
     BoundsExamples,
-    UsesPrivateSums,
     Variant,
     check_figures,
     one_per_layer,
 )
+from fedlgm.mechanisms.private_plans import UsesPrivateSums
 from fedlgm.planning import clipping
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts

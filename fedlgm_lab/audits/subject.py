@@ -23,7 +23,12 @@ from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
+from fedlgm.mechanisms import (
+    PlansFromPrivateData,
+    UsesPrivateNorms,
+    UsesPrivateSums,
+    UsesPrivateUpdates,
+)
 from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.draws import NoiseBackend
@@ -183,7 +188,7 @@ class Subject:
         """Whether the plan itself depends on private data, as in published variants that are not
         private.
         """
-        return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
+        return isinstance(self.method.mechanism, PlansFromPrivateData)
 
     @property
     def examples(self) -> bool:

@@ -242,7 +242,7 @@ class Releaser:
         with torch_threads(
             self.policy.limits.threads
         ):  # threads of services that share cores would wait for another
-            return client_release(self._contributions(request), Charged(keys), asked)[0].total
+            return client_release(self._contributions(request), Charged(keys), asked).total
 
     def _contributions(self, request: Request) -> Contributions:
         """The node's contribution."""

@@ -145,9 +145,7 @@ class WholeData:
             votes: see `VotingWork.votes`.
             numerics: threads, device and noise backend.
         """
-        return _NodeUpdates(
-            VotingWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics
-        )
+        return _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), numerics)
 
 
 class SingleExamples:

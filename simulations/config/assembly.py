@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
+from clients.choice import client_class
 from clients.serving import Serving
 from fedlgm.mechanisms import UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
@@ -89,4 +90,5 @@ class Assembly:
         model, source = self.model, PartitionedSource(*self.data.division)
         work = self.recipe.protects.work(model, source)
         options: dict[str, Any] = {"consent": self.privacy.consent(), "numerics": model.numerics}
-        return LayerwiseClient(work, model.mechanism, model.layers, keys, serves, **options)
+        kind = client_class(model.mechanism)
+        return kind(work, model.mechanism, model.layers, keys, serves, **options)

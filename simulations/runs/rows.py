@@ -206,7 +206,7 @@ class RoundFigures(Figures, total=False):
         share: budget shares p_j, [K].
         released: number of released layers.
         score: scores behind the plan, [K], if the mechanism has any.
-        clients: the clients' own figures in published, NOT PRIVATE variants, each [clients, K].
+        clients: the figures that a `PublishedFedAvg` reads from its clients, each [clients, K].
         released_norm: l2 norm of each layer of the released noisy mean, [K]; 0 where not released.
         queries: decoded answers of the released mean to the auxiliary queries, by name.
         skipped: present and true if nothing was released. Evaluated rounds also have the figures of

@@ -32,7 +32,14 @@ from simulations.runs.statement import statement_of
 from simulations.runs.stopping import StoppedEarly, reported_rates
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
-from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
+from strategies import (
+    AnyNode,
+    CohortSampler,
+    LayerwiseFedAvg,
+    OneNodePerClient,
+    Releaser,
+    strategy_class,
+)
 from strategies.nodes import Nodes
 from strategies.releaser import ReleaseKeeper
 
@@ -153,7 +160,7 @@ def _strategy(
         is_own(recipe),
         keeper,
     )
-    return LayerwiseFedAvg(
+    return strategy_class(assembly.model.mechanism)(
         assembly.privacy.method,
         start.transcript,
         CohortSampler(assembly.recipe.sampling, start.draws, recipe.federation.dropout),

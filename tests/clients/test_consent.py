@@ -10,9 +10,11 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from clients import Consent
+from clients import AnyClient, Consent
+from clients.published_client import train_norms
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.planning.queries import BelowBound
@@ -222,9 +224,10 @@ def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last
 
 
 def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
+    client = Assembly(recipes.load("digits", LOCAL)).client(KeyRing.from_seed(1), AnyClient())
     with pytest.raises(PrivacyError, match="no layer norms"):
-        Consent(AGREED).check_raw_figures()
-    Consent(AGREED, protected=False).check_raw_figures()
+        train_norms(client, object(), object())  # type: ignore[arg-type]
+    assert "train.norms" not in str(client.as_app()._registered_funcs)
 
 
 def test_a_recipes_clients_agree_to_its_budget() -> None:

@@ -198,7 +198,7 @@ def test_clients_that_cannot_vote_are_refused_before_they_train():
 
     plan = first_plan()
     work = LocalWork(object(), LocalTraining(), source)  # type: ignore[arg-type]
-    contributions = work.contributions(mechanisms.get("voted-filling"))
+    contributions = work.contributions()
     with pytest.raises(
         ConfigError,
         match="'cut-vote' is answered from a client's data, which these clients cannot do",

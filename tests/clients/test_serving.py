@@ -12,6 +12,7 @@ from federations import GivenUpdates
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
+from clients.choice import client_class
 from fedlgm import mechanisms, wire
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.noise.keys import KeyRing
@@ -27,16 +28,21 @@ LAYERS = LayerTable.from_sizes({"a": 4})
 FACTS = RunFacts(1.0, Sampling("poisson", 4, 1.0))
 
 
-def client(serves, keys: KeyRing | None = None, *, fails: bool = False) -> LayerwiseClient:
+MEDIAN = mechanisms.get("snr-consistent", variant="published", clip="med")
+KINDS = {"train": mechanisms.get("snr-consistent"), "train.norms": MEDIAN}
+
+
+def client(
+    serves, keys: KeyRing | None = None, *, fails: bool = False, kind: str = "train"
+) -> LayerwiseClient:
     def source(number: int) -> ClientData:
         if fails:
             raise ValueError("patient 4711 has no date of birth")
         return ClientData(torch.full((1, 1), float(number)), torch.zeros(1, dtype=torch.int64))
 
     work = LocalWork(GivenUpdates(lambda c: torch.full((4,), 9.0)), LocalTraining(), source)
-    return LayerwiseClient(
-        work, mechanisms.get("snr-consistent"), LAYERS, keys or KeyRing.from_seed(None), serves
-    )
+    mechanism, keys = KINDS[kind], keys or KeyRing.from_seed(None)
+    return client_class(mechanism)(work, mechanism, LAYERS, keys, serves)
 
 
 def ask(made: LayerwiseClient, numbers: list[int], kind: str = "train"):
@@ -62,7 +68,7 @@ def total(reply) -> np.ndarray:
 def test_a_node_answers_for_its_own_client_alone(kind, numbers):
     """One node that was asked for eight numbers contributed eight bounds."""
     with pytest.raises(PrivacyError, match=r"this node is client 2 of 4: it does not answer for"):
-        ask(client(OneClient(2, 4)), numbers, kind)
+        ask(client(OneClient(2, 4), kind=kind), numbers, kind)
 
 
 @pytest.mark.parametrize("kind", ["train", "train.norms"])
@@ -71,14 +77,14 @@ def test_why_its_training_fails_stays_on_the_node(kind):
     with pytest.raises(
         RunError, match=r"^this client's training failed: the log of its node says why$"
     ) as failure:
-        ask(client(OneClient(2, 4), fails=True), [2], kind)
+        ask(client(OneClient(2, 4), fails=True, kind=kind), [2], kind)
     assert "4711" in str(failure.value.__cause__)
     for serves in (
         AnyClient(),
         OneClient(2, 4, simulated=True),
     ):  # of a simulation everything is known
         with pytest.raises(ValueError, match="4711"):
-            ask(client(serves, fails=True), [2], kind)
+            ask(client(serves, fails=True, kind=kind), [2], kind)
 
 
 def test_its_own_answer_has_one_clients_norm():

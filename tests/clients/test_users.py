@@ -15,7 +15,7 @@ import simulations
 from clients import ClientData
 from clients.updates import LocalWork
 from clients.users import UserWork
-from fedlgm import Guarantee, LayerTable, LocalTraining, ReleasePlan, RunFacts, Sampling, mechanisms
+from fedlgm import Guarantee, LayerTable, LocalTraining, ReleasePlan, RunFacts, Sampling
 from fedlgm.aggregation.client_release import Asked, client_release
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.keys import KeyRing
@@ -46,7 +46,7 @@ def bounded_sum(
     facts = RunFacts(1.0, Sampling("poisson", len(USERS), 1.0, of="user"))
     plan = ReleasePlan(layers, CLIP, [1.0, 1.0], facts, Guarantee("proven", "bounded, then noised"))
     made = work(SequentialTrainer(module, layers, settings), settings, data.__getitem__, **own)
-    contributions = made.contributions(mechanisms.get("uniform"))
+    contributions = made.contributions()
     block = contributions.empty(plan)
     for members, updates in contributions.updates(
         Asked(plan, layers.flatten(module), 1, asked), KeyRing.from_seed(3)
@@ -114,7 +114,7 @@ def test_clients_are_not_bounded_in_the_place_of_users_or_the_reverse(
         PrivacyError, match=r"the plan is for (users|clients), but these are contributions of"
     ):
         client_release(
-            made.contributions(mechanisms.get("uniform")),
+            made.contributions(),
             None,
             Asked(plan, layers.flatten(module), 1, [0]),
         )
@@ -132,13 +132,9 @@ def test_a_users_contribution_is_the_mean_of_its_clients_updates() -> None:
         Guarantee("proven", "an example"),
     )
     asked = Asked(plan, layers.flatten(module), 1, [1, 2])
-    trainer, mechanism, order = (
-        SequentialTrainer(module, layers, settings),
-        mechanisms.get("uniform"),
-        KeyRing.from_seed(1),
-    )
-    users = UserWork(trainer, settings, data.__getitem__, users=USERS).contributions(mechanism)
-    clients = LocalWork(trainer, settings, data.__getitem__).contributions(mechanism)
+    trainer, order = SequentialTrainer(module, layers, settings), KeyRing.from_seed(1)
+    users = UserWork(trainer, settings, data.__getitem__, users=USERS).contributions()
+    clients = LocalWork(trainer, settings, data.__getitem__).contributions()
     own = {
         members[0]: updates[0].clone()
         for members, updates in clients.updates(asked._replace(clients=[1, 2, 3, 4]), order)

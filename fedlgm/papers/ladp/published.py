@@ -21,7 +21,8 @@ from fedlgm.mechanisms.ladp_frame import (
     theorem3_delta,
 )
 from fedlgm.mechanisms.ladp_scores import layer_divergences
-from fedlgm.mechanisms.mechanism import Mechanism, UsesPrivateUpdates, Variant
+from fedlgm.mechanisms.mechanism import Mechanism, Variant
+from fedlgm.mechanisms.private_plans import UsesPrivateUpdates
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.mechanism import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising, fingerprint, release
 from fedlgm.planning.transcript import Transcript

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism, UsesPrivateSums
+from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism
+from fedlgm.mechanisms.private_plans import UsesPrivateSums
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.noise.release import local_releases

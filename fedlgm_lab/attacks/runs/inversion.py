@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.mechanism import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

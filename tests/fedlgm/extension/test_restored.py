@@ -252,7 +252,7 @@ def test_contributions_of_clients_and_users_are_those_of_each_alone(unit: str) -
         work = LocalWork(
             trainer, SETTINGS, lambda number: ClientData(data[number].x, data[number].y)
         )
-        each: Any = ClientUpdates(work, mechanisms.get("gaussian"))
+        each: Any = ClientUpdates(work)
         if unit == "user":
             each = UserUpdates(each, [[0, 1], [2, 3]])
         plan = plan_of(layers, 4 if unit == "client" else 2, None if unit == "client" else "user")

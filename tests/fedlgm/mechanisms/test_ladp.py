@@ -13,7 +13,8 @@ from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.ladp import layer_changes, layer_divergences
-from fedlgm.mechanisms.mechanism import Mechanism, UsesPrivateUpdates
+from fedlgm.mechanisms.mechanism import Mechanism
+from fedlgm.mechanisms.private_plans import UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.planning.layers import LayerTable
