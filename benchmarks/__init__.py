@@ -1,1 +1,1 @@
-"""Measurements behind docs/results; every module runs as `python -m benchmarks.NAME`."""
+"""Measurements of speed and memory; every module runs as `python -m benchmarks.NAME`."""

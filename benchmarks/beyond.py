@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.pages import put, table
 from benchmarks.scale import peak_megabytes
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
@@ -31,6 +30,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
+from fedlgm_lab.studies.tables.pages import put, table
 from strategies.cohort import CohortSampler
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.example_level import NETWORKS
-from benchmarks.pages import show, table
+from fedlgm_lab.studies.tables.pages import put, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "example-level.md"
 KEPT = PAGE.with_suffix(".json")
@@ -175,7 +175,10 @@ def main() -> None:
         KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     shown = OURS | KERNEL
     tables = {"times": times(results, shown), "Opacus": times(results, OPACUS)}
-    show(PAGE, tables | {"memory": memory(results), "exact": exact(results)}, options.write)
+    for name, text in (tables | {"memory": memory(results), "exact": exact(results)}).items():
+        print(f"\n{name}\n\n{text}")
+        if options.write:
+            put(PAGE, name, text)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from fedlgm.errors import ConfigError, Notice
 from fedlgm.wording import alternatives, describe_problem
 from fedlgm_lab.studies.claims import Claim
 from fedlgm_lab.studies.search import LEAST_SEEDS
+from fedlgm_lab.studies.tables.titles import TITLES
 from simulations.config import extends
 from simulations.config.grids import parse_grid
 from simulations.config.overrides import settings
@@ -42,9 +43,6 @@ from simulations.config.sections import Label
 
 BUNDLED = Path(__file__).parent / "bundled"
 _ELSEWHERE, _PAPERS = "elsewhere", "papers"
-_IN_REPOSITORY = (
-    " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
-)
 
 
 class StudyFile(BaseModel):
@@ -109,11 +107,7 @@ class Elsewhere(BaseModel):
     why: str = ""
 
     def __str__(self) -> str:
-        if not self.command:
-            return f"not made: {self.why}"
-        return f"made by: {self.command}" + _IN_REPOSITORY * self.command.startswith(
-            "python -m benchmarks."
-        )
+        return f"made by: {self.command}" if self.command else f"not made: {self.why}"
 
 
 class Paper(BaseModel):
@@ -153,10 +147,23 @@ def elsewhere() -> dict[str, Elsewhere]:
 
     Example:
         >>> print(elsewhere()["003-table-3"])
-        made by: python -m benchmarks.inid (in the folder of fedlgm's repository)
+        made by: fedlgm study inid
     """
     raw = tomllib.loads((BUNDLED / f"{_ELSEWHERE}.toml").read_text(encoding="utf-8"))
     return {name: Elsewhere.model_validate(entry) for name, entry in raw.items()}
+
+
+def maker_of(name: str | None) -> str | None:
+    """The maker of that name, or of the paper's table or figure of that name; None if a grid of
+    runs makes it, or nothing.
+
+    Example:
+        >>> maker_of("003-table-3")
+        'inid'
+    """
+    other = elsewhere().get(name or "")
+    maker = name if other is None else other.command.removeprefix("fedlgm study ")
+    return maker if maker in TITLES else None
 
 
 def names() -> tuple[str, ...]:
@@ -187,7 +194,7 @@ def load(study: str) -> StudyFile:
         path = BUNDLED / f"{study}.toml"
     elif path.suffix != ".toml" or not path.is_file():
         hint = alternatives(
-            study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list"
+            study, (*names(), *elsewhere(), *TITLES), "a TOML file", listed="fedlgm study --list"
         )
         raise ConfigError(f"no study {study!r}; {hint}")
     raw: dict[str, Any] = {}

@@ -25,7 +25,8 @@ def study(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A bundled study or a TOML file; or a recipe, with --grid.", metavar="STUDY"
+            help="A bundled study or table, or a TOML file; or a recipe, with --grid.",
+            metavar="STUDY",
         ),
     ] = None,
     grid: Annotated[
@@ -70,6 +71,11 @@ def study(
     from fedlgm_lab.studies import claims, files, frames, records
     from fedlgm_lab.studies.study import study as run
 
+    if maker := files.maker_of(name):
+        if grid or search or tuned or quick or seeds or workers > 1 or ray_address:
+            raise ConfigError(f"{name} is not a grid of runs: it takes --set, --out and --json")
+        _make(maker, out or Path("runs") / "tables", overrides or (), as_json)
+        return
     parsed = files.requested_study(name, grid or (), search or (), overrides or (), quick)
     label = parsed.name or Path(parsed.recipe).stem
     folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
@@ -146,6 +152,24 @@ def study(
         )
     console.print(str(result).splitlines()[-1], highlight=False, markup=False)
     console.print(files_told)
+
+
+def _make(name: str, folder: Path, overrides: Iterable[str], as_json: bool) -> None:
+    """Make the tables of a maker, and show them."""
+    from fedlgm_lab.studies.tables.maker import make
+    from simulations.config.overrides import settings
+
+    with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
+        pages, complete = make(name, folder, dict(settings(overrides)))
+    if as_json:
+        print_json({"tables": pages, "complete": complete, "out": str(folder)})
+        return
+    for parts in pages.values():
+        for part, text in parts.items():
+            console.print(f"{part}\n\n{text}\n", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"files: {folder}", highlight=False)
+    if not complete:
+        console.print("not everything is measured: the same command continues")
 
 
 def compare(
@@ -248,6 +272,7 @@ def _explain_interruption() -> Iterator[None]:
 
 def _list(as_json: bool) -> None:
     from fedlgm_lab.studies import files
+    from fedlgm_lab.studies.tables.titles import TITLES
 
     studies = {name: files.load(name) for name in files.names()}
     others = files.elsewhere()
@@ -256,6 +281,7 @@ def _list(as_json: bool) -> None:
             name: {"paper": entry.paper, "title": entry.title, "data": entry.data}
             for name, entry in studies.items()
         }
+        described |= {name: {"title": title} for name, title in TITLES.items()}
         print_json(described | {name: entry.model_dump() for name, entry in others.items()})
         return
     console.print("Papers, by the number that begins the names of their studies", markup=False)
@@ -275,3 +301,5 @@ def _list(as_json: bool) -> None:
     print_names(console, [(name, study.title) for name, study in studies.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)
     print_names(console, [(name, f"{other.title}; {other}") for name, other in others.items()])
+    console.print("\nFurther tables, and what makes several at once", markup=False)
+    print_names(console, list(TITLES.items()))

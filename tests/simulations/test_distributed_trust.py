@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import simulations
-from benchmarks import distributed_trust
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.audits import Audit
@@ -188,11 +187,6 @@ def test_mechanisms_of_one_multiplier_run_with_their_auxiliary_queries(tmp_path)
     ):
         result = simulate(tmp_path / name, **{"mechanism.name": name, **more, "model.hidden": [4]})
         assert result["guarantee_status"] == "proven"
-
-
-def test_the_pages_table_is_that_of_the_kept_runs():
-    page = distributed_trust.PAGE.read_text()
-    assert page.split("<!-- accuracy by trust -->")[1].strip() == distributed_trust.accuracies()
 
 
 @pytest.mark.slow

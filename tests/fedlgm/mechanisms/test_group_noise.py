@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from benchmarks.profiles import expected_error
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, PrivacyError
@@ -29,6 +28,7 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import accountants, accounting, events
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import laplace_event, pure_event
+from fedlgm_lab.studies.tables.profiles import expected_error
 from simulations import launch
 from simulations.config import recipe
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from benchmarks.profiles import expected_error, gaussian_groups, gini, laplace_groups, shaped
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.profiles import Profile, as_profile
@@ -18,6 +17,13 @@ from fedlgm.noise.draws import draw
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.allocation import allocate
 from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from fedlgm_lab.studies.tables.profiles import (
+    expected_error,
+    gaussian_groups,
+    gini,
+    laplace_groups,
+    shaped,
+)
 
 sensitivities = hnp.arrays(
     np.float64, st.integers(1, 12), elements=st.floats(1e-6, 1e6) | st.just(0.0)

@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as hnp
 from sklearn.linear_model import Lasso as SkLasso
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.private_smoothness import private_smoothness
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.mechanisms.inid import noise_scales
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -26,6 +25,7 @@ from fedlgm_lab.applications.coordinate_descent import (
 from fedlgm_lab.applications.datasets import load_tabular
 from fedlgm_lab.applications.objectives import Lasso, Logistic
 from fedlgm_lab.applications.smoothness import smoothness
+from fedlgm_lab.studies.tables.private_smoothness import private_smoothness
 
 M = np.array([0.2, 1.0, 3.0, 10.0])
 ARGUMENTS = {"budget": 0.1, "rule": "inid", "clip": 0.5, "rate": 0.8, "passes": 3, "rows": 50}

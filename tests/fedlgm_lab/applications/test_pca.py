@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from benchmarks.pca_trials import perturb, recovery_errors
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
@@ -23,6 +22,7 @@ from fedlgm_lab.applications.pca import (
     subspace_recovery_error,
     top_subspace,
 )
+from fedlgm_lab.studies.tables.pca_trials import perturb, recovery_errors
 
 M = 12
 MU = gaussian_mu(1.0, 1e-6)

@@ -13,6 +13,7 @@ from fedlgm.errors import Notice
 from fedlgm_lab.studies import files
 from fedlgm_lab.studies.jobs import grid_jobs
 from fedlgm_lab.studies.study import base_of
+from fedlgm_lab.studies.tables.titles import TITLES
 from simulations.config import recipe as recipes
 
 CHANGES = {
@@ -77,13 +78,7 @@ class Ranked(tasks.Classification):
     [
         ((), "a study needs --grid"),
         (("004-table-19",), "no study '004-table-19'"),
-        (
-            ("003-table-3",),
-            (
-                "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid (in the "
-                "folder of"
-            ),
-        ),
+        (("004-table-3",), "004-table-3 is not a grid of runs; made by: fedlgm study 004-table-2"),
         (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),
         (("digits", "--grid", "epsilon=1,2"), "did you mean 'privacy.epsilon'"),
         (
@@ -117,11 +112,11 @@ def test_the_command_says_what_is_wrong_and_writes_nothing(
 def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
     status, out, _ = run("study", "--list", "--json")
     assert status == 0
-    assert set(json.loads(out)) == {*files.names(), *files.elsewhere()}
+    assert set(json.loads(out)) == {*files.names(), *files.elsewhere(), *TITLES}
     _, text, _ = run("study", "--list")
     lines = text.splitlines()
     assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in json.loads(out))
-    headings, of_a_paper = 3 + 2, 3  # with blank lines; authors and title, mechanisms, recipes
+    headings, of_a_paper = 4 + 3, 3  # with blank lines; authors and title, mechanisms, recipes
     assert len(lines) == len(json.loads(out)) + headings + of_a_paper * len(files.papers())
     assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
     for name in files.names():
@@ -186,7 +181,7 @@ def test_tables_that_cannot_be_written_leave_the_runs(run, tmp_path) -> None:
 
 
 def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
-    rows = {*files.names(), *files.elsewhere()}
+    rows = {*files.names(), *files.elsewhere(), *TITLES}
     for number, paper in files.papers().items():
         kinds = {"figure": paper.figures, "table": paper.tables}
         for kind, count in kinds.items():

@@ -1,0 +1,302 @@
+"""Long form of the audits, in about forty minutes on a core.
+
+1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
+2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries
+   in the run.
+3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence
+   0.95 and 0.999, as many audits of four such rounds, a thousand of twelve rounds of correlated
+   noise, and 300 as `fedlgm audit` makes them.
+4. The cost of canaries: their share of a round's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import torch
+
+from fedlgm import mechanisms
+from fedlgm.mechanisms.method import Method
+from fedlgm.noise import correlation
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm_lab.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
+from fedlgm_lab.audits.audit import reported_of
+from fedlgm_lab.audits.one_run import release_ratio
+from fedlgm_lab.audits.runs.canaries import LoggedCanaries
+from fedlgm_lab.studies.tables.maker import Maker, Pages
+from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.store import OutOfTimeError, Values
+from simulations import launch
+from simulations.config import recipe as recipes
+
+PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
+SIZES = {"a": 40, "b": 600, "c": 160}
+SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
+
+AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
+"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept
+at a time."""
+
+
+def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> str:
+    rows = []
+    cases = [(name, "sound") for name in mechanisms.names(None) if mechanisms.is_private(name)]
+    for name, variant in [*cases, *((name, "published") for name in PUBLISHED)]:
+
+        def audit(epsilon: float, name: str = name, variant: str = variant) -> list[Any]:
+            result = Audit(seed=0, trials=trials).mechanism(
+                Subject.of(name, variant, epsilon=epsilon)
+            )
+            return [result.epsilon_lower, result.epsilon_reported, result.passed, result.method]
+
+        cells, method = [], ""
+        for epsilon in epsilons:
+            lower, reported, passed, method = store.get(
+                f"{name} {variant} {epsilon:g} {trials}", partial(audit, epsilon)
+            )
+            shown = f"{lower:.2f} of {reported:.3g}"
+            cells.append(shown if passed else f"**{shown}: caught**")
+        rows.append([name if variant == "sound" else f"{name} ({variant})", method, *cells])
+    return table(["mechanism", "method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows)
+
+
+def tightness(store: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
+    rows = []
+    for recipe, name in (
+        ("digits", "gaussian"),
+        ("digits", "snr-consistent"),
+        ("correlated-digits", "snr-consistent"),
+    ):
+        for epsilon in epsilons:
+
+            def run(
+                seed: int, recipe: str = recipe, name: str = name, epsilon: float = epsilon
+            ) -> list[Any]:
+                overrides = [
+                    f"mechanism.name={name}",
+                    f"privacy.epsilon={epsilon}",
+                    f"run.seed={seed}",
+                ]
+                result = simulate(overrides, recipe)
+                return [
+                    result["audited_epsilon"],
+                    result["epsilon"],
+                    result["accuracy"],
+                    result["audit_passed"],
+                ]
+
+            found = [
+                store.get(f"tightness {recipe} {name} {epsilon:g} seed {seed}", partial(run, seed))
+                for seed in seeds
+            ]
+            spread = ", ".join(
+                f"{row[0] / row[1]:.3f}{'' if row[3] else ' (FAILED)'}" for row in found
+            )
+            accuracy = statistics.mean(row[2] for row in found)
+            rows.append([recipe, name, f"{epsilon:g}", spread, f"{100 * accuracy:.1f} %"])
+    return table(
+        ["recipe", "mechanism", "proven epsilon", "audited / proven, per seed", "mean accuracy"],
+        rows,
+    )
+
+
+def simulate(overrides: list[str], name: str = "digits") -> dict:
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = recipes.load(name, [*overrides, "run.audit=true", "run.evaluate_every=50"])
+        return launch.simulate(recipe, run_dir=Path(directory) / "run")
+
+
+def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
+    failed, whole = 0, 0
+
+    def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
+        """Counts by column; the last one is that of whole audits that failed."""
+        nonlocal failed, whole
+        batches = [
+            store.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)
+        ]
+        counts = np.sum(batches, axis=0)
+        failed, whole = failed + int(counts[-1]), whole + of
+        return [f"{count} of {of:,}" for count in counts]
+
+    rows = []
+    for name in ("gaussian", "snr-consistent"):
+        exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
+        command = counted(
+            f"false alarms of the command {name}", commands, partial(failed_commands, name)
+        )
+        rows.append([name, *exact, *command])
+    rows.append(
+        [
+            "snr-consistent, correlated noise",
+            "-",
+            "-",
+            *counted("false alarms correlated", runs, exact_runs),
+            "-",
+        ]
+    )
+    header = [
+        "ratio above 1 at 0.95",
+        "at 0.999",
+        "audits of several rounds that failed",
+        "commands that failed",
+    ]
+    low, high = (
+        1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact")
+    )
+    together = (
+        f"Of all {whole:,} complete audits {failed} failed: {1000 * failed / whole:.1f} in a "
+        f"thousand (95 % interval {low:.1f} to {high:.1f})."
+    )
+    return f"{table(['mechanism', *header], rows)}\n\n{together}"
+
+
+def _batches(count: int) -> list[range]:
+    return [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
+
+
+def exact_releases(name: str, numbers: range) -> list[int]:
+    """Audits of releases that are exactly as planned: ratios above 1 at 0.95 and at 0.999, and
+    failed audits.
+    """
+    layers = LayerTable.from_sizes(SIZES)
+    single, several = (Subject.of(name, rounds=rounds, layers=layers) for rounds in (1, 4))
+    above = [0, 0, 0]
+    for number in numbers:
+        record = watched(single, 24, number)
+        for index, confidence in enumerate((0.95, 0.999)):
+            above[index] += release_ratio(record, single.layers, confidence) > 1
+        above[2] += not audited(several, 100, number).passed
+    return above
+
+
+def exact_runs(numbers: range) -> list[int]:
+    """Failed audits of whole runs, banded noise over twelve rounds in groups that take turns,
+    exactly as planned.
+    """
+    noise = correlation.get("banded", 3 * SEPARATION, bands=SEPARATION)
+    sampling = Sampling("cyclic", 10 * SEPARATION, 1 / SEPARATION, SEPARATION)
+    facts = RunFacts(0.0, sampling, rounds=noise.rounds, epsilon=4.0, delta=1e-5, noise=noise)
+    of = Subject(
+        "run",
+        Method.calibrate(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts),
+    )
+    return [sum(not audited(of, 100, number).passed for number in numbers)]
+
+
+def audited(of: Subject, count: int, number: int) -> AuditResult:
+    """The whole audit of one run of releases exactly as planned."""
+    reported = reported_of(of, of.method.plan(of.start))
+    return audit_record(watched(of, count, number), of.layers, reported)
+
+
+def watched(
+    subject: Subject, count: int, number: int, publish: Callable[..., torch.Tensor] | None = None
+) -> CanaryRecord:
+    """The canaries' observations of a run as planned, or by `publish`; each number has its canaries
+    and noise.
+    """
+    first, keys, run_noise = subject.method.plan(subject.start), KeyRing(2 * number + 1), RunNoise()
+    canaries = Canaries(subject.layers, count, KeyRing(2 * number))
+    for round_ in range(1, subject.facts.rounds + 1):
+        plan = first if first.position is None else dataclasses.replace(first, position=round_ - 1)
+        total = torch.zeros(plan.size, dtype=torch.float64)
+        canaries.insert(round_, plan, total)
+        canaries.observe(
+            round_, plan, (publish or release)(total, plan, keys, round_, run_noise=run_noise)
+        )
+    return canaries.record()
+
+
+def failed_commands(name: str, numbers: range) -> list[int]:
+    """Audits of a sound mechanism, as `fedlgm audit NAME --seed N` makes them, that failed."""
+    subject = Subject.of(name)
+    return [sum(not Audit(seed=number).mechanism(subject).passed for number in numbers)]
+
+
+def cost(store: Values, runs: int) -> str:
+    cases: dict[str, tuple[str, list[str]]] = {
+        "digits, mlp (2,410 parameters)": ("digits", []),
+        "digits, cohort 25": ("digits", ["federation.rate=0.05"]),
+        "correlated-digits": ("correlated-digits", []),
+    }
+    rows = []
+    for label, case in cases.items():
+        shares = [
+            store.get(f"cost {label} {run}", partial(share_of_canaries, *case))
+            for run in range(runs)
+        ]
+        rows.append(
+            [
+                label,
+                f"{100 * statistics.median(shares):.2f} %",
+                ", ".join(f"{100 * s:.2f}" for s in shares),
+            ]
+        )
+    return table(["run", "share of the rounds' time (median)", "runs"], rows)
+
+
+def share_of_canaries(recipe: str, overrides: list[str]) -> float:
+    """Share of the rounds' time that goes to the canaries, in the same run, so that other load
+    affects both equally.
+    """
+    spent = 0.0
+
+    def timed(method: Callable) -> Callable:
+        def call(self, *args, **kwargs):
+            nonlocal spent
+            started = time.perf_counter()
+            method(self, *args, **kwargs)
+            spent += time.perf_counter() - started
+
+        return call
+
+    insert, observe = LoggedCanaries.insert, LoggedCanaries.observe
+    LoggedCanaries.insert, LoggedCanaries.observe = timed(insert), timed(observe)
+    try:
+        result = simulate(overrides, recipe)
+    finally:
+        LoggedCanaries.insert, LoggedCanaries.observe = insert, observe
+    return spent / (result["seconds_per_round"] * result["rounds"])
+
+
+PARTS: dict[str, Callable[[Values], str]] = {
+    "every mechanism": lambda store: every_mechanism(store, (1.0, 4.0, 8.0), 4000),
+    "tightness": lambda store: tightness(store, (4.0, 8.0), (1, 2, 3)),
+    "false alarms": lambda store: false_alarms(store, AUDITS, RUNS, COMMANDS),
+    "cost of canaries": lambda store: cost(store, 3),
+}
+
+
+def measure(store: Values) -> None:
+    """All four parts."""
+    for part in PARTS.values():
+        part(store)
+
+
+def texts(store: Values) -> Pages:
+    """The parts that are complete."""
+    complete, shown = Values(store.path, {"minutes": 0}), {}
+    for name, part in PARTS.items():
+        with contextlib.suppress(OutOfTimeError):
+            shown[name] = part(complete)
+    data = {name: text for name, text in shown.items() if name == "every mechanism"}
+    rest = {name: text for name, text in shown.items() if name not in data}
+    return {"audits.md": rest, "data/audits.md": data}
+
+
+MAKER = Maker("long-audits.json", texts, measure, Values, partial=True)

@@ -1,0 +1,229 @@
+"""Correlated noise in closed form.
+
+* errors of the models over those of independent noise: without amplification, clients at least b
+  rounds apart in both; and with groups and secret draws in them, against Poisson sampling of all
+  clients;
+* gain of a separate C for every layer over the best one for all, if the server treated layers
+  differently;
+* errors for a server with momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import Workload
+from fedlgm.planning.facts import Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.privacy import calibrate
+from fedlgm.privacy.whole_run import WholeRun
+from fedlgm.training import models
+from fedlgm_lab.studies.tables.maker import Maker, Pages
+from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.store import Values
+
+BANDS, ROUNDS, DELTA = 10, 300, 1e-5
+BUDGETS, GROUPS = (1.0, 3.0, 8.0, 16.0), (2, 4, 5, 10)
+MODELS = {"CNN, FashionMNIST": ("cnn", (1, 28, 28)), "ResNet-18": ("resnet18", (3, 32, 32))}
+Row = dict[str, Any]
+
+
+def without_amplification() -> list[Row]:
+    """Clients at least b rounds apart under either noise, so that both have the same sensitivity,
+    sqrt(T / b).
+    """
+    rows = []
+    independent = correlation.get("identity", ROUNDS)
+    for separation in (5, 10, 20, 50):
+        row: Row = {"rounds": ROUNDS, "min_separation": separation}
+        for reduce in ("mean", "max"):
+            c = correlation.get("banded", ROUNDS, bands=separation, reduce=reduce)
+            costs = [
+                each.sensitivity(separation) * each.error(reduce=reduce)
+                for each in (c, independent)
+            ]
+            row[reduce] = costs[0] / costs[1]
+        blt = correlation.get("blt", ROUNDS, min_separation=separation)
+        row["blt_mean"] = (
+            blt.sensitivity(separation)
+            * blt.error()
+            / (independent.sensitivity(separation) * independent.error())
+        )
+        row["floor"] = separation**-0.5
+        rows.append(row)
+    return rows
+
+
+def against_poisson() -> list[Row]:
+    """At q = 0.1. Ten groups are a public cycle: only the noise is secret."""
+    rows = []
+    independent = correlation.get("identity", ROUNDS)
+    for epsilon in BUDGETS:
+        poisson = calibrate(epsilon, DELTA, steps=ROUNDS, sampling_rate=0.1)
+        for b in GROUPS:
+            row: Row = {"epsilon": epsilon, "groups": b}
+            for reduce in ("mean", "max"):
+                c = correlation.get("banded", ROUNDS, bands=b, reduce=reduce)
+                sampling = Sampling("grouped-poisson", 500, 0.1, b)
+                row["multiplier"] = WholeRun(c, sampling, "add-remove").calibrate(
+                    epsilon, DELTA, "pld"
+                )
+                row[reduce] = (
+                    row["multiplier"]
+                    * c.error(reduce=reduce)
+                    / (poisson * independent.error(reduce=reduce))
+                )
+            rows.append(row)
+    return rows
+
+
+def workloads() -> list[Row]:
+    """Mean error for a server with momentum, 10 bands: the C made for them and that for prefix
+    sums.
+    """
+    rows = []
+    for name, workload in {"momentum 0.9": Workload(0.9)}.items():
+        made = correlation.get("banded", ROUNDS, bands=BANDS, workload=workload)
+        prefix, independent = (
+            correlation.get("banded", ROUNDS, bands=BANDS),
+            correlation.get("identity", ROUNDS),
+        )
+        errors = [c.error(workload) for c in (made, prefix, independent)]
+        rows.append(
+            {"server": name}
+            | dict(zip(("made_for_it", "for_prefix_sums", "independent"), errors, strict=True))
+        )
+    return rows
+
+
+DIFFERENT = {
+    "momentum 0.9 / none": (Workload(0.9), Workload()),
+    "momentum 0.9 / 0.5": (Workload(0.9), Workload(0.5)),
+    "weight decay 0.01 a round / none": (Workload(decay=0.99), Workload()),
+    "no difference": (Workload(), Workload()),
+}
+"""What the server could do differently with two kinds of layers."""
+
+
+def per_layer() -> list[Row]:
+    """Error of the best C for all layers over that of a C for each layer, under the optimal split
+    of either.
+
+    With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l)
+    E_l sqrt(d_l), so the cost of one C is the mean of its costs for either kind, weighted by the
+    terms of this sum. "worst": the largest over all weights, whatever the model. Models: layers
+    have equal bounds, and the last one ("output"), or the second half of them, is treated as named
+    second.
+    """
+    sizes = {
+        name: LayerTable.from_module(models.build(kind, in_shape=shape, classes=10)).sizes
+        for name, (kind, shape) in MODELS.items()
+    }
+    rows = []
+    for name, pair in DIFFERENT.items():
+        costs = [_cost(workload) for workload in pair]
+        own = [
+            correlation.get("banded", ROUNDS, bands=BANDS, workload=workload).coefficients
+            for workload in pair
+        ]
+        least = [cost(c) for cost, c in zip(costs, own, strict=True)]
+        row: Row = {"layers differ by": name}
+        row["worst"] = max(_shared(costs, least, own, share) for share in np.linspace(0.1, 0.9, 9))
+        for model, d in sizes.items():
+            for what, second in (("output", len(d) - 1), ("second half", len(d) // 2)):
+                weights = np.array(
+                    [np.sqrt(d[:second]).sum() * least[0], np.sqrt(d[second:]).sum() * least[1]]
+                )
+                row[f"{model}: {what}"] = _shared(costs, least, own, weights[0] / weights.sum())
+        rows.append(row)
+    return rows
+
+
+Cost = Callable[[np.ndarray], float]
+
+
+def _cost(workload: Workload) -> Cost:
+    """Norm times root mean square error: sens(C) E up to the factor sqrt(k), which is that of every
+    layer.
+    """
+    return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
+
+
+def _shared(costs: list[Cost], least: list[float], own: list[np.ndarray], share: float) -> float:
+    """Least weighted cost of one C for both kinds of layers, relative to that of separate C's."""
+    weights = np.array([share, 1 - share])
+
+    def relative(c: np.ndarray) -> float:
+        return float(
+            np.log(sum(w * cost(c) / o for w, cost, o in zip(weights, costs, least, strict=True)))
+        )
+
+    start = weights @ np.array(own)
+    return float(np.exp(minimize(relative, start, method="L-BFGS-B", options={"maxiter": 300}).fun))
+
+
+FIGURES: dict[str, Callable[[], list[Row]]] = {
+    "without amplification": without_amplification,
+    "against Poisson sampling": against_poisson,
+    "a C for each layer": per_layer,
+    "workloads": workloads,
+}
+
+
+def measure(store: Values) -> None:
+    """All closed forms."""
+    for name, rows in FIGURES.items():
+        store.get(name, rows)
+
+
+def texts(store: Values) -> Pages:
+    """All closed forms."""
+    apart, poisson, layers, servers = (store.values[name] for name in FIGURES)
+    errors = {
+        (row["epsilon"], row["groups"]): f"{row['mean']:.3f} / {row['max']:.3f}" for row in poisson
+    }
+    shown = {
+        "without secret sampling": table(
+            [
+                "b",
+                "mean error",
+                "largest error",
+                "mean error of `blt` (2 buffers)",
+                "lower bound for any matrix",
+            ],
+            (
+                [
+                    str(r["min_separation"]),
+                    *(f"{r[k]:.3f}" for k in ("mean", "max", "blt_mean", "floor")),
+                ]
+                for r in apart
+            ),
+        ),
+        "against secret sampling": table(
+            ["epsilon", *(f"b = {b}{', public' if b == BANDS else ''}" for b in GROUPS)],
+            ([f"{epsilon:g}", *(errors[epsilon, b] for b in GROUPS)] for epsilon in BUDGETS),
+        ),
+        "each layer": table(
+            list(layers[0]),
+            (
+                [str(name), *(f"{x:.3f}" for x in costs)]
+                for name, *costs in map(dict.values, layers)
+            ),
+        ),
+        "momentum": table(
+            ["server", "C optimised for it", "C optimised for plain averaging", "independent"],
+            (
+                [str(name), *(f"{x:.2f}" for x in found)]
+                for name, *found in map(dict.values, servers)
+            ),
+        ),
+    }
+    return {"data/correlated.md": shown}
+
+
+MAKER = Maker("correlated.json", texts, measure, Values)

@@ -1,0 +1,101 @@
+"""Figures 1 to 4 of the i.n.i.d. noise paper, from closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from fedlgm.mechanisms.profiles import as_profile
+from fedlgm.privacy.gaussian import gaussian_mu
+from fedlgm_lab.studies.tables.inid import SHAPES, db, gaussian_mse, laplace_mse
+from fedlgm_lab.studies.tables.maker import Maker
+from fedlgm_lab.studies.tables.profiles import gini, shaped
+from fedlgm_lab.studies.tables.store import Values
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+SIZES, EPSILONS = range(1, 26), np.linspace(0.1, 2, 39).round(3).tolist()
+FIGURES = ("figure1", "figure2", "figure3", "figure4")
+MARKS = dict(zip(SHAPES, "os^dv", strict=True))
+Panel = Mapping[str, Any]
+
+
+def panels() -> dict[str, list[Panel]]:
+    """The curves of each figure's panels: {x, curves, xlabel, ylabel}."""
+
+    def panel(
+        x: Sequence[float], curves: Mapping[str, list[float]], xlabel: str, ylabel: str = "MSE (dB)"
+    ) -> Panel:
+        rounded = {name: np.round(values, 6).tolist() for name, values in curves.items()}
+        return {"x": list(x), "curves": rounded, "xlabel": xlabel, "ylabel": ylabel}
+
+    made = {}
+    iid_g = [db(20 / gaussian_mu(e, 1e-6) ** 2) for e in EPSILONS]
+    for number, mse, order, iid_e, iid_k in (
+        (1, gaussian_mse, 2, iid_g, [db(k / gaussian_mu(0.5, 1e-6) ** 2) for k in SIZES]),
+        (3, laplace_mse, 1, [db(40 / e**2) for e in EPSILONS], [db(8 * k) for k in SIZES]),
+    ):
+        by_e = {s: [db(mse(shaped(s, 20, norm=order), e)) for e in EPSILONS] for s in SHAPES}
+        by_k = {s: [db(mse(shaped(s, k, norm=order), 0.5)) for k in SIZES] for s in SHAPES}
+        made[f"figure{number}"] = [
+            panel(EPSILONS, {"i.i.d.": iid_e} | by_e, "epsilon (K = 20)"),
+            panel(SIZES, {"i.i.d.": iid_k} | by_k, "K (epsilon = 0.5)"),
+        ]
+    inequality = {s: [gini(as_profile(shaped(s, k))) for k in SIZES] for s in SHAPES}
+    made["figure2"] = [panel(SIZES, inequality, "K", "Gini coefficient")]
+    curves = {
+        f"{family}, {s}": [db(mse(shaped(s, k), 0.5)) for k in SIZES]
+        for family, mse in (("Gaussian", gaussian_mse), ("Laplace", laplace_mse))
+        for s in ("uniform", "exponential")
+    }
+    made["figure4"] = [panel(SIZES, curves, "K (epsilon = 0.5, unit l2 sensitivity)")]
+    return made
+
+
+def draw(name: str, store: Values, path: Path) -> None:
+    """One figure, from its kept panels."""
+    figure_panels = store.values[name]
+    figure, axes = plt.subplots(
+        1,
+        len(figure_panels),
+        figsize=(9, 3.4) if len(figure_panels) == 2 else (4.8, 3.2),
+        squeeze=False,
+    )
+    for axis, one in zip(axes[0], figure_panels, strict=True):
+        for name, y in one["curves"].items():
+            axis.plot(
+                one["x"],
+                y,
+                label=name,
+                marker=MARKS.get(name),
+                markevery=4,
+                markersize=4,
+                linewidth=1.1,
+            )
+        axis.set(xlabel=one["xlabel"], ylabel=one["ylabel"])
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def measure(store: Values) -> None:
+    """The curves of every figure."""
+    for name, curves in panels().items():
+        store.get(name, lambda curves=curves: curves)
+
+
+MAKER = Maker(
+    "inid-figures.json",
+    lambda store: {},
+    measure,
+    Values,
+    {f"inid-{name}.png": partial(draw, name) for name in FIGURES},
+)

@@ -1,0 +1,293 @@
+"""LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk and bias (Figures 2
+and 4, Tables 3 and 5 of its paper).
+
+FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others,
+half of which train the shadow model. Error rates are those of public adversaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import data, mechanisms, privacy
+from fedlgm.mechanisms.mechanism import BoundsExamples
+from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
+from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.training import models
+from fedlgm.training.example_level import ExampleGradients, FlatClip
+from fedlgm.training.example_level.central import train
+from fedlgm.training.example_level.trainer import private_figures
+from fedlgm_lab.risk.exposure import ShadowTraining, layer_errors, layer_risk, public_bias_weights
+from fedlgm_lab.studies.tables.store import Values
+
+PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
+EPSILON, DELTA = 5.0, 1e-5
+RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), tuple(range(1, 11))
+LOOKS = 5  # at how many steps the bias is measured
+SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
+STYLES = (
+    "sgd",
+    "dp-sgd",
+    "auto-s",
+    "dp-psac",
+    "lm public",
+    "lm stale",
+    "lm privatised",
+    "lm bias",
+    "lm published",
+    "lm published bias",
+)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """FashionMNIST in a private and a public part, and the test set."""
+
+    private: tuple[Tensor, Tensor]
+    public: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def load(cls, private: int | None = None, public: int | None = None) -> Halves:
+        found = data.load("fashion-mnist")
+        private, public = (
+            PRIVATE if private is None else private,
+            PUBLIC if public is None else public,
+        )
+        order = np.random.default_rng(0).permutation(len(found.train_y))
+
+        def part(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+            return torch.from_numpy(found.train_x[rows]), torch.from_numpy(found.train_y[rows])
+
+        test = torch.from_numpy(found.test_x), torch.from_numpy(found.test_y)
+        return cls(part(order[:private]), part(order[private : private + public]), test)
+
+
+@dataclass
+class Watched:
+    """Bias of the scaling at some steps: ||mean scaled gradient - mean gradient|| over fixed
+    private examples.
+    """
+
+    module: nn.Module
+    method: Method
+    examples: tuple[Tensor, Tensor]
+    bias: list[float] = field(default_factory=list)
+
+    def look(self, scaling: Any) -> None:
+        x, y = self.examples
+        gradients = ExampleGradients(self.module, self.method.layers)
+        mean, true = (
+            gradients.sum(x, y, s).total.double() / len(y)
+            for s in (scaling, FlatClip(float("inf")))
+        )
+        self.bias.append(float((mean - true).norm()))
+
+
+def scnn(seed: int) -> nn.Module:
+    return models.build("s-cnn", in_shape=(1, 28, 28), classes=10, seed=seed)
+
+
+def mechanism(style: str, store: Values) -> Any:
+    """The mechanism of a row of the table."""
+    if style in ("dp-sgd", "auto-s", "dp-psac"):
+        return mechanisms.get(style)
+    if style == "lm bias":
+        return LMDPSGD("lm-dp-sgd", weights="public", strengths=tuple(store.values["bias weights"]))
+    if style == "lm published bias":
+        return PublishedLMDPSGD("lm-dp-sgd", weights="bias")
+    known: dict[str, Any] = {
+        "error_rates": tuple(row["training_error"] for row in store.values["risk fashion-mnist"]),
+        "emphasis": EMPHASIS,
+    }
+    if style == "lm published":
+        return PublishedLMDPSGD("lm-dp-sgd", **known)
+    strengths = tuple(row["strength"] for row in store.values["risk fashion-mnist"])
+    return LMDPSGD("lm-dp-sgd", weights=style.split()[1], strengths=strengths, **known)
+
+
+def measure_risk(store: Values) -> None:
+    """Error rates on two public sets, and the public weights for convergence."""
+    halves = Halves.load()
+    digits = data.load("digits")
+    small = torch.from_numpy(np.concatenate([digits.train_x, digits.test_x]))
+    resized = nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
+    sets = {
+        "fashion-mnist": halves.public,
+        "digits": (resized, torch.from_numpy(np.concatenate([digits.train_y, digits.test_y]))),
+    }
+    for name, (x, y) in sets.items():
+        keys = KeyRing.from_seed(7)
+        store.get(f"risk {name}", lambda x=x, y=y, keys=keys: [
+            vars(row) for row in layer_risk(scnn(7), x, y, keys=keys, training=SHADOW)
+        ])  # fmt: skip
+
+    def weights() -> list[float]:
+        module = scnn(7)
+        x, y = halves.public
+        return public_bias_weights(
+            module, LayerTable.from_module(module), x[:1000], y[:1000], 1.0
+        ).tolist()
+
+    store.get("bias weights", weights)
+
+
+def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> dict[str, Any]:
+    """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and
+    the bias.
+    """
+    halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
+    x, y = halves.private
+    started = time.process_time()
+    if style == "sgd":
+        found: dict[str, Any] = {"epsilon": None, "guarantee": "none", "bias": []}
+        sgd(module, x, y, lr, keys)
+    else:
+        facts = RunFacts(
+            0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA
+        )
+        method = Method.of(module, mechanism(style, store), facts)
+        found = private_run(method, module, x, y, lr, keys, looks=LOOKS if whole else 0)
+    seconds = round(time.process_time() - started, 1)
+    found |= {"lr": lr, "seed": seed, "seconds": seconds, "accuracy": accuracy(module, halves.test)}
+    if whole:
+        both, count = torch.cat([x, halves.test[0]]), min(len(x), len(halves.test[1]))
+        inside, outside = torch.arange(count), len(x) + torch.arange(count)
+        errors = layer_errors(
+            module, both, inside, outside, keys=KeyRing.from_seed(1000 + seed), training=SHADOW
+        )
+        found["membership"] = {
+            layer: round(1 - held_out, 5) for layer, (_, held_out) in errors.items()
+        }
+        found["train_accuracy"] = accuracy(module, (x, y))
+    return found
+
+
+def private_run(
+    method: Method,
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    lr: float,
+    keys: KeyRing,
+    looks: int = 0,
+) -> dict[str, Any]:
+    watched, steps = Watched(module, method, (x[:500], y[:500])), method.facts.rounds
+    plans: list[Any] = []
+
+    class Spy(Method):
+        def plan(self, transcript: Transcript) -> Any:
+            plans.append(super().plan(transcript))
+            return plans[-1]
+
+    def after(step: int) -> None:
+        if looks and step % (steps // looks) == 0:
+            plan, own = plans[-1], method.mechanism
+            if isinstance(own, UsesPrivateNorms):
+                gradients = ExampleGradients(module, method.layers)
+                figures = private_figures(
+                    gradients, method.mechanism, method.layers, *watched.examples
+                )
+                plan = own.plan_from_private_norms(method.layers, method.facts, figures)
+            assert isinstance(own, BoundsExamples)
+            watched.look(own.scaling(plan))
+        del plans[:-1]
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Ledger(Path(folder) / "ledger.sqlite", "run") as ledger,
+    ):
+        result = train(
+            module,
+            x,
+            y,
+            Spy(method.mechanism, method.layers, method.facts),
+            keys=keys,
+            ledger=ledger,
+            lr=lr,
+            progress=after,
+        )
+    multiplier = method.facts.noise_multiplier
+    claimed = privacy.epsilon(
+        multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate
+    )
+    return {
+        "epsilon": result.epsilon if np.isfinite(result.epsilon) else "inf",
+        "claimed": claimed,
+        "guarantee": result.guarantee.status,
+        "multiplier": multiplier,
+        "bias": [round(value, 4) for value in watched.bias],
+    }
+
+
+def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
+    """The same batches without bounds or noise."""
+    for step in range(1, STEPS + 1):
+        rows = torch.from_numpy(
+            np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE)
+        )
+        loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / (
+            RATE * len(y)
+        )
+        loss.backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= lr * parameter.grad
+                parameter.grad = None
+
+
+def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
+    x, y = pair
+    with torch.no_grad():
+        right = [
+            (module.eval()(part).argmax(1) == labels).float()
+            for part, labels in zip(x.split(1000), y.split(1000), strict=True)
+        ]
+    module.train()
+    return round(float(torch.cat(right).mean()), 5)
+
+
+def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
+    """Test accuracies of the search by rate, in the order of its seeds."""
+    return {
+        rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS]
+        for rate in RATES
+    }
+
+
+def curve(values: dict[str, Any], style: str) -> dict[float, float]:
+    """Mean accuracy of the search by rate."""
+    return {rate: statistics.fmean(found) for rate, found in searched(values, style).items()}
+
+
+def best_rate(values: dict[str, Any], style: str) -> float:
+    """The rate with the highest mean accuracy over the seeds of the search."""
+    found = curve(values, style)
+    return max(found, key=lambda rate: found[rate])
+
+
+def measure(store: Values) -> None:
+    """Error rates of adversaries, then searches and runs."""
+    measure_risk(store)
+    for seed, style, lr in itertools.product(SEARCH_SEEDS, STYLES, RATES):
+        name = f"search {style} {lr:g} {seed}"
+        store.get(name, lambda s=style, r=lr, n=seed: run(s, r, n, store, whole=False))
+    for seed, style in itertools.product(SEEDS, STYLES):
+        best = best_rate(store.values, style)
+        store.get(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))

@@ -1,0 +1,111 @@
+"""One frame for what makes tables and figures: kept figures, pages and pictures in one folder.
+
+    fedlgm study inid                                # measures, and shows the tables
+    fedlgm study inid --out docs/results             # the same on the pages of results
+    fedlgm study lm-dp-sgd --set minutes=9           # starts no run after nine minutes
+
+A module of this package makes tables if it has a `MAKER`. Figures that are kept are not measured
+again, so that a second call continues the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlgm.errors import ConfigError
+from fedlgm.wording import alternatives
+from fedlgm_lab.studies.tables.pages import put
+from fedlgm_lab.studies.tables.store import Kept, OutOfTimeError, Values
+from fedlgm_lab.studies.tables.titles import TITLES
+
+Pages = Mapping[str, Mapping[str, str]]
+"""Page, relative to the folder -> name of a part -> its table."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What makes the tables of one file of kept figures.
+
+    Attributes:
+        file: name of the file in the folder.
+        texts: tables from what is kept.
+        measure: measures what is missing.
+        store: how the file holds its figures.
+        pictures: name of each picture, and what draws it from the kept figures.
+        inputs: further settings, with their descriptions.
+        partial: whether there are tables before everything is measured.
+    """
+
+    file: str
+    texts: Callable[[Any], Pages]
+    measure: Callable[[Any], None] = lambda _: None
+    store: type[Kept] | type[Values] = Kept
+    pictures: Mapping[str, Callable[[Any, Path], None]] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
+
+    def open(self, folder: Path, settings: Mapping[str, Any] | None = None) -> Kept | Values:
+        """The kept figures in a folder.
+
+        Raises:
+            ConfigError: a setting is unknown.
+        """
+        described = {"minutes": "no run starts after so many minutes"} | dict(self.inputs)
+        for key in settings or {}:
+            if key not in described:
+                known = "; ".join(f"{name} ({text})" for name, text in described.items())
+                raise ConfigError(f"--set {key}: this table takes {known}")
+        return self.store(folder / self.file, settings)
+
+
+def place(folder: Path, page: str) -> Path:
+    """File of a page: a how-to page beside the folder if it is there, else a file in the folder."""
+    beside = folder / page
+    return beside if beside.exists() or ".." not in page else folder / beside.name
+
+
+def load(name: str) -> Maker:
+    """The maker of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in TITLES:
+        raise ConfigError(f"no table {name!r}; {alternatives(name, TITLES)}")
+    module = import_module(f"fedlgm_lab.studies.tables.{name.replace('-', '_')}")
+    maker: Maker = module.MAKER
+    return maker
+
+
+def make(name: str, folder: Path, settings: Mapping[str, Any]) -> tuple[Pages, bool]:
+    """Measure what is missing, and put tables and pictures into the folder.
+
+    Args:
+        name: name of the maker.
+        folder: kept figures and pages; tables replace those of the pages there.
+        settings: "minutes", and the maker's inputs.
+
+    Returns:
+        The tables, and whether everything is measured.
+    """
+    maker, complete = load(name), True
+    torch.set_num_threads(1)
+    store = maker.open(folder, settings)
+    try:
+        maker.measure(store)
+    except OutOfTimeError:
+        complete = False
+    pages = maker.texts(store) if complete or maker.partial else {}
+    for page, parts in pages.items():
+        for part, text in parts.items():
+            if text:
+                put(place(folder, page), part, text)
+    for picture, draw in maker.pictures.items() if complete else ():
+        draw(store, folder / picture)
+    return pages, complete

@@ -1,0 +1,324 @@
+"""Claims of the bundled studies, checked on kept runs.
+
+fedlgm study NAME [--seeds N] [--set ...]                     # the runs, in runs/study-NAME
+fedlgm study outcomes --set keep=runs/study-NAME --out docs/results  # keeps them, for the pages
+"""
+
+from __future__ import annotations
+
+import collections
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from fedlgm.errors import ConfigError
+from fedlgm_lab.studies import claims, files
+from fedlgm_lab.studies.results import Study
+from fedlgm_lab.studies.tables.maker import Maker, Pages
+from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.store import Values
+from simulations.runs import strict_json
+from simulations.runs.headline import is_share
+
+DRAWN = {"002-figure-5": "002-figure-5.png"}
+"""Pictures of the page, by study."""
+ELSEWHERE = {
+    "000-table-1": "[allocations](allocations.md#table-1-of-the-paper): 6 rules reproduced",
+    "000-table-2-fashion-mnist": "[central allocations](central-allocations.md), with searched "
+    "rates",
+    "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with the paper's rates",
+    "003-table-4": "[i.n.i.d. noise](inid.md), other settings",
+    "004-table-2": "[LaDP](ladp.md), other settings",
+    "ladp-one-budget": "[LaDP](ladp.md)",
+    "002-figure-2": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-figure-4": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-figure-5-bias": "[LM-DP-SGD](lm-dp-sgd.md): 1 reproduced, 2 not decided",
+    "002-table-3": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-table-5": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-table-7": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "003-figure-1": "[i.n.i.d. noise](inid.md)",
+    "003-figure-5": "[i.n.i.d. noise](inid.md)",
+    "003-table-1": "[i.n.i.d. noise](inid.md)",
+    "003-table-2": "[i.n.i.d. noise](inid.md)",
+    "003-table-3": "[i.n.i.d. noise](inid.md)",
+    "004-table-4": "[LaDP](ladp.md)",
+    "004-figure-5": "[LaDP](ladp.md): lower by construction",
+    "002-figure-6-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-figure-7-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-table-8": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "003-figure-2": "[i.n.i.d. noise](inid.md)",
+    "003-figure-3": "[i.n.i.d. noise](inid.md)",
+    "003-figure-4": "[i.n.i.d. noise](inid.md)",
+    "003-figure-6": "[i.n.i.d. noise](inid.md)",
+    "003-table-5": "[i.n.i.d. noise](inid.md)",
+    "004-figure-4": "[in 004-table-2](data/studies.md#004-table-2)",
+    "004-table-3": "[in 004-table-2](data/studies.md#004-table-2)",
+    "004-table-8": "[in 004-table-2](data/studies.md#004-table-2)",
+    "004-figure-7": "[attacks](attacks.md)",
+    "004-table-10": "[attacks](attacks.md)",
+    "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
+    "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
+    "layer-wise-cnn": "[allocations learned from releases](adaptive.md#water-filling)",
+    "layer-wise-falling": "[allocations learned from releases](adaptive.md#water-filling)",
+    "layer-wise-water-filling": "[allocations learned from releases](adaptive.md#water-filling)",
+    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
+}
+"""Pages that hold results of a table or figure beside the studies."""
+PAPERS = {
+    "000": "000: SNR-consistent allocation",
+    "002": "002: LM-DP-SGD",
+    "003": "003: i.n.i.d. noise",
+    "004": "004: LaDP-FL",
+    "": "none: rules of this library",
+}
+"""Names of the papers on the page, by their numbers in the names of studies; "" is for studies of
+no paper."""
+_MORE_SEEDS = (
+    "The first {} seeds were seen before the others were added, so p is somewhat too small."
+)
+NOTES = {
+    **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-7"), _MORE_SEEDS.format("five")),
+    "003-table-4": _MORE_SEEDS.format("three"),
+    "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the "
+    "recipe's 17, at rates that were not searched. The difference that refutes a claim is 0.3 "
+    "points.",
+    "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy "
+    "does not depend on the budget yet, so they cannot separate the rules.",
+    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, "
+    "accuracy falls as the budget grows: the sigmoid network starts at chance level and leaves "
+    "it sooner with more noise (flat Gaussian, one further run each: 37 % in round 40 at epsilon "
+    "1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The figures do not compare the "
+    "rules at their final accuracy.",
+    "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a "
+    "rate that was not searched.",
+    "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the "
+    "methods of the claims ran, none of the rows with MedClip.",
+    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
+    "on these seeds.",
+    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
+    "on these seeds.",
+    "layer-choice": "The initial weights of a network that narrows have their largest norms in the "
+    "first layers, so LaDP's rule leaves the output layer at its random start. All votes for two "
+    "layers kept the output layer, and the other winner differed by seed. The setting thus "
+    "favours the vote. The rate of one layer by norm is the lowest searched.",
+}
+"""Caveats of kept runs, shown on the page."""
+
+
+def studies(folder: Path) -> dict[str, dict[str, Any]]:
+    """The files of studies that a folder of results keeps, by study."""
+    return {
+        path.stem: strict_json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((folder / "studies").glob("*.json"))
+    }
+
+
+def keep(folder: Path, results: Path) -> None:
+    """Keep the outcome of a bundled study that has run, for the pages of results.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+    source = folder / "study.json"
+    if not source.is_file():
+        raise ConfigError(f"{folder} holds no study.json: run fedlgm study NAME first")
+    name = strict_json.loads(source.read_text(encoding="utf-8"))["study"]
+    if name not in files.names():
+        raise ConfigError(f"{source} is of {name!r}, which is no bundled study")
+    (results / "studies").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, results / "studies" / f"{name}.json")
+
+
+def checked(folder: Path, name: str) -> list[claims.Checked]:
+    """The claims of a study, checked against its kept runs; "fragile" if its kept runs at searched
+    settings give another outcome.
+    """
+    paper, tuned = (folder / "studies" / part / f"{name}.json" for part in ("", "tuned"))
+    both = [checked_in(name, file) for file in (paper, tuned) if file.is_file()]
+    return claims.weigh(both[0], both[-1])
+
+
+def checked_in(name: str, file: Path) -> list[claims.Checked]:
+    """The claims of a study, checked against the runs of one kept file."""
+    found = Study.read(file)
+    return claims.check(
+        files.load(name).claims, found.to_frame(), found.compared_keys, found.headline
+    )
+
+
+def counted(outcomes: Sequence[str]) -> str:
+    """How many claims have which outcome."""
+    number = collections.Counter(outcomes)
+    return ", ".join(f"{number[one]} {one}" for one in get_args(claims.Outcome) if number[one])
+
+
+def summary(folder: Path, found: Mapping[str, Any]) -> str:
+    """The claims of all kept studies, by paper."""
+    outcomes: dict[str, list[str]] = {paper: [] for paper in PAPERS}
+    for name in found:
+        paper = files.load(name).paper[:3]
+        outcomes[paper if paper in PAPERS else ""] += [one.outcome for one in checked(folder, name)]
+    rows = [[PAPERS[paper], str(len(ones)), counted(ones)] for paper, ones in outcomes.items()]
+    made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
+    return f"{made}\n\n{table(['paper', 'claims', 'outcomes'], rows)}"
+
+
+def overview(folder: Path, found: Mapping[str, Any]) -> str:
+    """A row for every table and figure that was made, and lists of the others."""
+    rows, no_data, not_made = [], [], []
+    for name in files.names():
+        asked = files.load(name)
+        if name in found:
+            counts = counted([one.outcome for one in checked(folder, name)]) or "kept runs"
+            outcome = f"[{counts}](data/studies.md#{name})"
+            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            rows.append((asked.paper, f"`fedlgm study {name}`", outcome + more))
+        else:
+            no_data.append(f"`fedlgm study {name}`")
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for name, other in files.elsewhere().items():
+        if other.why:
+            not_made.append(f"{other.paper} ({other.why})")
+        elif name in ELSEWHERE:
+            grouped.setdefault((f"`{other.command}`", ELSEWHERE[name]), []).append(other.paper)
+        else:
+            no_data.append(f"`{other.command}`")
+    rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
+    needed = (
+        "CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set"
+    )
+    parts = [
+        table(["paper", "command", "outcome"], sorted(rows)),
+        f"**Data not at hand** ({needed}): {', '.join(sorted(no_data))}.",
+        f"**Not made**: {'; '.join(sorted(not_made))}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
+    """Settings, claims and cells of a kept study."""
+    asked, found = files.load(name), Study.read(folder / "studies" / f"{name}.json")
+    seeds = int(found.to_frame()["seed"].nunique())
+    command = f"    fedlgm study {name} --seeds {seeds}" + "".join(
+        f" --grid {key}={','.join(map(str, values))}"
+        for key, values in one["grid"].items()
+        if values != asked.grid[key] and not any(isinstance(value, dict) for value in values)
+    )
+    command += "".join(
+        f" --set {key}={value}" for key, value in one["set"].items() if asked.set.get(key) != value
+    )
+    parts = [
+        f"## {name}",
+        f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](../studies/{name}.json)).",
+        command,
+        NOTES.get(name, ""),
+        claimed(checked(folder, name), found.headline),
+        cells(found),
+        _tuned(folder, name),
+        f"![{asked.title}](../studies/{DRAWN[name]})" if name in DRAWN else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _tuned(folder: Path, name: str) -> str:
+    """The claims and cells of a study at searched settings; empty if it was not tuned."""
+    file = folder / "studies" / "tuned" / f"{name}.json"
+    if not file.is_file():
+        return ""
+    found = Study.read(file)
+    searched = ", ".join(f"`{key}`" for key in found.records.searched)
+    told = (
+        f"With {searched} searched for every method and cell (`--tuned`, "
+        f"[data](../studies/tuned/{name}.json)):"
+    )
+    return "\n\n".join([told, claimed(checked_in(name, file), found.headline), cells(found)])
+
+
+def claimed(found: Sequence[claims.Checked], headline: str) -> str:
+    """A study's claims in Markdown, with the paper's figures if it has any."""
+    rows = []
+    for one in found:
+        scale = 100 if is_share(one.metric) else 1
+        mean, low, high = (f"{scale * value:+.2f}" for value in (one.mean, one.low, one.high))
+        metric = "" if one.metric == headline else f"{one.metric} "
+        p = "-" if one.expect in claims.BY_INTERVAL else f"{one.p_holm:.2g}"
+        rows.append(
+            [one.says, one.paper or "-", f"{metric}{mean} ({low} to {high})", p, one.outcome]
+        )
+    header = ["claim", "paper", "difference (95 % interval)", "p", "outcome"]
+    if not any(one.paper for one in found):
+        header, *rows = [[*line[:1], *line[2:]] for line in (header, *rows)]
+    return table(header, rows) if rows else ""
+
+
+def cells(found: Study) -> str:
+    """A study's headline metric in Markdown, methods by cells of the grid: mean and half the 95 %
+    interval.
+    """
+    name, rows = found.headline, found.table(found.headline)
+    keys = [key for key in found.keys if key not in ("method", "mechanism")]
+    varied = [key for key in keys if rows.groupby("method")[key].nunique().max() > 1]
+    searched = [key for key in keys if key not in varied and rows[key].map(str).nunique() > 1]
+    columns = list(dict.fromkeys(rows[varied].dropna().itertuples(index=False, name=None))) or [()]
+    unit, scale, digits = (" (%)", 100, 1) if is_share(name) else ("", 1, 3)
+    lines = []
+    for method, own in rows.groupby("method", sort=False):
+        line = [str(method), *(str(own[key].iloc[0]) for key in searched)]
+        for column in columns:
+            here = own
+            for key, value in zip(
+                varied, column, strict=True
+            ):  # runs without privacy belong to every epsilon
+                here = here[(here[key] == value) | here[key].isna()]
+            reach = (here[f"{name}_high"] - here[f"{name}_low"]) / 2
+            shown = zip(here[name], reach, strict=True)
+            line.append(
+                ", ".join(
+                    f"{scale * mean:.{digits}f} ± {scale * half:.{digits}f}" for mean, half in shown
+                )
+            )
+        lines.append(line)
+    titles = [
+        ", ".join(
+            f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(varied, column, strict=True)
+        )
+        for column in columns
+    ]
+    header = (
+        [f"{name}{unit}", *searched, *titles] if varied else ["method", *searched, f"{name}{unit}"]
+    )
+    return table(header, lines)
+
+
+def texts(store: Values) -> Pages:
+    """Summary and overview, and a section of data for every study with kept runs."""
+    folder, found = store.folder, studies(store.folder)
+    sections = "\n\n".join(section(folder, name, one) for name, one in found.items())
+    return {
+        "studies.md": {"summary": summary(folder, found), "overview": overview(folder, found)},
+        "data/studies.md": {"outcomes": sections},
+    }
+
+
+def measure(store: Values) -> None:
+    """Keep the outcome that is asked for."""
+    if "keep" in store.settings:
+        keep(Path(store.settings["keep"]), store.folder)
+
+
+def draw(name: str, store: Values, path: Path) -> None:
+    """A study's picture, from its kept file."""
+    asked = files.load(name)
+    Study.read(store.folder / "studies" / f"{name}.json").plot(path, x=asked.x, y=asked.y)
+
+
+MAKER = Maker(
+    "studies.json",
+    texts,
+    measure,
+    Values,
+    {f"studies/{path}": partial(draw, name) for name, path in DRAWN.items()},
+    {"keep": "the folder of a study that has run"},
+)

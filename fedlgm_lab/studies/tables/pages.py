@@ -1,0 +1,39 @@
+"""Tables on the pages of results, and their places."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """Mean, with the standard deviation if there are at least two values; "" for none."""
+    if not values:
+        return ""
+    mean = f"{scale * statistics.fmean(values):.{digits}f}"
+    return mean + (f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def put(page: Path, name: str, text: str) -> None:
+    """Put `text` between the two markers `<!-- name -->` of a page; a page without them gets them
+    at its end.
+
+    Raises:
+        ValueError: the page has one such marker, or more than two.
+    """
+    marker = f"<!-- {name} -->"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    content = page.read_text(encoding="utf-8") if page.exists() else ""
+    if marker not in content:
+        content += f"\n{marker}\n{marker}\n"
+    if content.count(marker) != 2:
+        raise ValueError(f"{page.name} must have the marker {marker} twice")
+    before, _, after = content.split(marker)
+    page.write_text(f"{before}{marker}\n{text}\n{marker}{after}", encoding="utf-8")
