@@ -64,13 +64,15 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says
             why, if possible before anything is written.
     """
-    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
+    recipe = resolve_hardware(recipe)
+    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes), recipe)
     if run_dir is not None:
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
-    recipe, objects = _split_trackers(resolve_hardware(recipe), trackers, chosen)
+    recipe, objects = _split_trackers(recipe, trackers, chosen)
     assembly = Assembly(recipe, own)
-    with chosen.started(assembly) as serve:
+    with chosen.start(assembly):
+        assembly.check()
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
         folder = (
@@ -80,7 +82,7 @@ def simulate(
             on_folder(folder.path)
         try:
             with new_folder.removed_if_refused(folder):
-                return serve(assembly, folder, progress, objects)
+                return chosen.serve(assembly, folder, progress, objects)
         except KeyboardInterrupt as stop:
             again = "".join(f", {name}=..." for name in assembly.own.object_names())
             stop.add_note(f"continue the run with simulations.resume({str(folder.path)!r}{again})")
@@ -109,8 +111,9 @@ def resume(
         ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message
             says why.
     """
-    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     folder = RunFolder.open(run)
+    options = EngineOptions(workers, ray_address, supernodes)
+    chosen = engines.get(engine, options, folder.recipe())
     finished = folder.result()
     if finished is None:
         folder.verify()
@@ -130,8 +133,9 @@ def resume(
             f"{run} can be resumed only where it can draw the same noise: {error}"
         ) from error
     _check_trackers(assembly.recipe, trackers, chosen)
-    with chosen.started(assembly) as serve, folder.writing():
-        return serve(assembly, folder, progress, trackers)
+    with chosen.start(assembly), folder.writing():
+        assembly.check()
+        return chosen.serve(assembly, folder, progress, trackers)
 
 
 def _split_trackers(

@@ -16,7 +16,7 @@ from fedlgm.extension.registration import registrations
 from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
+from simulations.engines.base import Engine, EngineOptions, require_ray
 from simulations.engines.flower_command import FlwrCommand, config_file, reason, require_summary
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
@@ -52,27 +52,22 @@ class FlowerEngine(Engine):
         super().__init__(options)
         require_ray(self.name)
 
-    @contextmanager
     @override
-    def started(self, assembly: Assembly) -> Iterator[Serve]:
+    def serve(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        progress: OnRound | None,
+        trackers: Sequence[Tracker],
+    ) -> RunSummary:
         import torch
 
         from simulations.engines.ray import gpu_share
 
-        assembly.check()
         workers = self.workers(assembly.recipe)
+        share = gpu_share(assembly.model.device, workers, torch.cuda.device_count())
         supernodes = self.options.supernodes or workers
-
-        def serve(
-            assembly: Assembly,
-            folder: RunFolder,
-            progress: OnRound | None,
-            trackers: Sequence[Tracker],
-        ) -> RunSummary:
-            share = gpu_share(assembly.model.device, workers, torch.cuda.device_count())
-            return run_flower(folder, supernodes, workers, progress, assembly.own, share)
-
-        yield serve
+        return run_flower(folder, supernodes, workers, progress, assembly.own, share)
 
 
 def run_flower(
