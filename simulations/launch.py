@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from itertools import chain, count
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
@@ -65,7 +63,9 @@ def simulate(
             why, if possible before anything is written.
     """
     recipe = resolve_hardware(recipe)
-    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes), recipe)
+    options = EngineOptions(workers, ray_address, supernodes)
+    device, threads = recipe.training.device, recipe.run.threads
+    chosen = engines.get(engine, options, device=device, threads=threads)
     if run_dir is not None:
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
@@ -75,9 +75,7 @@ def simulate(
         assembly.check()
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
-        folder = (
-            new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
-        )
+        folder = new_folder.create(run_dir, recipe)
         if on_folder is not None:
             on_folder(folder.path)
         try:
@@ -112,8 +110,9 @@ def resume(
             says why.
     """
     folder = RunFolder.open(run)
-    options = EngineOptions(workers, ray_address, supernodes)
-    chosen = engines.get(engine, options, folder.recipe())
+    recipe, options = folder.recipe(), EngineOptions(workers, ray_address, supernodes)
+    device, threads = recipe.training.device, recipe.run.threads
+    chosen = engines.get(engine, options, device=device, threads=threads)
     finished = folder.result()
     if finished is None:
         folder.verify()
@@ -124,10 +123,10 @@ def resume(
     if finished is not None:
         folder.forget_noise()
         if own and own.object_names():
-            folder.provenance.check_objects(Assembly(folder.recipe(), own).fingerprints())
+            folder.provenance.check_objects(Assembly(recipe, own).fingerprints())
         return finished
     try:
-        assembly = Assembly(resolve_hardware(folder.recipe()), own)
+        assembly = Assembly(resolve_hardware(recipe), own)
     except ConfigError as error:
         raise RunError(
             f"{run} can be resumed only where it can draw the same noise: {error}"
@@ -165,29 +164,3 @@ def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) 
             f"with engine {engine.name!r} the server is another process, which a tracker object "
             "cannot reach: name it as 'package.module:name'"
         )
-
-
-def _fresh_folder(recipe: Recipe) -> RunFolder:
-    """A new folder of the default name; another process may take the same name in the same
-    second.
-    """
-    while True:
-        path = default_folder(recipe)
-        try:
-            return new_folder.create(path, recipe)
-        except RunError:
-            if not path.exists():
-                raise
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """A folder under `runs` that does not exist yet.
-
-    Example:
-        >>> from simulations.config.recipe import load
-        >>> default_folder(load("digits")).name.startswith("digits-")
-        True
-    """
-    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(path for path in chain([first], later) if not path.exists())

@@ -81,7 +81,9 @@ def main() -> None:
         recipe = resolve_hardware(recipes.load("fashion-mnist", changes))
         assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
-        engine = engines.get("ray" if "ray" in how else "auto", options, recipe)
+        engine = engines.get(
+            "ray" if "ray" in how else "auto", options, device=recipe.training.device
+        )
         assert isinstance(engine, GridEngine)
         with engine.start(assembly):
             assembly.check()

@@ -11,7 +11,6 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import misfit, shown_name
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
-from simulations.config.recipe import Recipe
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
 __all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]
@@ -66,14 +65,19 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
 
 
 def get(
-    engine: str | Engine, options: EngineOptions | None = None, recipe: Recipe | None = None
+    engine: str | Engine,
+    options: EngineOptions | None = None,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> Engine:
     """An engine by name, by reference ("package.module:name"), or the given object.
 
     Args:
         engine: a name, a reference, or an `Engine`, which has its own options.
         options: the caller's options.
-        recipe: the run's recipe, for which "auto" chooses.
+        device: device of the run's clients, by which "auto" chooses.
+        threads: threads of each of its workers, likewise.
 
     Raises:
         ConfigError: the engine is unknown, or does not support the options.
@@ -94,7 +98,7 @@ def get(
     if engine == _AUTO:
         from simulations.engines.auto import choose
 
-        engine = choose(asked, recipe)
+        engine = choose(asked, device, threads)
     maker = engine if callable(engine) else _ENGINES.find(engine)
     label = f"engine {shown_name(engine)}"
     wrong = misfit(maker, asked) if callable(maker) else ""

@@ -7,12 +7,11 @@ import sys
 
 import torch
 
-from simulations.config.recipe import Recipe
 from simulations.engines.base import EngineOptions
 from simulations.engines.processes import fork_problem
 
 
-def choose(options: EngineOptions, recipe: Recipe | None = None) -> str:
+def choose(options: EngineOptions, device: str = "cpu", threads: int = 1) -> str:
     """Name of the engine for a run: forked processes on one Linux machine, this process for one
     GPU, and otherwise Ray.
 
@@ -22,7 +21,8 @@ def choose(options: EngineOptions, recipe: Recipe | None = None) -> str:
     Args:
         options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes
             selects Flower.
-        recipe: the recipe, whose device is resolved; without one, any recipe for the CPU.
+        device: device on which the clients train.
+        threads: threads of each worker.
 
     Example:
         >>> choose(EngineOptions(supernodes=2))
@@ -32,10 +32,9 @@ def choose(options: EngineOptions, recipe: Recipe | None = None) -> str:
         return "flower"
     if options.ray_address is not None:
         return "ray"
-    device = torch.device("cpu" if recipe is None else recipe.training.device)
-    if device.type != "cpu":
-        if device.index is not None or torch.cuda.device_count() <= 1:
+    if device != "cpu":
+        if torch.device(device).index is not None or torch.cuda.device_count() <= 1:
             return "local"
-    elif sys.platform == "linux" and not fork_problem(recipe):
+    elif sys.platform == "linux" and not fork_problem(device, threads):
         return "processes"
     return "ray" if importlib.util.find_spec("ray") is not None else "local"

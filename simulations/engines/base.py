@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 from typing_extensions import override
 
 from fedlgm.errors import ConfigError
-from fedlgm.noise.keys import KeyRing
-from simulations.config.assembly import Assembly
-from simulations.config.recipe import Recipe
-from simulations.runs.rows import OnRound, RunSummary
-from simulations.runs.trackers import Tracker
 
-if TYPE_CHECKING:
-    from simulations.runs.folder import RunFolder  # with the accountants, which workers do without
+if TYPE_CHECKING:  # what starts a deployment's processes is in this package, and needs no torch
+    from fedlgm.noise.keys import KeyRing
+    from simulations.config.assembly import Assembly
+    from simulations.config.recipe import Recipe
+    from simulations.runs.folder import RunFolder
+    from simulations.runs.rows import OnRound, RunSummary
+    from simulations.runs.trackers import Tracker
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
 from simulations.config.assembly import Assembly
-from simulations.config.recipe import Recipe
 from simulations.engines.base import EngineOptions, GridEngine
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 
@@ -282,10 +281,11 @@ class ProcessEngine(GridEngine):
     @contextmanager
     @override
     def start(self, assembly: Assembly) -> Iterator[None]:
-        problem = fork_problem(assembly.recipe)
+        recipe = assembly.recipe
+        problem = fork_problem(recipe.training.device, recipe.run.threads)
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
-        require_memory(self.workers(assembly.recipe), _WORKER_GIB)
+        require_memory(self.workers(recipe), _WORKER_GIB)
         yield
 
     @contextmanager
@@ -298,16 +298,16 @@ class ProcessEngine(GridEngine):
             yield grid
 
 
-def fork_problem(recipe: Recipe | None) -> str:
-    """The reason why forked workers cannot train the clients of a resolved recipe (None: any that
-    train on the CPU); "" if they can.
+def fork_problem(device: str, threads: int) -> str:
+    """The reason why forked workers cannot train clients on this device, with this number of
+    threads; "" if they can.
     """
-    if recipe is not None and recipe.training.device != "cpu":
-        return f"trains on the CPU, not on {recipe.training.device}"
+    if device != "cpu":
+        return f"trains on the CPU, not on {device}"
     if torch.cuda.is_available():
         return (
             "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"
         )
-    if recipe is not None and recipe.run.threads != 1:
-        return f"has one thread per worker, not run.threads = {recipe.run.threads}"
+    if threads != 1:
+        return f"has one thread per worker, not run.threads = {threads}"
     return ""

@@ -360,12 +360,11 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def picked(overrides: tuple[str, ...] = (), device: str = "cpu", **options: Any) -> str:
-        recipe = recipes.load("digits", overrides).with_values(training={"device": device})
-        return choose(EngineOptions(**options), recipe)
+    def picked(device: str = "cpu", threads: int = 1, **options: Any) -> str:
+        return choose(EngineOptions(**options), device, threads)
 
     assert picked() == "processes"
-    assert picked(("run.threads=2",)) == "ray"
+    assert picked(threads=2) == "ray"
     assert picked(ray_address="auto") == "ray"
     assert picked(supernodes=3) == "flower"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
