@@ -37,9 +37,9 @@ FIELDS = {
     "anchor": "by head round signature",
 }
 SENTENCES = {
-    "central": "CENTRAL",
-    "local": "LOCAL",
-    "distributed": "DISTRIBUTED",
+    "central": "e22bb62d246bd8c0116240707d90533f52ab6260694e0cdc81ca18b7b62b00e6",
+    "local": "3159d96b51b1565fc7402fe44312e03fb1d7acbede3c14bb570d3cbaeef43421",
+    "distributed": "6701c606be642922dcf8d45623ec3932046a1def704bc0391447976ae43e2971",
 }
 
 
@@ -66,7 +66,7 @@ def canonical(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\x7f")
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, int):
         must(abs(value) < 2**53, "a whole number is too large")
         return str(value)
@@ -164,9 +164,7 @@ def cost(plan: dict[str, Any], place: int) -> dict[str, Any]:
     factor = 2 if facts["relation"] == "replace-one" else 1
     pairs = [
         (clip, sigma)
-        for clip, sigma, released in zip(
-            plan["clip"], plan["sigma"], plan["released"], strict=True
-        )
+        for clip, sigma, released in zip(plan["clip"], plan["sigma"], plan["released"], strict=True)
         if released
     ]
     least, separation = down(facts["noise_multiplier"] * (1 - 2e-8)), sampling.get("separation")
@@ -175,7 +173,9 @@ def cost(plan: dict[str, Any], place: int) -> dict[str, Any]:
         multiplier = down(1 / float(np.sum([clip / sigma for clip, sigma in pairs]))) / factor
         loss = 1 / multiplier
         rate = sampling["rate"] if facts["trust"] == "central" else 1.0
-        must(rate == 1 or factor == 1, "sampled Laplace noise under replace-one is not computed here")
+        must(
+            rate == 1 or factor == 1, "sampled Laplace noise under replace-one is not computed here"
+        )
         plain = {"type": "LaplaceDpEvent", "noise_multiplier": 1 / loss}
         if rate == 1:
             return plain
@@ -246,7 +246,9 @@ def check_claim(predicate: dict[str, Any], plans: list[dict[str, Any]], clients:
         must(plan["guarantee"]["status"] in ("proven", "conditional"), "a plan is not private")
         must(plan["protected"] is True and plan["queries"] == [], "a plan is of another kind")
     facts, sampling = first["facts"], first["facts"]["sampling"]
-    sampled = sampling["rate"] < 1 and facts["trust"] == "central" and not sampling.get("separation")
+    sampled = (
+        sampling["rate"] < 1 and facts["trust"] == "central" and not sampling.get("separation")
+    )
     conditional = (
         any(plan["guarantee"]["status"] == "conditional" for plan in plans)
         or bool(facts.get("assumes"))
@@ -357,7 +359,11 @@ def tensors_of(model: bytes) -> dict[str, bytes]:
 def nearest(exact: Fraction) -> np.float32:
     """The float32 nearest to an exact number; of two, the even one."""
     guess = np.float32(float(exact))
-    near = [guess, np.nextafter(guess, np.float32(-np.inf)), np.nextafter(guess, np.float32(np.inf))]
+    near = [
+        guess,
+        np.nextafter(guess, np.float32(-np.inf)),
+        np.nextafter(guess, np.float32(np.inf)),
+    ]
     return min(near, key=lambda x: (abs(Fraction(float(x)) - exact), x.view(np.uint32) & 1))
 
 
