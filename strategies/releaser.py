@@ -23,24 +23,32 @@ from fedlgm.training.devices import Numerics
 
 
 class ReleaseKeeper(Protocol):
-    """Keeps the releases of a run under central trust, so that others can check them.
+    """Keeps the releases of a run, so that others can check them.
 
     Example:
         >>> class Norms:
-        ...     def keep(self, round, plan, key, exact, noisy):
+        ...     def keep(self, round, plan, noisy, key=None, exact=None):
         ...         print(round, float(noisy.norm()))
         >>> keeper: ReleaseKeeper = Norms()
     """
 
-    def keep(self, round: int, plan: ReleasePlan, key: str, exact: Tensor, noisy: Tensor) -> None:
+    def keep(
+        self,
+        round: int,
+        plan: ReleasePlan,
+        noisy: Tensor,
+        key: str | None = None,
+        exact: Tensor | None = None,
+    ) -> None:
         """Keep a charged release before it is used.
 
         Args:
             round: number of the round.
             plan: plan of the release.
-            key: name of its noise, as in the ledger.
-            exact: the bounded sum before the noise, which stays secret, float64 [plan.size].
             noisy: the released sum, float64 [plan.size].
+            key: name of the server's noise, as in the ledger; None if the clients add the noise.
+            exact: the bounded sum before the server's noise, which stays secret, float64
+                [plan.size]; None if the clients add the noise.
         """
         ...
 
@@ -101,9 +109,11 @@ class Releaser:
             exact = values.clone() if self.keeper is not None else values
             noising.add_()
             if self.keeper is not None:
-                self.keeper.keep(round, plan, noising.name, exact, values)
+                self.keeper.keep(round, plan, values, noising.name, exact)
             if watched is not None:
                 watched.observe(round, plan, values)
+        elif self.keeper is not None:
+            self.keeper.keep(round, plan, values)
         values.div_(plan.denominator)
         return values.cpu().float()
 

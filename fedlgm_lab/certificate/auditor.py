@@ -21,12 +21,13 @@ from fedlgm.errors import FedlgmError
 from fedlgm.noise.draws import NoiseBackend, grid_step
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising
+from fedlgm.noise.run_noise import RunNoise
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
-from fedlgm_lab.certificate.verifier import evidence
+from fedlgm_lab.certificate.beacon import beacon_text, commitment_of, noise_root
 from fedlgm_lab.certificate.verifier.checks import Case
-from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
+from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, is_signed
 from fedlgm_lab.certificate.verifier.replay import read_vectors
 
 CONFIDENCE = 0.999
@@ -114,48 +115,55 @@ def audit(case: Case, private: Path, confidence: float = CONFIDENCE) -> Audited:
     table = LayerTable.from_sizes({name: size for name, size, _ in case.start["layers"]})
     levels = Levels.of(confidence, len(table), len(case.rounds))
     assert case.releases is not None
-    pairs = [(entry["round"], entry["released"]) for entry in case.rounds]
-    vectors = read_vectors(case.releases, case.start["initial"], pairs)
+    vectors = read_vectors(case.releases, case.start["initial"], case.rounds)
     next(vectors)
-    errors = [0.0]
-    for entry, released in zip(case.rounds, vectors, strict=True):
+    errors, run_noise = [0.0], RunNoise()
+    for entry, released, read in zip(case.rounds, vectors, case.plans, strict=True):
         number, text = entry["round"], case.predicate["plans"][entry["plan"]]
         try:
             plan = ReleasePlan.from_json(table, text)
+            if read.joint:
+                plan = replace(plan, position=number - 1)
         except FedlgmError as error:
             raise Refused(5, f"the plan of round {number} is not one ({error})") from None
         exact = _sum(private / "sums" / f"round-{number:06d}.f64", plan.size, number)
         key = case.charges[entry["row"] - 1]["key"]
-        errors.append(check_release(plan, ring, number, key, exact, released, levels, backend))
+        release = plan, ring, number, key, exact, released
+        errors.append(check_release(*release, levels, backend, run_noise))
     return Audited(confidence, len(case.rounds), max(errors))
 
 
 def _open(case: Case, private: Path) -> tuple[KeyRing, NoiseBackend]:
     """Check 15: the commitment opens, and the beacon is a named auditor's."""
     noise = case.start["noise"]
+    if case.claim["trust"] != "central":
+        raise NotCheckable(
+            f"check 15: under {case.claim['trust']} trust the clients drew the noise, so the "
+            "server cannot open it: ask the clients for the statements of their own ledgers"
+        )
     if noise is None:
         raise Refused(15, "the run had a public seed, so nobody committed to its noise")
     if noise["backend"] not in _BACKENDS:
         raise NotCheckable(f"noise of the generator {noise['backend']!r} cannot be drawn here")
     raw = _opening(private / "opening.json")
     root, nonce = bytes.fromhex(raw["root"]), bytes.fromhex(raw["nonce"])
-    if evidence.commitment_of(root, nonce) != noise["commitment"]:
+    if commitment_of(root, nonce) != noise["commitment"]:
         raise Refused(15, f"root and nonce do not open the commitment {noise['commitment']}")
-    text = evidence.beacon_text(noise["commitment"], noise["beacon"])
+    text = beacon_text(noise["commitment"], noise["beacon"])
     if noise["by"] == "operator":
         raise Refused(
             15,
             "the operator drew the beacon itself, so it could choose among many noises: train with "
             "run.beacon, which an auditor answers",
         )
-    if not evidence.is_signed(noise["by"], noise["signature"], text):
+    if not is_signed(noise["by"], noise["signature"], text):
         raise Refused(15, f"the beacon is not signed by {noise['by']} for this commitment")
     if noise["by"] not in case.witnesses or noise["by"] == case.signer:
         raise Refused(
             15,
             f"the beacon is by {noise['by']}, which is not an auditor whom you named (--witness)",
         )
-    secret = evidence.noise_root(root, bytes.fromhex(noise["beacon"]))
+    secret = noise_root(root, bytes.fromhex(noise["beacon"]))
     return KeyRing(secret, secret=True), cast(NoiseBackend, noise["backend"])
 
 
@@ -188,6 +196,7 @@ def check_release(
     released: np.ndarray,
     levels: Levels,
     backend: NoiseBackend = "cpu",
+    run_noise: RunNoise | None = None,
 ) -> float:
     """Checks 16 to 18 of one release.
 
@@ -200,6 +209,7 @@ def check_release(
         released: the released sum, float64 [plan.size].
         levels: levels of the statements that can fail by chance.
         backend: generator of the noise.
+        run_noise: noise of the rounds before, if it is correlated over the rounds.
 
     Returns:
         The largest standard error of a layer's slope.
@@ -209,7 +219,7 @@ def check_release(
     """
     if len(released) != plan.size or not np.isfinite(released).all():
         raise Refused(13, f"the release of round {number} must have {plan.size} finite numbers")
-    noising = Noising.of(exact, plan, ring, number, SERVER, backend)
+    noising = Noising.of(exact, plan, ring, number, SERVER, backend, run_noise)
     if noising.name != key:
         raise Refused(
             16, f"round {number} is charged with the noise {key}, but its key is {noising.name}"
@@ -222,8 +232,9 @@ def check_release(
         place += part.size
         step, where = grid_step(part.sigma), f"layer {part.name} of round {number}"
         rest = v - z
-        error = _check_slope(z, rest, levels.slope, where) if plan.family == "gaussian" else 0.0
-        errors.append(error)
+        # A sum may depend on the noise of earlier rounds, and so on correlated noise of this one.
+        if plan.family == "gaussian" and plan.facts.noise is None:
+            errors.append(_check_slope(z, rest, levels.slope, where))
         if np.abs(rest - x).max(initial=0.0) > step * _ROUNDING:
             raise Refused(17, f"{where} is not its sum plus the committed noise")
         order, most = (2, math.sqrt(part.size)) if plan.family == "gaussian" else (1, part.size)
@@ -261,6 +272,6 @@ def _check_slope(z: np.ndarray, rest: np.ndarray, level: float, where: str) -> f
 def _largest_cohort(plan: ReleasePlan, level: float) -> int:
     """Number of participants that a round exceeds with at most this probability."""
     sampling = plan.facts.sampling
-    if sampling.scheme == "fixed":
+    if sampling.scheme in ("fixed", "min-separation"):
         return round(sampling.expected)
     return int(stats.binom.isf(level, sampling.population, sampling.rate))

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import path_of, write_whole
-from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.signed import STATEMENT_TYPE, envelope_of
 from fedlgm_lab.certificate.releases import ReleaseLog
 from fedlgm_lab.certificate.signing import load_key, read_anchors
-from fedlgm_lab.certificate.verifier import replay
-from fedlgm_lab.certificate.verifier.checks import merkle_root
-from fedlgm_lab.certificate.verifier.envelope import (
-    PREDICATE_TYPE,
-    NotCheckable,
-    Refused,
+from fedlgm_lab.certificate.verifier.chain import merkle_root
+from fedlgm_lab.certificate.verifier.checks import (
+    Case,
+    check_model,
+    hash_of,
+    population_of,
+    words_of,
 )
-from fedlgm_lab.certificate.verifier.plans import Plan, read_plan
-from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, PROTECTED_FROM
-from simulations.config.kept_releases import server_step_of
+from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
+from fedlgm_lab.certificate.verifier.plans import read_plan
+from fedlgm_lab.certificate.verifier.replay import ARITHMETIC
+from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, PREDICATE_TYPE
 from simulations.config.recipe import Recipe
 from simulations.exports.export import export
 from simulations.runs.folder import RunFolder
 
 _DIGITS = 6
+_FIELDS = ("round", "client", "key", "event", "claim", "protects", "guarantee")
 
 
 def certify(
@@ -105,40 +106,46 @@ def _statement(
     _check_entries(entries, recipe.federation.rounds)
     texts = {entry["plan"]: entry["text"] for entry in entries if "text" in entry}
     plans = {name: read_plan(text, name, len(start["layers"])) for name, text in texts.items()}
-    ledger = _ledger(folder)
-    events = {_sha(event): event for event in ledger.pop("events")}
-    data, flat = model.read_bytes(), str(result["model_sha256"])
-    _check_model(data, start, flat)
-    return {
+    with Ledger(folder.ledger_file) as ledger:
+        charged, head, owner = ledger.charged_texts(), str(ledger.head()), ledger.owner()
+    rows = [dict(zip(_FIELDS, row, strict=True)) for row in charged]
+    text = folder.recipe_file.read_text(encoding="utf-8")
+    claimed, data = float(result["claimed_epsilon"]), model.read_bytes()
+    predicate = {
+        "claim": {
+            **words_of(tomllib.loads(text), plans.values()),
+            "epsilon": _round_up(float(result["epsilon"])),
+            "claimed_epsilon": _round_up(claimed) if math.isfinite(claimed) else None,
+        },
+        "population": population_of(plans[entries[0]["plan"]]),
+        "recipe": {"text": text, "sha256": folder.owner()},
+        "start": start,
+        "plans": texts,
+        "events": {hash_of(row["event"]): row["event"] for row in rows},
+        "ledger": {
+            "owner": owner,
+            "head": head,
+            "rows": [row | {"event": hash_of(row["event"])} for row in rows],
+        },
+        "rounds": [
+            {name: entry[name] for name in ("round", "row", "plan", "released", "head")}
+            for entry in entries
+        ],
+        "keys_merkle_root": merkle_root(row["key"] for row in rows),
+        "anchors": [dict(anchor) for anchor in anchors],
+        "not_covered": NOT_COVERED[recipe.privacy.trust],
+    }
+    statement = {
         "_type": STATEMENT_TYPE,
         "predicateType": PREDICATE_TYPE,
         "subject": [
-            {"name": model.name, "digest": {"sha256": hashlib.sha256(data).hexdigest()}},
-            {"name": "flat", "digest": {"sha256": flat}},
+            {"name": model.name, "digest": {"sha256": hash_of(data)}},
+            {"name": "flat", "digest": {"sha256": str(result["model_sha256"])}},
         ],
-        "predicate": {
-            "claim": _claim(recipe, result, list(plans.values())),
-            "population": _population(plans[entries[0]["plan"]]),
-            "recipe": {
-                "text": folder.recipe_file.read_text(encoding="utf-8"),
-                "sha256": folder.owner(),
-            },
-            "start": start,
-            "plans": texts,
-            "events": events,
-            "ledger": ledger,
-            "rounds": [
-                {name: entry[name] for name in ("round", "row", "plan", "released", "head")}
-                for entry in entries
-            ],
-            "arithmetic": _arithmetic(folder, start, entries, plans, flat),
-            "keys_merkle_root": merkle_root(
-                [ledger["rows"][entry["row"] - 1]["key"] for entry in entries]
-            ),
-            "anchors": [dict(anchor) for anchor in anchors],
-            "not_covered": NOT_COVERED,
-        },
+        "predicate": predicate,
     }
+    predicate["arithmetic"] = _arithmetic(Case(statement, "", data, folder.path / "releases"))
+    return statement
 
 
 def _check_entries(entries: list[dict[str, Any]], planned: int) -> None:
@@ -155,27 +162,6 @@ def _check_entries(entries: list[dict[str, Any]], planned: int) -> None:
         raise Refused(4, f"round {missing} released nothing or was not kept in its turn")
 
 
-def _claim(recipe: Recipe, result: dict[str, Any], plans: list[Plan]) -> dict[str, Any]:
-    proven = all(plan.status == "proven" for plan in plans)
-    seed = recipe.run.seed
-    claimed = float(result["claimed_epsilon"])
-    return {
-        "unit": recipe.unit,
-        "relation": plans[0].facts["relation"],
-        "trust": recipe.privacy.trust,
-        "protected_from": PROTECTED_FROM,
-        "epsilon": _round_up(float(result["epsilon"])),
-        "delta": recipe.privacy.delta,
-        "status": "simulation" if seed is not None else "proven" if proven else "conditional",
-        "mechanism": recipe.mechanism.name,
-        "variant": recipe.mechanism.variant,
-        "composition": recipe.privacy.accountant,
-        "claimed_epsilon": _round_up(claimed) if math.isfinite(claimed) else None,
-        "audited_lower_bound": None,
-        "seed": None if seed is None else str(seed),
-    }
-
-
 def _round_up(value: float) -> float:
     """A number with six digits that is not below the value, so that other machines agree."""
     if value == 0:
@@ -185,52 +171,14 @@ def _round_up(value: float) -> float:
     return rounded if rounded >= value else float(f"{(math.ceil(value * scale) + 1) / scale:.12g}")
 
 
-def _population(plan: Plan) -> dict[str, Any]:
-    return {
-        "size": plan.population,
-        "rate": plan.rate,
-        "sampling": plan.facts["sampling"]["scheme"],
-        "denominator": plan.rate * plan.population,
-    }
-
-
-def _ledger(folder: RunFolder) -> dict[str, Any]:
-    with Ledger(folder.ledger_file) as ledger:
-        charged, head, owner = ledger.charged_texts(), str(ledger.head()), ledger.owner()
-    rows, events = [], []
-    for number, client, name, event, claim, protects, guarantee in charged:
-        if client != SERVER:
-            raise NotCheckable("clients released themselves, under local or distributed trust")
-        fields = {"claim": claim, "protects": protects, "guarantee": guarantee}
-        rows.append({"round": number, "key": name, "event": _sha(event), **fields})
-        events.append(event)
-    return {"owner": owner, "head": head, "rows": rows, "events": events}
-
-
-def _check_model(data: bytes, start: dict[str, Any], flat: str) -> None:
-    vector = replay.flat_model(data, start["layers"], start["fixed"])
-    if hashlib.sha256(vector.astype("<f4").tobytes()).hexdigest() != flat:
-        raise Refused(12, "model.safetensors is not the run's model: delete it and certify again")
-
-
-def _arithmetic(
-    folder: RunFolder,
-    start: dict[str, Any],
-    entries: list[dict[str, Any]],
-    plans: dict[str, Plan],
-    flat: str,
-) -> str:
+def _arithmetic(case: Case) -> str:
     """The rounding with which the releases give the run's model."""
-    sizes = np.array([size for _, size, _ in start["layers"]], dtype=np.int64)
-    rounds = [(entry["round"], entry["released"]) for entry in entries]
-    order = [plans[entry["plan"]] for entry in entries]
-    for arithmetic in replay.ARITHMETIC:
-        vectors = replay.read_vectors(folder.path / "releases", start["initial"], rounds)
-        model = replay.replay(vectors, order, sizes, server_step_of(folder.recipe()), arithmetic)
-        if hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() == flat:
+    for arithmetic in ARITHMETIC:
+        case.predicate["arithmetic"] = arithmetic
+        try:
+            check_model(case)
+        except Refused as error:
+            problem = error
+        else:
             return arithmetic
-    raise Refused(13, "the run's model does not follow from its releases")
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    raise problem

@@ -17,7 +17,8 @@ from typing import Any
 
 from fedlgm.errors import Notice, RunError
 from fedlgm.files import PRIVATE, create_durably, path_of, write_durably
-from fedlgm_lab.certificate.verifier import evidence
+from fedlgm_lab.certificate.beacon import beacon_text, commitment_of, noise_root
+from fedlgm_lab.certificate.verifier.envelope import is_signed
 from simulations.config.recipe import Recipe
 
 _POLL = 0.2  # seconds
@@ -73,7 +74,7 @@ class Commitment:
     def commitment(self) -> str:
         """The public commitment."""
         raw = self._read()
-        return evidence.commitment_of(bytes.fromhex(raw["root"]), bytes.fromhex(raw["nonce"]))
+        return commitment_of(bytes.fromhex(raw["root"]), bytes.fromhex(raw["nonce"]))
 
     @property
     def statement(self) -> dict[str, str]:
@@ -85,7 +86,7 @@ class Commitment:
     def root(self) -> int:
         """The root of the run's keys."""
         raw = self._read()
-        return evidence.noise_root(bytes.fromhex(raw["root"]), bytes.fromhex(raw["beacon"]))
+        return noise_root(bytes.fromhex(raw["root"]), bytes.fromhex(raw["beacon"]))
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -131,8 +132,8 @@ def read_beacon(path: Path, commitment: str) -> dict[str, str]:
         sized = len(bytes.fromhex(answer["beacon"])) == 32
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"run.beacon: {path} is not an auditor's beacon ({error})") from error
-    text = evidence.beacon_text(commitment, answer["beacon"])
-    if not (sized and evidence.is_signed(answer["by"], answer["signature"], text)):
+    text = beacon_text(commitment, answer["beacon"])
+    if not (sized and is_signed(answer["by"], answer["signature"], text)):
         raise RunError(
             f"run.beacon: {path} is not a signed answer to commitment:{commitment}; the auditor "
             "makes one with `fedlgm anchor`"
@@ -145,8 +146,20 @@ def commitment_in(folder: Path) -> Commitment:
     return Commitment(folder / "private" / "opening.json", folder / "releases" / "commitment.txt")
 
 
-def settled_root(folder: Path, recipe: Recipe) -> Callable[[], int]:
-    """A function for the root of a run's keys, after the run has committed to it.
+def commits(recipe: Recipe) -> bool:
+    """Whether the server of a run commits to its noise: it adds the noise, and no seed is public.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> commits(load("digits"))
+        False
+    """
+    return recipe.run.seed is None and not recipe.noised_by.uploads_released
+
+
+def settled_root(folder: Path, recipe: Recipe) -> Callable[[], int] | None:
+    """A function for the root of a run's keys, after the run has committed to it; None for a run
+    that does not commit to its noise.
 
     Args:
         folder: the run's folder.
@@ -155,7 +168,9 @@ def settled_root(folder: Path, recipe: Recipe) -> Callable[[], int]:
     Raises:
         RunError: see `Commitment.settle`.
     """
-    made, beacon = commitment_in(folder), recipe.run.beacon
+    if not commits(recipe):
+        return None
+    commitment, beacon = commitment_in(folder), recipe.run.beacon
     answer = None if beacon is None else path_of("run.beacon", beacon)
-    made.settle(answer, recipe.federation.wait_for_nodes)
-    return made.root
+    commitment.settle(answer, recipe.federation.wait_for_nodes)
+    return commitment.root

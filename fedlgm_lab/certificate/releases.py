@@ -10,11 +10,11 @@ sums before the noise, which only an auditor may see.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
-import rfc8785
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +25,8 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.training.models import original
-from fedlgm_lab.certificate.commitment import commitment_in
-from fedlgm_lab.certificate.verifier import evidence
+from fedlgm_lab.certificate.commitment import commitment_in, commits
+from fedlgm_lab.certificate.verifier import chain
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.row_file import RowFile
@@ -82,7 +82,7 @@ class ReleaseLog:
             owner: identity of the ledger.
             module: the initial model.
             layers: layers of the model.
-            noise: commitment and beacon; None if the seed is public.
+            noise: commitment and beacon; None if the seed is public, or the clients add the noise.
 
         Raises:
             RunError: the run was begun with other weights, code or commitment.
@@ -97,9 +97,9 @@ class ReleaseLog:
             "layers": layer_records(layers),
             "fixed": {name: _hash(state[name]) for name in state.keys() - trained},
             "noise": noise,
-            "software": software | {"python": python_version(), "source": evidence.code_digest()},
+            "software": software | {"python": python_version(), "source": chain.code_digest()},
         }
-        head = evidence.first_head(rfc8785.dumps(start))
+        head = chain.first_head(start)
         if self.rows:
             self.chain.truncate(2**62)  # a row that a crash cut short
             if self.rows[0]["head"] != head:
@@ -112,30 +112,39 @@ class ReleaseLog:
         write_durably(self.public / "initial.f32", weights, PUBLIC)
         self._add({"round": 0, "start": start, "head": head})
 
-    def keep(self, round: int, plan: ReleasePlan, key: str, exact: Tensor, noisy: Tensor) -> None:
+    def keep(
+        self,
+        round: int,
+        plan: ReleasePlan,
+        noisy: Tensor,
+        key: str | None = None,
+        exact: Tensor | None = None,
+    ) -> None:
         """See `ReleaseKeeper.keep`. A release that is repeated with the same bits is kept once."""
         assert self._ledger is not None
         released = noisy.cpu().numpy().astype("<f8").tobytes()
-        row, ledger = self._ledger.row_of(round, SERVER, key)
-        text = plan.to_json()
-        record = {
+        # Plans of correlated rounds differ in their position alone, which is that of the round.
+        text = replace(plan, position=None).to_json()
+        record: dict[str, Any] = {
             "round": round,
-            "row": row,
             "plan": hashlib.sha256(text.encode()).hexdigest(),
             "released": hashlib.sha256(released).hexdigest(),
         }
         if any(record.items() <= earlier.items() for earlier in self.rows):
             return
-        if self.rows[0]["start"]["noise"] is not None:  # an auditor never opens a public seed
+        row, ledger = (
+            self._ledger.head() if key is None else self._ledger.row_of(round, SERVER, key)
+        )
+        if exact is not None and self.rows[0]["start"]["noise"] is not None:
             sums = exact.cpu().numpy().astype("<f8").tobytes()
             self.private.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_durably(self.private / round_file(round), sums, PRIVATE)
         write_durably(self.public / round_file(round), released, PUBLIC)
-        facts = str(record["plan"]), str(record["released"])
-        head = evidence.next_head(self.rows[-1]["head"], round, ledger, *facts)
+        head = chain.next_head(
+            self.rows[-1]["head"], round, ledger, record["plan"], record["released"]
+        )
         stated = any(record["plan"] == earlier.get("plan") for earlier in self.rows)
-        shown = {} if stated else {"text": text}
-        self._add(record | shown | {"head": head})
+        self._add(record | {"row": row, "head": head} | ({} if stated else {"text": text}))
 
     def _add(self, row: dict[str, Any]) -> None:
         self.chain.append(row)
@@ -154,7 +163,7 @@ def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> Releas
         RunError: see `ReleaseLog.begin`.
     """
     log, noise = ReleaseLog(folder.path, ledger), None
-    if assembly.recipe.run.seed is None:
+    if commits(assembly.recipe):
         noise = commitment_in(folder.path).statement | {
             "backend": assembly.model.numerics.noise_backend
         }

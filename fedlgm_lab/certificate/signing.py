@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedlgm.errors import ConfigError
 from fedlgm.files import PUBLIC, create_durably
 from fedlgm.privacy.signed import anchor_text
-from fedlgm_lab.certificate.verifier import evidence
+from fedlgm_lab.certificate.beacon import beacon_text
 
 _HEAD = re.compile(r"([0-9]+|commitment):([0-9a-f]{64})")
 
@@ -92,7 +92,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     if kind == "commitment":
         seed = key.sign(f"fedlgm beacon seed v1\n{value}\n".encode())
         beacon = hashlib.sha256(seed).hexdigest()
-        signed = evidence.beacon_text(value, beacon)
+        signed = beacon_text(value, beacon)
         answer: dict[str, Any] = {"beacon": beacon}
     else:
         signed, answer = anchor_text(int(kind), value), {"round": int(kind), "head": value}

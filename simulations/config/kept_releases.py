@@ -20,7 +20,8 @@ def server_step_of(recipe: Settings) -> tuple[str, float, float]:
     """
     federation, training = recipe.federation, recipe.training
     named = federation.server_optimizer
-    if recipe.unit == "example" and not (is_reference(named) or is_object(named)):
+    server_steps = recipe.unit == "example" and not recipe.noised_by.uploads_released
+    if server_steps and not (is_reference(named) or is_object(named)):
         plain = "momentum" if training.momentum else "sgd"
         return (
             plain if training.optimizer == "sgd" else training.optimizer,
@@ -57,22 +58,6 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
     run, mechanism, step = recipe.run, recipe.mechanism.name, server_step_of(recipe)[0]
     return [
         (
-            recipe.privacy.trust != "central",
-            (
-                f"under {recipe.privacy.trust} trust the clients add the noise, so each of them would "
-                "have to certify its own releases: use privacy.trust = 'central'"
-            ),
-        ),
-        (
-            recipe.privacy.noise != "independent"
-            or recipe.federation.sampling not in ("poisson", "fixed"),
-            (
-                "a run that is charged as one mechanism has no certificate yet, because its cost does "
-                "not follow round by round from the plans: use independent noise and poisson or fixed "
-                "sampling"
-            ),
-        ),
-        (
             is_reference(mechanism) or is_object(mechanism),
             (
                 "nobody can see from the plans of your own mechanism whether it read private data: use "
@@ -93,6 +78,20 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
             (
                 "a run that may stop early states the cost of all planned rounds, which the released "
                 "rounds alone do not have: leave run.patience out"
+            ),
+        ),
+        (
+            recipe.privacy.trust == "distributed" and recipe.federation.rate < 1,
+            (
+                "a certificate names who took part in a round, and the smaller epsilon of readers "
+                "counts on their not knowing it: set federation.rate = 1"
+            ),
+        ),
+        (
+            run.beacon is not None and recipe.noised_by.uploads_released,
+            (
+                f"under {recipe.privacy.trust} trust the clients draw the noise, so the server has "
+                "none to commit to: leave run.beacon out"
             ),
         ),
         (

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import simulations
-from fedlgm.privacy import accounting, events
 from fedlgm.privacy.signed import envelope_of
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.certify import _round_up, certify
-from fedlgm_lab.certificate.verifier import checks, evidence
+from fedlgm_lab.certificate.verifier import chain, checks
 from fedlgm_lab.certificate.verifier.plans import read_plan
 
 ROUNDS = 7
@@ -112,7 +110,8 @@ def certified_run(
         settings.append(f"run.beacon='{folder / 'beacon.json'}'")
         answer(folder / "beacon.json", run / "releases" / "commitment.txt", witness)
     simulations.simulate(recipe, overrides=settings, run_dir=run, model=model)
-    anchored = anchors_of(run, witness, [5, ROUNDS])
+    last = len((run / "releases" / "chain.jsonl").read_text().splitlines()) - 1
+    anchored = anchors_of(run, witness, [5, last])
     path = certify(run, folder / "operator.pem", anchors=anchored)
     return Certified(
         run, operator, witness, (run / "model.safetensors").read_bytes(), statement_in(path)
@@ -141,35 +140,33 @@ def fit(statement: dict[str, Any], epsilon: bool = True) -> dict[str, Any]:
     predicate["recipe"]["sha256"] = predicate["start"]["owner"] = owner
     predicate["ledger"]["owner"] = owner
     texts, charges = dict(predicate["events"]), predicate["ledger"]["rows"]
+    by_clients = predicate["claim"]["trust"] != "central"
     for entry in predicate["rounds"]:
         entry["plan"] = renamed.get(entry["plan"], entry["plan"])
         if entry["plan"] in predicate["plans"] and entry["row"] <= len(charges):
             layers = len(predicate["start"]["layers"])
             plan = read_plan(predicate["plans"][entry["plan"]], entry["plan"], layers)
-            texts[_sha(plan.event())] = plan.event()
-            charges[entry["row"] - 1] |= {"event": _sha(plan.event()), "protects": plan.protects}
+            text = plan.event(entry["round"])
+            texts[_sha(text)] = text
+            rows = [row for row in charges if row["round"] == entry["round"]]
+            for row in rows if by_clients else [charges[entry["row"] - 1]]:
+                row |= {"event": _sha(text), "protects": plan.protects}
     used = {charge["event"] for charge in charges}
     predicate["events"] = {name: text for name, text in texts.items() if name in used}
     used = {entry["plan"] for entry in predicate["rounds"]}
     predicate["plans"] = {n: text for n, text in predicate["plans"].items() if n in used}
-    case = checks.Case(statement, "", b"")
-    heads = checks.ledger_heads(case)
+    heads = chain.ledger_heads(owner, charges, predicate["events"])
     predicate["ledger"]["head"] = f"{len(charges)}:{heads[-1]}"
-    head = evidence.first_head(rfc8785.dumps(predicate["start"]))
+    head = chain.first_head(predicate["start"])
     for entry in predicate["rounds"]:
-        row = min(entry["row"], len(charges))
-        facts = (entry["plan"], entry["released"])
-        head = entry["head"] = evidence.next_head(head, entry["round"], heads[row], *facts)
-    predicate["keys_merkle_root"] = checks.merkle_root(
-        [charges[min(entry["row"], len(charges)) - 1]["key"] for entry in predicate["rounds"]]
-    )
+        entry["row"] = min(entry["row"], len(charges))
+        facts = (heads[entry["row"]], entry["plan"], entry["released"])
+        head = entry["head"] = chain.next_head(head, entry["round"], *facts)
+    predicate["keys_merkle_root"] = chain.merkle_root(row["key"] for row in charges)
     if epsilon:
-        composed = [
-            (events.decode(json.loads(predicate["events"][charge["event"]])), 1)
-            for charge in charges
-        ]
         claim = predicate["claim"]
-        spent = accounting.composed_epsilon(composed, claim["delta"], claim["composition"])
+        spending = checks.Case(statement, "", b"").spending
+        spent = spending.epsilon(claim["delta"], claim["composition"])
         claim["epsilon"] = claim["claimed_epsilon"] = _round_up(spent)
     return statement
 

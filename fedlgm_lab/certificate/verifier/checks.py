@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import tomllib
 from collections import Counter
@@ -15,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rfc8785
+from dp_accounting import dp_event
 
 from fedlgm.errors import FedlgmError
-from fedlgm.privacy import spending
-from fedlgm.privacy.chain import digest
+from fedlgm.privacy.attackers import AttackRates, attack_rates
 from fedlgm.privacy.signed import ANCHOR_EVERY, anchor_text
-from fedlgm_lab.certificate.verifier import evidence, replay
-from fedlgm_lab.certificate.verifier.costs import Charges, epsilon_of, rates_of, read_charges
+from fedlgm.privacy.spending import Spending, claimed_epsilon
+from fedlgm_lab.certificate.verifier import chain, replay
 from fedlgm_lab.certificate.verifier.envelope import (
     NotCheckable,
     Refused,
+    is_signed,
     open_envelope,
+    read_json,
+    write_json,
 )
 from fedlgm_lab.certificate.verifier.plans import Plan, read_plan
 from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, PROTECTED_FROM, read_statement
@@ -35,8 +36,47 @@ UNANCHORED, UNREPLAYED, SIMULATION = "unanchored", "unreplayed", "simulation"
 ACCEPTABLE = (UNANCHORED, UNREPLAYED, SIMULATION)
 """What a caller may accept: no anchors of a witness, a model that is not recomputed, a public
 seed."""
+SERVER = -1
+"""Releasing party of the ledger's rows under central trust; clients are numbered from 0."""
 _LARGEST = 1.001
 """Largest ratio of the stated epsilon to the computed one."""
+_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors of a recipe or an event that has another form."""
+
+
+def hash_of(data: str | bytes) -> str:
+    """SHA-256 of a text or of bytes, in hexadecimal."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def words_of(recipe: dict[str, Any], plans: Collection[Plan]) -> dict[str, Any]:
+    """The words and figures of the claim, except epsilon, that follow from recipe and plans."""
+    privacy, mechanism, seed = recipe["privacy"], recipe["mechanism"], recipe["run"].get("seed")
+    proven = all(plan.status == "proven" for plan in plans)
+    return {
+        "unit": privacy.get("unit", "client"),
+        "relation": next(iter(plans)).relation,
+        "trust": privacy["trust"],
+        "protected_from": PROTECTED_FROM[privacy["trust"]],
+        "delta": privacy["delta"],
+        "status": SIMULATION if seed is not None else "proven" if proven else "conditional",
+        "mechanism": mechanism["name"],
+        "variant": mechanism["variant"],
+        "composition": privacy["accountant"],
+        "audited_lower_bound": None,
+        "seed": None if seed is None else str(seed),
+    }
+
+
+def population_of(plan: Plan) -> dict[str, Any]:
+    """The population of the certificate, by a plan."""
+    sampling = plan.sampling
+    return {
+        "size": sampling.population,
+        "rate": sampling.rate,
+        "sampling": sampling.scheme,
+        "denominator": sampling.expected,
+    }
 
 
 @dataclass
@@ -69,6 +109,7 @@ class Case:
         self.start: dict[str, Any] = self.predicate["start"]
         self.rounds: list[dict[str, Any]] = self.predicate["rounds"]
         self.charges: list[dict[str, Any]] = self.predicate["ledger"]["rows"]
+        self.events: dict[str, str] = self.predicate["events"]
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -78,23 +119,25 @@ class Case:
     @cached_property
     def plans(self) -> list[Plan]:
         """Plan of each round, [T]."""
-        texts, layers = self.predicate["plans"], len(self.sizes)
+        texts = self.predicate["plans"]
+        if not self.rounds:
+            raise Refused(4, "the certificate has no round")
         if set(texts) != {entry["plan"] for entry in self.rounds}:
             raise Refused(5, "the plans of the certificate are not those of its rounds")
-        plans = {name: read_plan(text, name, layers) for name, text in texts.items()}
+        plans = {name: read_plan(text, name, len(self.sizes)) for name, text in texts.items()}
         return [plans[entry["plan"]] for entry in self.rounds]
 
     @cached_property
-    def composed(self) -> Charges:
-        """Events of the charges, and their numbers."""
-        counts = Counter(charge["event"] for charge in self.charges)
-        return read_charges(counts.items(), self.predicate["events"])
+    def spending(self) -> Spending:
+        """Charges of the server and of each client, with their numbers."""
+        counts = Counter((row["client"], self.events[row["event"]]) for row in self.charges)
+        return Spending.of([(*row, count) for row, count in counts.items()], SERVER)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """The recipe's values."""
         text = self.predicate["recipe"]["text"]
-        if hashlib.sha256(text.encode()).hexdigest() != self.predicate["recipe"]["sha256"]:
+        if hash_of(text) != self.predicate["recipe"]["sha256"]:
             raise Refused(3, "the recipe has another text than its hash says")
         try:
             return tomllib.loads(text)
@@ -105,16 +148,11 @@ class Case:
     def step(self) -> tuple[str, float, float]:
         """Name, learning rate and momentum of the server's step, by the recipe."""
         federation, training = self.recipe["federation"], self.recipe["training"]
-        if self.recipe["privacy"].get("unit") == "example":
-            name = training["optimizer"]
-            name = "momentum" if name == "sgd" and training["momentum"] else name
-            step = name, training["lr"], training["momentum"]
-        else:
-            step = (
-                federation["server_optimizer"],
-                federation["server_lr"],
-                federation["server_momentum"],
-            )
+        step = tuple(federation[f"server_{name}"] for name in ("optimizer", "lr", "momentum"))
+        if self.claim["unit"] == "example" and self.claim["trust"] == "central":
+            step = tuple(training[name] for name in ("optimizer", "lr", "momentum"))
+            if step[0] == "sgd" and step[2]:
+                step = ("momentum", *step[1:])
         if step[0] not in replay.STEPS or "server_schedule" in federation:
             raise NotCheckable(
                 f"the server's step is {step[0]!r}; only {', '.join(replay.STEPS)} without a "
@@ -125,40 +163,27 @@ class Case:
 
 def check_claim(case: Case) -> None:
     """Check 3: the words and figures of the claim are those of recipe and plans."""
-    claim, recipe, privacy = case.claim, case.recipe, case.recipe["privacy"]
-    if not case.rounds:
-        raise Refused(4, "the certificate has no round")
-    first, seed = case.plans[0], recipe["run"].get("seed")
-    status = "conditional" if any(plan.status != "proven" for plan in case.plans) else "proven"
-    mechanism = recipe["mechanism"]
-    right = {
-        "unit": privacy.get("unit", "client"),
-        "relation": first.facts["relation"],
-        "trust": privacy["trust"],
-        "protected_from": PROTECTED_FROM,
-        "delta": privacy["delta"],
-        "status": status if seed is None else SIMULATION,
-        "mechanism": mechanism["name"],
-        "variant": mechanism["variant"],
-        "composition": privacy["accountant"],
-        "seed": None if seed is None else str(seed),
-    }
-    for name, value in right.items():
+    claim, first = case.claim, case.plans[0]
+    for name, value in words_of(case.recipe, case.plans).items():
         if claim[name] != value:
             raise Refused(3, f"the claim says {name} = {claim[name]!r}, but the run's is {value!r}")
-    if claim["unit"] != first.guarantee["unit"] or claim["trust"] != "central":
-        raise Refused(3, f"the plans protect one {first.guarantee['unit']} under central trust")
-    if (case.start["noise"] is None) != (seed is not None):
-        raise Refused(3, "a run without a public seed has a commitment to its noise, others none")
-    if not 0 < claim["delta"] <= 1 / (10 * first.population):
+    if (claim["unit"], claim["trust"]) != (first.unit, first.trust):
+        raise Refused(3, f"the plans protect one {first.unit} under {first.trust} trust")
+    commits = claim["seed"] is None and claim["trust"] == "central"
+    if commits != (case.start["noise"] is not None):
+        raise Refused(
+            3, "only a server that adds secret noise commits to it, and such a server does"
+        )
+    population = first.sampling.population
+    if not 0 < claim["delta"] <= 1 / (10 * population):
         raise Refused(
             3,
-            f"delta = {claim['delta']:g} is above 1 / (10 x {first.population} {claim['unit']}s): "
-            f"it would have to be at most {1 / (10 * first.population):.3g}",
+            f"delta = {claim['delta']:g} is above 1 / (10 x {population}): it would have to be at "
+            f"most {1 / (10 * population):.3g}",
         )
-    if case.predicate["not_covered"] != NOT_COVERED:
+    if case.predicate["not_covered"] != NOT_COVERED[claim["trust"]]:
         raise Refused(3, "the list of what is not covered was changed")
-    if seed is not None and SIMULATION not in case.accepts:
+    if claim["seed"] is not None and SIMULATION not in case.accepts:
         raise Refused(
             3, "the run was seeded: anyone can draw its noise again, so it protects nobody"
         )
@@ -178,37 +203,30 @@ def check_plans(case: Case) -> None:
     """Check 5: plans are for these layers and this population; a layer that no round releases
     has its initial values.
     """
-    first, population = case.plans[0], case.predicate["population"]
-    sampling = first.facts["sampling"]
-    right = {
-        "size": first.population,
-        "rate": first.rate,
-        "sampling": sampling["scheme"],
-        "denominator": first.rate * first.population,
-    }
-    if population != right:
-        raise Refused(5, f"the population must be {right}, by the plans, not {population}")
+    first, right = case.plans[0], population_of(case.plans[0])
+    if case.predicate["population"] != right:
+        raise Refused(5, f"the population must be {right}, by the plans")
     federation, users = case.recipe["federation"], case.recipe["federation"].get("users")
-    stated = {
-        "client": federation["clients"],
-        "user": len(set(users)) if isinstance(users, list) else users,
-        "example": first.population,  # of the data, which no recipe counts
-    }[case.claim["unit"]]
-    if first.population != stated:
-        raise Refused(
-            5, f"the plans are for another number of {case.claim['unit']}s than the recipe"
-        )
-    if case.claim["unit"] == "example" and not math.isclose(
-        population["denominator"], case.recipe["training"]["batch_size"], rel_tol=1e-9
-    ):
-        raise Refused(5, "the plans divide by another batch than the recipe's")
+    size, taken = first.sampling.population, first.sampling.participations
+    if first.unit == "user":
+        stated = len(set(users)) if isinstance(users, list) else users
+    elif first.unit == "example" and first.steps is None:
+        stated = size  # the examples of the data, which no recipe counts
+        batch = case.recipe["training"]["batch_size"]
+        if taken is None and not math.isclose(first.sampling.expected, batch, rel_tol=1e-9):
+            raise Refused(5, "the plans divide by another batch than the recipe's")
+    else:
+        stated = federation["clients"]
+    if (size, taken) != (stated, federation.get("participations")):
+        raise Refused(5, "the plans are for another number of units or participations than planned")
     for entry, plan in zip(case.rounds, case.plans, strict=True):
-        differs = [name for name in first.facts if plan.facts.get(name) != first.facts[name]]
-        if differs or plan.protects != first.protects or plan.facts["rounds"] != len(case.rounds):
+        if plan.facts != first.facts or plan.protects != first.protects:
             raise Refused(5, f"the plan of round {entry['round']} is not for this run")
-        for layer, size, slots in case.start["layers"]:
-            if size != sum(part for _, part in slots):
-                raise Refused(5, f"the tensors of layer {layer} do not have {size} numbers")
+    if first.facts["rounds"] != len(case.rounds):
+        raise Refused(5, f"the plans are for {first.facts['rounds']} rounds")
+    for layer, size, slots in case.start["layers"]:
+        if size != sum(part for _, part in slots):
+            raise Refused(5, f"the tensors of layer {layer} do not have {size} numbers")
     never = ~np.any([plan.released for plan in case.plans], axis=0)
     if never.any() and case.releases is None:  # else check 13 compares it with its initial values
         layer = case.start["layers"][int(np.argmax(never))][0]
@@ -217,49 +235,43 @@ def check_plans(case: Case) -> None:
 
 def check_events(case: Case) -> None:
     """Check 6: every round is charged with the event that follows from its plan."""
-    texts = case.predicate["events"]
-    if set(texts) != {charge["event"] for charge in case.charges}:
+    texts, rows, central = case.events, case.charges, case.claim["trust"] == "central"
+    if set(texts) != {row["event"] for row in rows}:
         raise Refused(6, "the events of the certificate are not those of its ledger")
     for name, text in texts.items():
-        if hashlib.sha256(text.encode()).hexdigest() != name:
+        if hash_of(text) != name:
             raise Refused(6, f"event {name[:8]} has another text than its hash says")
-    computed = {id(plan): plan.event() for plan in case.plans}
+        read_json(text.encode(), 6, f"event {name[:8]}", write_json)
+    for place, row in enumerate(rows, start=1):
+        if row["protects"] != case.plans[0].protects:
+            raise Refused(6, f"row {place} of the ledger protects {row['protects']!r}")
+        if (row["client"] == SERVER) != (central or row["round"] == 0):
+            raise Refused(6, f"row {place} of the ledger is not of a party that adds noise")
     for entry, plan in zip(case.rounds, case.plans, strict=True):
-        number, row = entry["round"], entry["row"]
-        if not 1 <= row <= len(case.charges) or case.charges[row - 1]["round"] != number:
-            raise Refused(6, f"the ledger has no charge for round {number} in row {row}")
-        charge = case.charges[row - 1]
-        if texts[charge["event"]] != computed[id(plan)]:
-            raise Refused(
-                6,
-                f"round {number} is charged with {texts[charge['event']]}, but its plan costs "
-                f"{computed[id(plan)]}",
-            )
-        if charge["protects"] != plan.protects:
-            raise Refused(6, f"the charge of round {number} protects {charge['protects']!r}")
-    if len({entry["row"] for entry in case.rounds}) != len(case.rounds):
-        raise Refused(6, "two rounds have one charge")
+        number, last, cost = entry["round"], entry["row"], plan.event(entry["round"])
+        places = [last] if central else charged_rows(case, number)
+        for place in places:
+            if not 1 <= place <= min(last, len(rows)) or rows[place - 1]["round"] != number:
+                raise Refused(6, f"round {number} is not charged before its release, in row {last}")
+            stated = texts[rows[place - 1]["event"]]
+            if stated != cost:
+                raise Refused(6, f"round {number} is charged with {stated}, but its plan: {cost}")
+    lasts = [entry["row"] for entry in case.rounds]
+    if lasts != sorted(lasts) or lasts[-1] > len(rows) or (central and len({*lasts}) < len(lasts)):
+        raise Refused(6, "two rounds have one charge, or charges in another order")
+
+
+def charged_rows(case: Case, number: int) -> list[int]:
+    """Places of a round's rows in the ledger, from 1."""
+    return [place for place, row in enumerate(case.charges, start=1) if row["round"] == number]
 
 
 def check_keys(case: Case) -> None:
     """Check 7: no two charges have the same noise."""
-    counts = Counter(charge["key"] for charge in case.charges)
-    for charge in case.charges:
-        if counts[charge["key"]] > 1:
-            raise Refused(7, f"round {charge['round']} has the noise of another release")
-
-
-def ledger_heads(case: Case) -> list[str]:
-    """The ledger's head before the first row and after each row."""
-    ledger, texts = case.predicate["ledger"], case.predicate["events"]
-    heads = [digest("", ledger["owner"])]
-    for charge in case.charges:
-        fields = [str(charge["round"]), "-1", charge["key"], texts[charge["event"]]]
-        fields += [charge["claim"], charge["protects"], charge["guarantee"]]
-        while not fields[-1]:
-            fields.pop()
-        heads.append(digest(heads[-1], *fields))
-    return heads
+    counts = Counter(row["key"] for row in case.charges)
+    for row in case.charges:
+        if counts[row["key"]] > 1:
+            raise Refused(7, f"round {row['round']} has the noise of another release")
 
 
 def check_chain(case: Case) -> None:
@@ -267,36 +279,20 @@ def check_chain(case: Case) -> None:
     ledger, owner = case.predicate["ledger"], case.predicate["recipe"]["sha256"]
     if not ledger["owner"] == case.start["owner"] == owner:
         raise Refused(8, "ledger and releases belong to another recipe")
-    heads = ledger_heads(case)
+    heads = chain.ledger_heads(owner, case.charges, case.events)
     if ledger["head"] != f"{len(case.charges)}:{heads[-1]}":
         raise Refused(8, f"the ledger's head must be {len(case.charges)}:{heads[-1]}")
-    head = evidence.first_head(rfc8785.dumps(case.start))
+    head = chain.first_head(case.start)
     for entry in case.rounds:
-        number = entry["round"]
-        head = evidence.next_head(
-            head, number, heads[entry["row"]], entry["plan"], entry["released"]
-        )
+        facts = heads[entry["row"]], entry["plan"], entry["released"]
+        head = chain.next_head(head, entry["round"], *facts)
         if entry["head"] != head:
-            raise Refused(8, f"the head of round {number} must be {head}")
-
-
-def merkle_root(leaves: list[str]) -> str:
-    """Root of the hash tree over texts; an odd last node is moved up unchanged.
-
-    Example:
-        >>> merkle_root(["a"]) == digest("leaf", "a"), merkle_root(["a", "b"]) == merkle_root(["b", "a"])
-        (True, False)
-    """
-    level = [digest("leaf", leaf) for leaf in leaves] or [digest("leaf")]
-    while len(level) > 1:
-        pairs = [level[place : place + 2] for place in range(0, len(level), 2)]
-        level = [digest("node", *pair) if len(pair) == 2 else pair[0] for pair in pairs]
-    return level[0]
+            raise Refused(8, f"the head of round {entry['round']} must be {head}")
 
 
 def check_merkle_root(case: Case) -> None:
-    """Check 9: the root of the hash tree over the rounds' noise keys."""
-    root = merkle_root([case.charges[entry["row"] - 1]["key"] for entry in case.rounds])
+    """Check 9: the root of the hash tree over the noise keys of the ledger."""
+    root = chain.merkle_root(row["key"] for row in case.charges)
     if case.predicate["keys_merkle_root"] != root:
         raise Refused(9, f"the root over the noise keys must be {root}")
 
@@ -307,7 +303,7 @@ def check_anchors(case: Case) -> None:
     seen = {0}
     for anchor in case.predicate["anchors"]:
         number, text = anchor["round"], anchor_text(anchor["round"], anchor["head"])
-        if not evidence.is_signed(anchor["by"], anchor["signature"], text):
+        if not is_signed(anchor["by"], anchor["signature"], text):
             raise Refused(10, f"the anchor of round {number} is not signed by {anchor['by']}")
         if heads.get(number) != anchor["head"]:
             raise Refused(10, f"a witness saw another chain in round {number}")
@@ -334,17 +330,14 @@ def check_anchors(case: Case) -> None:
 
 
 def check_epsilon(case: Case) -> None:
-    """Check 11: the stated epsilon is that of the charges."""
-    claim, texts = case.claim, case.predicate["events"]
-    right = epsilon_of(case.composed, claim["delta"], claim["composition"])
+    """Check 11: the stated epsilon is that of the charges, of the client who spent most."""
+    claim = case.claim
+    rows = Counter((r["client"], case.events[r["event"]], r["claim"]) for r in case.charges)
     try:
-        rows = Counter((charge["event"], charge["claim"]) for charge in case.charges)
-        claimed = spending.claimed_epsilon(
-            [(-1, texts[event], said, count) for (event, said), count in rows.items()],
-            claim["delta"],
-            claim["composition"],
-        )
-    except (FedlgmError, ValueError, KeyError, TypeError, AttributeError) as error:
+        right = case.spending.epsilon(claim["delta"], claim["composition"])
+        claims = [(*row, count) for row, count in rows.items()]
+        claimed = claimed_epsilon(claims, claim["delta"], claim["composition"])
+    except (FedlgmError, *_FORM) as error:
         raise Refused(11, f"the charges cannot be composed ({error})") from None
     for name, computed in (("epsilon", right), ("claimed_epsilon", claimed)):
         stated = math.inf if claim[name] is None else claim[name]
@@ -352,35 +345,27 @@ def check_epsilon(case: Case) -> None:
             raise Refused(11, f"{name} is stated as {stated:.6g}, but it is {computed:.6g}")
 
 
-def check_model(case: Case) -> np.ndarray:
-    """Check 12: the model file is the subject; returns its parameters, [D]."""
-    subject, given = case.statement["subject"], hashlib.sha256(case.model).hexdigest()
-    names = [entry["name"] for entry in subject]
-    if len(subject) != 2 or names[1] != "flat":
+def check_model(case: Case) -> None:
+    """Checks 12 and 13: the model file is the subject, and its parameters follow from initial
+    weights, released vectors and the server's step.
+    """
+    subject, fixed = case.statement["subject"], case.start["fixed"]
+    if len(subject) != 2 or subject[1]["name"] != "flat":
         raise Refused(12, "the subject must be a model file and its flat parameters")
-    if subject[0]["digest"]["sha256"] != given:
-        raise Refused(
-            12,
-            f"the model file has the SHA-256 {given}, but the certificate is for "
-            f"{subject[0]['digest']['sha256']}",
-        )
-    if case.start["fixed"]:
+    flat = replay.flat_model(case.model, case.start["layers"], fixed)
+    for entry, content in zip(subject, (case.model, flat.astype("<f4").tobytes()), strict=True):
+        if entry["digest"]["sha256"] != hash_of(content):
+            raise Refused(
+                12, f"the model has the SHA-256 {hash_of(content)}, but the certificate has another"
+            )
+    if fixed:
         case.notes.append(
-            f"12: {len(case.start['fixed'])} tensors of the model were not trained in this run: "
-            "ask what they were made from"
+            f"12: {len(fixed)} tensors of the model were not trained in this run: ask what they "
+            "were made from"
         )
-    flat = replay.flat_model(case.model, case.start["layers"], case.start["fixed"])
-    if hashlib.sha256(flat.astype("<f4").tobytes()).hexdigest() != subject[1]["digest"]["sha256"]:
-        raise Refused(12, "the parameters of the model file have another hash")
-    return flat
-
-
-def check_replay(case: Case, flat: np.ndarray) -> None:
-    """Check 13: the model follows from initial weights, released vectors and the server's step."""
-    arithmetic = case.predicate["arithmetic"]
+    arithmetic, step = case.predicate["arithmetic"], case.step
     if arithmetic not in replay.ARITHMETIC:
         raise Refused(13, f"the arithmetic must be one of {', '.join(replay.ARITHMETIC)}")
-    step = case.step
     if case.releases is None:
         if UNREPLAYED not in case.accepts:
             raise NotCheckable(
@@ -392,9 +377,9 @@ def check_replay(case: Case, flat: np.ndarray) -> None:
             "13: the model was not recomputed: nothing but the seller's word links it to the run"
         )
         return
-    rounds = [(entry["round"], entry["released"]) for entry in case.rounds]
-    vectors = replay.read_vectors(case.releases, case.start["initial"], rounds)
-    model = replay.replay(vectors, case.plans, case.sizes, step, arithmetic)
+    vectors = replay.read_vectors(case.releases, case.start["initial"], case.rounds)
+    charged = {row["round"] for row in case.charges}
+    model = replay.replay(vectors, case.plans, case.sizes, step, arithmetic, charged)
     wrong = int(np.count_nonzero(model.view(np.uint32) != flat.view(np.uint32)))
     if wrong:
         raise Refused(
@@ -406,7 +391,7 @@ def check_replay(case: Case, flat: np.ndarray) -> None:
 
 def check_code(case: Case) -> None:
     """Check 14: the run's code is that of this installation, or one that the caller names."""
-    stated, local = case.start["software"]["source"], evidence.code_digest()
+    stated, local = case.start["software"]["source"], chain.code_digest()
     if stated not in {local, *case.codes}:
         raise Refused(
             14,
@@ -415,26 +400,21 @@ def check_code(case: Case) -> None:
         )
 
 
-def verify(
-    certificate: bytes,
-    model: bytes,
-    *,
-    key: str | None = None,
-    releases: Path | None = None,
-    witnesses: Collection[str] = (),
-    accepts: Collection[str] = (),
-    codes: Collection[str] = (),
-) -> Case:
+CHECKS = (
+    *(check_claim, check_rounds, check_plans, check_events, check_keys, check_chain),
+    *(check_merkle_root, check_anchors, check_epsilon, check_model, check_code),
+)
+"""Checks 3 to 14, in their order."""
+
+
+def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: Any) -> Case:
     """Make the checks 1 to 14.
 
     Args:
         certificate: content of the certificate's file.
         model: content of the model's file.
         key: public key of the signer, in hexadecimal.
-        releases: see `Case`.
-        witnesses: see `Case`.
-        accepts: see `Case`.
-        codes: see `Case`.
+        **held: releases, witnesses, accepts and codes of a `Case`.
 
     Returns:
         The checked case.
@@ -444,22 +424,11 @@ def verify(
         NotCheckable: it cannot be checked here, or the caller does not name the signer.
     """
     payload, signer = open_envelope(certificate, key)
-    statement = read_statement(payload)
-    case = Case(statement, signer, model, releases, witnesses, accepts, codes)
+    case = Case(read_statement(payload), signer, model, **held)
     try:
-        for check in (check_claim, check_rounds, check_plans, check_events, check_keys):
+        for check in CHECKS:
             check(case)
-        for check in (check_chain, check_merkle_root, check_anchors, check_epsilon):
-            check(case)
-        check_replay(case, check_model(case))
-        check_code(case)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-    ) as error:  # a recipe or plan of another shape
+    except _FORM as error:
         raise Refused(
             3, f"recipe or plans have another form than this version's ({error})"
         ) from None
@@ -471,10 +440,20 @@ def verify(
     return case
 
 
+def worst_rates(spending: Spending) -> AttackRates:
+    """Bounds on all attacks on one unit: those of the client who spent most."""
+    composed = [
+        dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*pair) for pair in profile])
+        for profile in spending.worst()
+    ]
+    return max(map(attack_rates, composed), key=lambda rates: rates.tpr(0.01))
+
+
 def describe(case: Case) -> list[str]:
     """The outcome in sentences, of which the first states what level 1 does not prove."""
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
+    drawn = "client" if case.plans[0].steps else claim["unit"]
     lines = [
         (
             f"Level 1 holds{waived}. It does not prove that the noise was added, nor that this is the "
@@ -484,9 +463,9 @@ def describe(case: Case) -> list[str]:
             f"The claim: epsilon {claim['epsilon']:.6g} at delta {claim['delta']:g} for one "
             f"{claim['unit']} ({claim['relation']}, {claim['trust']} trust), {claim['status']}, over "
             f"{len(case.rounds)} rounds of {population['sampling']} sampling at rate "
-            f"{population['rate']:g} from {population['size']} {claim['unit']}s."
+            f"{population['rate']:g} from {population['size']} {drawn}s."
         ),
-        f"With all that was released, {rates_of(case.composed).sentence(claim['unit'] + 's')}.",
+        f"With all that was released, {worst_rates(case.spending).sentence(claim['unit'] + 's')}.",
         f"Protected from {claim['protected_from']}.",
         f"The model's SHA-256 is {case.statement['subject'][0]['digest']['sha256']}.",
     ]
@@ -497,10 +476,3 @@ def describe(case: Case) -> list[str]:
         *(f"Not checked: {note}" for note in case.notes),
         *(f"Not covered: {line}" for line in case.predicate["not_covered"]),
     ]
-
-
-def figures(case: Case) -> dict[str, Any]:
-    """The outcome for `--json`."""
-    return json.loads(
-        json.dumps({"holds": True, "level": 1, "claim": case.claim, "notes": case.notes})
-    )

@@ -1,26 +1,22 @@
-"""Checks 1 and 2: the signed envelope (DSSE), and canonical JSON without duplicate keys."""
+"""Checks 1 and 2: the signed envelope (DSSE), canonical JSON, and values that have known fields
+only.
+"""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import rfc8785
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
-from fedlgm_lab.certificate.verifier.evidence import is_signed
-
-PREDICATE_TYPE = "urn:fedlgm:privacy-certificate:v1"
 
 
 class Refused(Exception):
@@ -33,64 +29,117 @@ class Refused(Exception):
 
     def __init__(self, check: int, problem: str) -> None:
         super().__init__(f"check {check}: {problem}")
-        self.check = check
 
 
 class NotCheckable(Exception):
     """The certificate cannot be checked here (exit status 3)."""
 
 
-def parse(data: bytes, check: int, what: str) -> Any:
-    """The value of a JSON text without duplicate keys, NaN, infinity or numbers beyond a double.
+class Maybe(NamedTuple):
+    """A value of this form, or null."""
+
+    form: Any
+
+
+def require(value: Any, form: Any, where: str, check: int = 2) -> None:
+    """Refuse a value that has other fields than a form, or fields of other types.
+
+    Args:
+        value: the value.
+        form: a function that accepts a value; a mapping of forms, in which "*" is any name and
+            "name?" may be missing; a list of one form, for lists of any length; a tuple of forms.
+        where: name of the value, for messages.
+        check: number of the check, for messages.
 
     Raises:
-        Refused: the text is another one.
+        Refused: the message names the field.
 
     Example:
-        >>> parse(b'{"a": 1}', 2, "an example")
-        {'a': 1}
-        >>> parse(b'{"a": 1, "a": 2}', 2, "an example")
+        >>> require({"a": [1]}, {"a": [is_count], "b?": is_text}, "x")
+        >>> require({"c": 1}, {"c?": is_text}, "x")
         Traceback (most recent call last):
             ...
-        fedlgm_lab.certificate.verifier.envelope.Refused: check 2: an example has the key 'a' twice
+        fedlgm_lab.certificate.verifier.envelope.Refused: check 2: x.c has an impossible value, '1'
     """
+    if isinstance(form, Maybe):
+        if value is not None:
+            require(value, form.form, where, check)
+    elif isinstance(form, dict):
+        if not isinstance(value, dict):
+            raise Refused(check, f"{where} must be an object")
+        forms = dict.fromkeys(value, form["*"]) if "*" in form else form
+        known = {name.removesuffix("?"): inner for name, inner in forms.items()}
+        for name in sorted(set(value) ^ set(known)):
+            if name in value or name in form:
+                word = "unknown" if name in value else "missing"
+                raise Refused(check, f"{where} has the field {name!r}, which is {word}")
+        for name, part in value.items():
+            require(part, known[name], f"{where}.{name}", check)
+    elif isinstance(form, list | tuple):
+        if not isinstance(value, list) or (isinstance(form, tuple) and len(value) != len(form)):
+            raise Refused(check, f"{where} must be a list")
+        inner = form if isinstance(form, tuple) else form * len(value)
+        for number, part in enumerate(value):
+            require(part, inner[number], f"{where}[{number}]", check)
+    elif not form(value):
+        raise Refused(check, f"{where} has an impossible value, {str(value)[:60]!r}")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value: dict[str, Any] = {}
-        for key, part in pairs:
-            if key in value:
-                raise Refused(check, f"{what} has the key {key!r} twice")
-            value[key] = part
-        return value
 
-    def refuse(text: str) -> NoReturn:
-        raise Refused(check, f"{what} has the number {text}, which no double holds")
-
-    def real(text: str) -> float:
-        return refuse(text) if abs(float(text)) == float("inf") else float(text)
-
-    try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_float=real
-        )
-    except (ValueError, RecursionError) as error:
-        raise Refused(check, f"{what} is not JSON ({error})") from None
+def is_text(value: Any) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)
 
 
-def canonical(data: bytes, check: int, what: str) -> Any:
-    """The value of a text in canonical JSON (RFC 8785).
+def is_hash(value: Any) -> bool:
+    """Whether a value has 64 hexadecimal digits."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0."""
+    return type(value) is int and value >= 0
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number of at least 0."""
+    return type(value) in (int, float) and 0 <= value < float("inf")
+
+
+_ENVELOPE = {
+    **{"payload": is_text, "payloadType": is_text},
+    "signatures": [{"keyid": is_text, "sig": is_text}],
+}
+
+
+def write_json(value: Any) -> bytes:
+    """The text that plans and events have: Python's JSON, without NaN and infinity."""
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def read_json(
+    data: bytes, check: int, what: str, write: Callable[[Any], bytes] = rfc8785.dumps
+) -> Any:
+    """The value of a JSON text that is exactly as its writer writes it, by default RFC 8785.
 
     Raises:
-        Refused: the text has another order of keys, white space or another form of numbers.
+        Refused: the text has another order of keys, white space, a duplicate key, or a number that
+            is not in the form of a double.
+
+    Example:
+        >>> read_json(b'{"a":1}', 2, "an example")
+        {'a': 1}
+        >>> read_json(b'{"a":1,"a":2}', 2, "an example")
+        Traceback (most recent call last):
+            ...
+        fedlgm_lab.certificate.verifier.envelope.Refused: check 2: an example is not canonical JSON
     """
-    value = parse(data, check, what)
     try:
-        same = rfc8785.dumps(value) == data
-    except (rfc8785.CanonicalizationError, UnicodeError, RecursionError):
-        same = False
-    if not same:
-        raise Refused(check, f"{what} is not canonical JSON (RFC 8785), so it was edited")
-    return value
+        value = json.loads(data)
+        if write(value) == data:
+            return value
+    except (ValueError, RecursionError):  # not JSON, or a value that has no such text
+        pass
+    raise Refused(check, f"{what} is not canonical JSON")
 
 
 def public_key(path: Path) -> str:
@@ -100,7 +149,7 @@ def public_key(path: Path) -> str:
     Raises:
         NotCheckable: the file holds none.
     """
-    if re.fullmatch("[0-9a-f]{64}", str(path)):
+    if is_hash(str(path)):
         return str(path)
     try:
         key = load_pem_public_key(path.read_bytes())
@@ -108,7 +157,21 @@ def public_key(path: Path) -> str:
         raise NotCheckable(f"{path} is not a public key in PEM ({error})") from None
     if not isinstance(key, Ed25519PublicKey):
         raise NotCheckable(f"{path} is not an Ed25519 key")
-    return key.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    return key.public_bytes_raw().hex()
+
+
+def is_signed(by: str, signature: str, text: bytes) -> bool:
+    """Whether an Ed25519 signature holds; key and signature in hexadecimal.
+
+    Example:
+        >>> is_signed("00" * 32, "00" * 64, b"a text"), is_signed("no key", "", b"")
+        (False, False)
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(by)).verify(bytes.fromhex(signature), text)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
@@ -122,30 +185,25 @@ def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
         Refused: it is not an envelope, or the signature is of another key.
         NotCheckable: the payload has another type.
     """
-    envelope = canonical(data.removesuffix(b"\n"), 1, "the envelope")
-    if not isinstance(envelope, dict) or set(envelope) != {"payload", "payloadType", "signatures"}:
-        raise Refused(1, "the envelope must have payload, payloadType and signatures, alone")
+    envelope = read_json(data.removesuffix(b"\n"), 1, "the envelope")
+    require(envelope, _ENVELOPE, "the envelope", 1)
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise NotCheckable(f"the payload's type is not {PAYLOAD_TYPE}")
-    signatures = envelope["signatures"]
-    if not (isinstance(signatures, list) and len(signatures) == 1):
+    if len(envelope["signatures"]) != 1:
         raise Refused(1, "the envelope must have one signature")
-    (signature,) = signatures
-    if not (isinstance(signature, dict) and set(signature) == {"keyid", "sig"}):
-        raise Refused(1, "a signature must have keyid and sig, alone")
-    payload, sig = _decode(envelope["payload"]), _decode(signature["sig"])
-    signer = signature["keyid"]
-    if key is not None and signer != key:
+    payload = _decode(envelope["payload"])
+    signer, sig = (envelope["signatures"][0][name] for name in ("keyid", "sig"))
+    if key not in (None, signer):
         raise Refused(1, f"the certificate is signed by {signer}, not by the named key {key}")
-    if not is_signed(signer, sig.hex(), signed_bytes(payload)):
+    if not is_signed(signer, _decode(sig).hex(), signed_bytes(payload)):
         raise Refused(1, f"the signature is not that of {signer} on this payload")
     return payload, signer
 
 
-def _decode(text: Any) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+    except ValueError:
         data = b""
     if not data or base64.b64encode(data).decode() != text:
         raise Refused(1, "the envelope has a field that is not base64")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
+from collections import Counter
 from typing import Any
 
+from fedlgm.errors import FedlgmError
+from fedlgm.privacy import events
 from fedlgm.privacy.attackers import percent
 from fedlgm.privacy.guarantee import COVERS
-from fedlgm.privacy.signed import NODE_PREDICATE, STATEMENT_TYPE
-from fedlgm_lab.certificate.verifier.costs import epsilon_of, rates_of, read_charges
+from fedlgm.privacy.signed import NODE_PREDICATE
+from fedlgm.privacy.spending import Spending
+from fedlgm_lab.certificate.verifier.checks import hash_of, worst_rates
 from fedlgm_lab.certificate.verifier.envelope import (
     NotCheckable,
     Refused,
-    canonical,
+    is_count,
+    is_hash,
+    is_number,
+    is_text,
     open_envelope,
-    parse,
+    read_json,
+    write_json,
 )
-from fedlgm_lab.certificate.verifier.statement import count, hexadecimal, number, require, text
+from fedlgm_lab.certificate.verifier.statement import read_statement
 
 _LARGEST = 1.001
 """Largest ratio of the stated epsilon to the computed one, above one unit of its last digit."""
@@ -25,17 +33,23 @@ _LIMIT = (
     "prove that the ledger names every release."
 )
 _FIELDS = {
-    "_type": text,
-    "predicateType": text,
-    "subject": [{"name": text, "digest": {"sha256": text}}],
+    "_type": is_text,
+    "predicateType": is_text,
+    "subject": [{"name": is_text, "digest": {"sha256": is_text}}],
     "predicate": {
-        "node": {"name": text, "client": count, "service_key": hexadecimal},
-        **dict.fromkeys(("data", "unit", "relation", "stated_at"), text),
-        **dict.fromkeys(("epsilon", "delta", "budget"), number),
-        "releases": count,
-        "events": {"*": text},
+        "node": {"name": is_text, "client": is_count, "service_key": is_hash},
+        **dict.fromkeys(("data", "unit", "relation", "stated_at"), is_text),
+        **dict.fromkeys(("epsilon", "delta", "budget"), is_number),
+        "releases": is_count,
+        "events": {"*": is_text},
         "charges": [
-            {"event": hexadecimal, "trust": text, "protects": text, "run": text, "count": count}
+            {
+                "event": is_hash,
+                "trust": is_text,
+                "protects": is_text,
+                "run": is_text,
+                "count": is_count,
+            }
         ],
     },
 }
@@ -47,8 +61,7 @@ def is_node_statement(data: bytes) -> bool:
     Raises:
         Refused: it holds no envelope.
     """
-    payload, _ = open_envelope(data, None)
-    value = parse(payload, 2, "the certificate")
+    value = read_json(open_envelope(data, None)[0], 2, "the certificate")
     return isinstance(value, dict) and value.get("predicateType") == NODE_PREDICATE
 
 
@@ -64,29 +77,30 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
         NotCheckable: the caller names no key, or the statement is of another version.
     """
     payload, signer = open_envelope(data, key)
-    statement = canonical(payload, 2, "the certificate")
-    if (statement.get("_type"), statement.get("predicateType")) != (STATEMENT_TYPE, NODE_PREDICATE):
-        raise NotCheckable(f"this program checks {NODE_PREDICATE} in {STATEMENT_TYPE}")
-    require(statement, _FIELDS, "the certificate")
-    told: dict[str, Any] = statement["predicate"]
+    told: dict[str, Any] = read_statement(payload, NODE_PREDICATE, _FIELDS)["predicate"]
+    texts, charges = told["events"], told["charges"]
     if told["node"]["service_key"] != signer:
         raise Refused(3, "the statement is about another node than the one that signed it")
-    protected = f"{told['unit']}, {told['relation']}"
-    used = {charge["event"] for charge in told["charges"]}
-    if used != set(told["events"]):
+    if {charge["event"] for charge in charges} != set(texts):
         raise Refused(4, "the events are not those of the charges")
-    for name, event in told["events"].items():
-        if hashlib.sha256(event.encode()).hexdigest() != name:
-            raise Refused(6, f"the event {name[:8]} has another text than its hash says")
-    for charge in told["charges"]:
-        if protected not in COVERS.get(charge["protects"], ()):
-            raise Refused(3, f"a release protects ({charge['protects']}), not ({protected})")
-    if sum(charge["count"] for charge in told["charges"]) != told["releases"]:
+    if sum(charge["count"] for charge in charges) != told["releases"]:
         raise Refused(4, "the charges are not as many as the releases")
-    composed = read_charges(
-        ((charge["event"], charge["count"]) for charge in told["charges"]), told["events"]
-    )
-    right = epsilon_of(composed, told["delta"])
+    for name, text in texts.items():
+        if hash_of(text) != name:
+            raise Refused(6, f"the event {name[:8]} has another text than its hash says")
+        read_json(text.encode(), 6, f"event {name[:8]}", write_json)
+    for charge in charges:
+        if f"{told['unit']}, {told['relation']}" not in COVERS.get(charge["protects"], ()):
+            raise Refused(3, f"a release protects ({charge['protects']}), not ({told['unit']})")
+    counts: Counter[str] = Counter()
+    for charge in charges:
+        counts[texts[charge["event"]]] += charge["count"]
+    spending = Spending(counts, {})
+    try:
+        accountant = events.accountant_of([events.decode(json.loads(text)) for text in counts])
+        right = spending.epsilon(told["delta"], accountant)
+    except (FedlgmError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise Refused(11, f"the charges cannot be composed ({error})") from None
     if not right <= told["epsilon"] <= max(right * _LARGEST, right + 1e-6):
         raise Refused(11, f"epsilon is stated as {told['epsilon']:.6g}, but it is {right:.6g}")
     if key is None:
@@ -94,7 +108,7 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
             f"check 1: everything else holds, but who signed? The statement is signed by {signer}: "
             "name the node's public key (--key)"
         )
-    return told | {"attack_rates": rates_of(composed).figures()}
+    return told | {"attack_rates": worst_rates(spending).figures()}
 
 
 def describe_node(told: dict[str, Any]) -> list[str]:

@@ -3,103 +3,170 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 
 from fedlgm.errors import FedlgmError
+from fedlgm.noise import correlation, integer_noise
+from fedlgm.noise.correlation import Correlation
+from fedlgm.planning.allocation import effective_multiplier, floor_digits
+from fedlgm.planning.records import Sampling, Shares
 from fedlgm.privacy import events
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
-from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, parse
+from fedlgm.privacy.events import DpEvent
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Trust, Unit
+from fedlgm_lab.certificate.verifier.envelope import (
+    Maybe,
+    NotCheckable,
+    Refused,
+    is_count,
+    is_number,
+    is_text,
+    read_json,
+    require,
+    write_json,
+)
 
-_FIELDS = {
-    *("protected", "clip", "sigma", "released", "family", "queries", "bounded_by", "facts"),
-    *("guarantee", "claim", "downlink"),
+_SAMPLING = {
+    **{"scheme": is_text, "population": is_count, "rate": is_number, "of?": is_text},
+    **dict.fromkeys(("separation?", "participations?", "block?"), is_count),
 }
-_OPTIONAL = {"freezes", "fills"}
 _FACTS = {
-    *("noise_multiplier", "sampling", "relation", "trust", "rounds", "epsilon", "delta"),
-    *("accountant", "max_participations", "training"),
+    **{"noise_multiplier": is_number, "sampling": _SAMPLING, "relation": is_text},
+    **{"trust": is_text, "rounds": is_count, "epsilon": Maybe(is_number)},
+    **{"delta": Maybe(is_number), "accountant": is_text, "max_participations": Maybe(is_count)},
+    **{"training": lambda value: True, "assumes?": is_text, "noise?": lambda value: True},
+    "steps?": {"count": is_count, "rate": is_number, "batch": is_number},
+    "shares?": {"threshold": is_count, "colluders": is_count, "noise?": is_text},
 }
-_PROVEN = {("poisson", "add-remove"), ("poisson", "replace-one"), ("fixed", "replace-one")}
-"""Pairs of sampling and relation whose cost `event` computes; replacement under sampling is
-conditional."""
+_PLAN = {
+    **{"protected": lambda value: True, "clip": [is_number], "sigma": [Maybe(is_number)]},
+    **{"released": [lambda value: isinstance(value, bool)], "bounded_by": is_text},
+    "family": lambda value: value in ("gaussian", "laplace"),
+    **{"queries": lambda value: True, "facts": _FACTS, "claim": lambda value: True},
+    "guarantee": dict.fromkeys(("status", "reason", "relation", "trust", "unit"), is_text),
+    **{"downlink": is_number, "freezes?": lambda value: True, "fills?": [is_count]},
+}
+_RELATIONS = {
+    "poisson": ("add-remove", "replace-one", "zero-out"),
+    "fixed": ("replace-one",),
+    "allocation": ("add-remove", "zero-out"),
+    "cyclic": ("add-remove", "replace-one", "zero-out"),
+    "min-separation": ("replace-one", "zero-out"),
+    "grouped-poisson": ("add-remove", "zero-out"),
+}
+"""Relations under which the cost of a sampling scheme is known."""
+_KEPT = 2e-8
+"""Relative; plans of a run that is one mechanism have this much less noise at most, by rounding."""
 
 
-@dataclass(frozen=True, eq=False)
 class Plan:
     """The checked numbers of one plan.
 
     Attributes:
         clip: l2 bound (l1 for Laplace noise) of a unit's contribution to each layer, [K].
-        sigma: scale of each layer's noise in the sum, [K]; infinite where nothing is released.
+        sigma: scale of each layer's noise, [K]; infinite where nothing is released.
         released: whether each layer is released, [K].
         family: "gaussian" or "laplace".
         facts: public facts of the run.
+        sampling: rule that chooses the participants.
+        relation: neighbouring relation.
+        trust: trust model.
+        unit: unit of protection.
         guarantee: words of the plan's guarantee.
-        bounded_by: the party that bounds contributions.
     """
 
-    clip: np.ndarray
-    sigma: np.ndarray
-    released: np.ndarray
-    family: str
-    facts: dict[str, Any]
-    guarantee: dict[str, Any]
-    bounded_by: str
-
-    @property
-    def rate(self) -> float:
-        """Probability that a unit takes part in a round."""
-        return float(self.facts["sampling"]["rate"])
-
-    @property
-    def population(self) -> int:
-        """Number of units from which a round draws."""
-        return int(self.facts["sampling"]["population"])
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.clip = np.array(raw["clip"], dtype=np.float64)
+        self.sigma = np.array([math.inf if s is None else s for s in raw["sigma"]])
+        self.released = np.array(raw["released"], dtype=bool)
+        self.family, self.facts, self.guarantee = raw["family"], raw["facts"], raw["guarantee"]
+        self.sampling = Sampling(**self.facts["sampling"])
+        self.relation, self.trust = self.facts["relation"], self.facts["trust"]
+        self.unit, self.steps = self.guarantee["unit"], self.facts.get("steps")
 
     @property
     def protects(self) -> str:
         """Unit and relation, as in the ledger."""
-        return f"{self.guarantee['unit']}, {self.facts['relation']}"
+        return f"{self.unit}, {self.relation}"
+
+    @property
+    def rate(self) -> float:
+        """Sampling rate that lowers the cost of a release."""
+        if self.steps is not None:
+            return float(self.steps["rate"])
+        amplified = self.trust == "central" and self.sampling.amplifies
+        return self.sampling.within_group if amplified else 1.0
 
     @property
     def status(self) -> str:
-        """The status "proven", or "conditional" if plan or sampling has a condition."""
-        replaced = self.facts["relation"] == "replace-one" and self.rate < 1
+        """The status "proven", or "conditional" if the plan or its sampling has a condition."""
+        replaced = self.relation == "replace-one" and self.rate < 1 and self.family == "gaussian"
         certain = self.guarantee["status"] == "proven" and not self.facts.get("assumes")
         return "proven" if certain and not replaced else "conditional"
 
-    def event(self) -> str:
-        """Text of the accounting event, computed from clip and sigma alone."""
-        used = self.released & (self.clip > 0)
-        ratio = self.clip[used] / self.sigma[used]
-        factor = SENSITIVITY_FACTOR[self.facts["relation"]]
-        if self.family == "laplace":
-            parts = self.clip[self.released] / self.sigma[self.released]
-            loss = float(np.sum(parts))
-            multiplier = floor_nine(1 / loss) / factor if loss > 0 else math.inf
-            event = events.laplace_event(1 / multiplier, self.rate, self.facts["relation"])
-        else:
+    @cached_property
+    def multiplier(self) -> float:
+        """Noise over the largest change of the release by adding or removing one unit."""
+        clip, sigma = self.clip[self.released], self.sigma[self.released]
+        if self.family == "gaussian":
             with np.errstate(over="ignore"):
-                precision = float(np.sum(ratio**2))
-            multiplier = floor_nine(precision**-0.5) / factor if precision > 0 else math.inf
-            event = events.gaussian_event(multiplier, self.rate)
-        return json.dumps(events.encode(event))
+                return floor_digits(effective_multiplier(clip, sigma), 9)
+        loss = float(np.sum(clip / sigma))
+        return floor_digits(1 / loss, 9) if loss > 0 else math.inf
 
+    @property
+    def least(self) -> float:
+        """Least multiplier of any round of a run that is one mechanism."""
+        return floor_digits(self.facts["noise_multiplier"] * (1 - _KEPT), 9)
 
-def floor_nine(value: float) -> float:
-    """A positive number rounded down to nine significant digits, as plans keep their multiplier.
+    @cached_property
+    def correlation(self) -> Correlation:
+        """C, by which the noise is correlated over the rounds; the identity if it is not."""
+        raw = self.facts.get("noise")
+        if raw is None:
+            return correlation.get("identity", self.facts["rounds"])
+        return Correlation.from_dict(raw)
 
-    Example:
-        >>> floor_nine(2 / 3)
-        0.666666666
-    """
-    scale = 10.0 ** (8 - math.floor(math.log10(value)))
-    return math.floor(value * scale) / scale
+    @property
+    def joint(self) -> bool:
+        """Whether several rounds are one mechanism."""
+        return self.sampling.scheduled or "noise" in self.facts
+
+    def event(self, round: int) -> str:
+        """Text of the accounting event of a round, from bounds, noise and sampling alone."""
+        return write_json(events.encode(self._event(round - 1))).decode()
+
+    def _event(self, position: int) -> DpEvent:
+        factor, sampling = SENSITIVITY_FACTOR[self.relation], self.sampling
+        multiplier = self.multiplier / factor
+        if sampling.block is not None:  # the first round of a block is charged for all of them
+            first, count = position % sampling.block == 0, sampling.participations or 0
+            least = self.least / factor if first else math.inf
+            return events.allocation_event(least, count, sampling.block)
+        if self.joint:
+            moved = self._moved[position] * factor
+            least = floor_digits(self.least / moved, 9) if moved > 0 else math.inf
+            return events.gaussian_event(least, self.rate)
+        if self.family == "laplace":
+            return events.laplace_event(1 / multiplier, self.rate, self.relation)
+        if self.trust == "distributed":
+            return Shares(**self.facts["shares"]).law.event(multiplier)
+        event = events.gaussian_event(multiplier, self.rate)
+        return events.repeat_event(event, self.steps["count"] if self.steps else 1)
+
+    @cached_property
+    def _moved(self) -> np.ndarray:
+        """What each round adds to the change of C x by one unit, in its bounds, [T]. With secret
+        draws in groups, the first round of each cycle adds all of it.
+        """
+        separation, rounds = self.sampling.separation or 1, np.arange(self.facts["rounds"])
+        if not self.sampling.amplifies:
+            return self.correlation.round_sensitivities(separation)
+        largest = self.correlation.amplified_column_norm()
+        return np.where(rounds % separation == 0, largest, 0.0)
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
@@ -117,70 +184,81 @@ def read_plan(text: str, named: str, layers: int) -> Plan:
     what = f"plan {named[:8]}"
     if hashlib.sha256(text.encode()).hexdigest() != named:
         raise Refused(5, f"{what} has another text than its hash says")
-    raw = parse(text.encode(), 5, what)
+    raw = read_json(text.encode(), 5, what, write_json)
+    require(raw, _PLAN, what, 5)
+    if raw["queries"] != []:
+        raise NotCheckable(f"{what} asks auxiliary queries, whose cost its text does not state")
     try:
-        if not _FIELDS <= set(raw) <= _FIELDS | _OPTIONAL:
-            raise NotCheckable(f"{what} has parts that this program does not know")
-        if raw["queries"]:
-            raise NotCheckable(f"{what} asks auxiliary queries, whose cost its text does not state")
-        facts, sampling = raw["facts"], raw["facts"]["sampling"]
-        if not _FACTS <= set(facts) <= _FACTS | {"assumes"}:
-            raise NotCheckable(f"{what} states facts that this program does not know")
-        if (
-            not {"scheme", "population", "rate"}
-            <= set(sampling)
-            <= {*("scheme", "population", "rate", "of")}
-        ):
-            raise NotCheckable(f"{what} has a sampling that this program does not know")
-        plan = Plan(
-            np.array([_real(value) for value in raw["clip"]]),
-            np.array([math.inf if value is None else _real(value) for value in raw["sigma"]]),
-            np.array(raw["released"]),
-            raw["family"],
-            facts,
-            raw["guarantee"],
-            raw["bounded_by"],
-        )
+        plan = Plan(raw)
         _check(plan, raw, layers, what)
-        plan.event()
-    except (KeyError, TypeError, ValueError, ArithmeticError, FedlgmError) as error:
+        plan.event(1)
+    except (LookupError, TypeError, ValueError, ArithmeticError, FedlgmError) as error:
         raise Refused(5, f"{what} is not a plan ({error})") from None
     return plan
 
 
-def _real(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"a bound or scale must be a number of at least 0, not {value!r}")
-    return float(value)
-
-
 def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
-    facts, sampling = plan.facts, plan.facts["sampling"]
-    if {plan.clip.shape, plan.sigma.shape, plan.released.shape} != {(layers,)}:
-        raise Refused(5, f"{what} is not for the {layers} layers of the model")
-    if plan.released.dtype != np.bool_ or plan.family not in ("gaussian", "laplace"):
-        raise Refused(5, f"{what} does not say what is released with which noise")
-    if not np.isfinite(plan.sigma[plan.released]).all() or (plan.sigma[plan.released] <= 0).any():
-        raise Refused(5, f"{what} releases a layer without noise")
-    if raw["protected"] is not True or plan.guarantee["status"] not in ("proven", "conditional"):
-        raise Refused(3, f"{what} is not private: {plan.guarantee.get('reason')!r}")
-    unit = plan.guarantee["unit"]
-    if unit not in get_args(Unit) or sampling.get("of") != ("user" if unit == "user" else None):
-        raise Refused(5, f"{what} does not sample the unit that it protects")
-    if plan.bounded_by != ("trainer" if unit == "example" else "aggregator"):
-        raise Refused(5, f"{what} does not bound the unit that it protects")
-    if facts["trust"] != "central" or plan.guarantee["trust"] != "central":
-        raise NotCheckable(f"{what} has the trust model {facts['trust']!r}, not 'central'")
-    if plan.guarantee["relation"] != facts["relation"]:
-        raise Refused(5, f"{what} states two relations")
-    if (sampling["scheme"], facts["relation"]) not in _PROVEN:
-        full = plan.rate == 1 and facts["relation"] in ("add-remove", "zero-out")
-        if not (full and sampling["scheme"] in ("poisson", "fixed")):
-            raise NotCheckable(
-                f"{what} has {sampling['scheme']} sampling under {facts['relation']}, whose cost "
-                "this program cannot compute"
-            )
-    if not (type(sampling["population"]) is int and sampling["population"] > 0):
-        raise Refused(5, f"{what} has no population")
-    if not (type(sampling["rate"]) in (int, float) and 0 < sampling["rate"] <= 1):
-        raise Refused(5, f"{what} has no sampling rate")
+    facts, sampling, guarantee = plan.facts, plan.sampling, plan.guarantee
+    noisy, clients = plan.sigma[plan.released], plan.trust != "central"
+    if raw["protected"] is not True or guarantee["status"] not in ("proven", "conditional"):
+        raise Refused(3, f"{what} is not private: {guarantee['reason']!r}")
+    bounded_by = "trainer" if plan.unit == "example" else "aggregator"
+    joint_noise = plan.family == "gaussian" and plan.multiplier >= plan.least
+    wrong = {
+        f"is not for the {layers} layers of the model": any(
+            part.shape != (layers,) for part in (plan.clip, plan.sigma, plan.released)
+        ),
+        "releases a layer without noise": not (np.isfinite(noisy) & (noisy > 0)).all(),
+        "does not sample the unit that it protects": plan.unit not in get_args(Unit)
+        or sampling.of != ("user" if plan.unit == "user" else None),
+        "does not bound the unit that it protects": raw["bounded_by"] != bounded_by,
+        "states two relations or two trust models": (
+            (guarantee["relation"], guarantee["trust"]) != (plan.relation, plan.trust)
+        ),
+        "has an unknown trust model": plan.trust not in get_args(Trust),
+        "has local steps, which only examples under local trust have": (
+            (plan.unit == "example" and plan.trust == "local") != (plan.steps is not None)
+            or (plan.steps is not None and plan.family != "gaussian")
+        ),
+        "has shares of the noise, which distributed trust alone has": (
+            ("shares" in facts) != (plan.trust == "distributed")
+        ),
+        "has less noise than its run was planned with": plan.joint and not joint_noise,
+    }
+    for problem, holds in wrong.items():
+        if holds:
+            raise Refused(5, f"{what} {problem}")
+    if clients and plan.joint:
+        raise Refused(5, f"{what} has rounds that depend on each other under {plan.trust} trust")
+    everybody = sampling.rate == 1 and sampling.scheme == "fixed"
+    allowed = _RELATIONS["poisson" if everybody or plan.steps else sampling.scheme]
+    if clients and plan.steps is None:
+        allowed = ("replace-one",)
+    if plan.relation not in allowed:
+        raise NotCheckable(
+            f"{what} has {sampling.scheme} sampling under {plan.relation} and {plan.trust} trust, "
+            "whose cost this program cannot compute"
+        )
+    if plan.trust == "distributed":
+        _check_shares(plan, what)
+    if "noise" in facts:
+        _check_correlation(plan, what)
+
+
+def _check_shares(plan: Plan, what: str) -> None:
+    shares, sampling = Shares(**plan.facts["shares"]), plan.sampling
+    shares.check(round(sampling.expected))
+    integer_noise.get(shares.noise)
+    if sampling.rate < 1 or plan.family != "gaussian" or plan.facts["accountant"] != "rdp":
+        raise NotCheckable(
+            f"{what} adds noise in shares, whose cost is known for Gaussian noise of all clients, "
+            "composed by 'rdp'"
+        )
+
+
+def _check_correlation(plan: Plan, what: str) -> None:
+    noise, separation = plan.correlation, plan.sampling.separation
+    if noise.rounds != plan.facts["rounds"] or separation is None:
+        raise Refused(5, f"{what} correlates its noise over other rounds than its run's")
+    if plan.sampling.amplifies and (noise.bands is None or noise.bands > separation):
+        raise Refused(5, f"{what} has more bands of noise than groups of clients")

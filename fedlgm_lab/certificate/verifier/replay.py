@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +51,28 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
     return np.concatenate(parts)
 
 
-def read_vectors(
-    folder: Path, initial: str, rounds: list[tuple[int, str]], kind: str = "releases"
-) -> Iterator[np.ndarray]:
+def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> Iterator[np.ndarray]:
     """The initial weights (float32) and then every released sum (float64), one after another.
 
     Args:
         folder: folder of the vectors.
         initial: SHA-256 of the initial weights.
-        rounds: number and SHA-256 of each round's vector.
-        kind: noun for messages.
+        rounds: number and SHA-256 of each round's vector, as in the certificate.
 
     Raises:
         Refused: a vector is another one.
         NotCheckable: a file cannot be read.
     """
-    names = [("initial.f32", initial, "<f4", 0)]
-    names += [(f"round-{number:06d}.f64", digest, "<f8", number) for number, digest in rounds]
-    for name, digest, dtype, number in names:
+    files = [("initial.f32", initial, "<f4", "the initial weights are")]
+    for entry in rounds:
+        name, where = f"round-{entry['round']:06d}.f64", f"round {entry['round']} is"
+        files.append((name, entry["released"], "<f8", where))
+    for name, digest, dtype, where in files:
         try:
             data = (folder / name).read_bytes()
         except OSError as error:
-            raise NotCheckable(f"the {kind} of {folder} cannot be read ({error})") from None
+            raise NotCheckable(f"the releases of {folder} cannot be read ({error})") from None
         if hashlib.sha256(data).hexdigest() != digest:
-            where = "the initial weights are" if number == 0 else f"round {number} is"
             raise Refused(13, f"{where} not the vector with the SHA-256 {digest}")
         yield np.frombuffer(data, dtype)
 
@@ -85,8 +83,10 @@ def replay(
     sizes: np.ndarray,
     step: tuple[str, float, float],
     arithmetic: str,
+    charged: Container[int],
 ) -> np.ndarray:
-    """The model that follows from initial weights, released sums and the server's step.
+    """The model that follows from initial weights, released sums and the server's step, float32
+    [D].
 
     Args:
         vectors: see `read_vectors`.
@@ -94,12 +94,11 @@ def replay(
         sizes: coordinates of each layer, [K].
         step: name, learning rate and momentum of the server's step.
         arithmetic: see `ARITHMETIC`.
-
-    Returns:
-        The model, float32 [D].
+        charged: numbers of the rounds that the ledger charges.
 
     Raises:
-        Refused: a vector has another size than its plan says, or is not finite.
+        Refused: a vector has another size than its plan says, is not finite, or is not zero in a
+            round in which nobody was charged.
     """
     name, lr, momentum = step
     model, speed = next(vectors).copy(), None
@@ -110,8 +109,10 @@ def replay(
         mask = np.repeat(plan.released, sizes)
         if len(released) != mask.sum() or not np.isfinite(released).all():
             raise Refused(13, f"round {number} must have {mask.sum()} finite numbers")
+        if number not in charged and released.any():
+            raise Refused(13, f"round {number} releases a sum, but the ledger charges nobody")
         mean = np.zeros(len(model), np.float32)
-        mean[mask] = (released / (plan.rate * plan.population)).astype(np.float32)
+        mean[mask] = (released / plan.sampling.expected).astype(np.float32)
         if name == "momentum" and momentum != 0:
             # A buffer of the negative mean, as torch's SGD has it; signs change no rounding.
             speed = mean if speed is None else speed * np.float32(momentum) + mean

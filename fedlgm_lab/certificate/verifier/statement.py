@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
 from typing import Any
 
 from fedlgm.privacy.signed import STATEMENT_TYPE
 from fedlgm_lab.certificate.verifier.envelope import (
-    PREDICATE_TYPE,
+    Maybe,
     NotCheckable,
     Refused,
-    canonical,
+    is_count,
+    is_hash,
+    is_number,
+    is_text,
+    read_json,
+    require,
 )
 
-PROTECTED_FROM = (
-    "readers of the released vectors and models; not the server, which sees the sums before noise"
-)
-NOT_COVERED = [
+PREDICATE_TYPE = "urn:fedlgm:privacy-certificate:v2"
+PROTECTED_FROM = {
+    "central": "readers of the released vectors and models; not the server, which sees the sums "
+    "before noise",
+    "local": "the server and readers of the released vectors and models, if each client's own "
+    "software added its noise",
+    "distributed": "readers of the released vectors and models, and the server, if it sees sums "
+    "alone, at least the threshold of clients added their noise, and no more clients collude than "
+    "the plans state",
+}
+"""Against whom a guarantee holds, by trust model."""
+_BY_SERVER = [
     "that the noise was added (level 2 checks this)",
+    "what the operator, its server or its auditor saw, and how they keep it",
+]
+_BY_CLIENTS = [
+    "that the clients added their noise, which they alone can show",
+    "that the ledger names every client that took part in a round",
+]
+_NEVER = [
     "that the stated code ran, and that initial weights and fixed tensors saw none of these data",
     (
         "that each contribution was bounded, that there are as many units as stated, and that they "
@@ -27,180 +44,83 @@ NOT_COVERED = [
     ),
     "that this run is the only one on these data, and that its settings were not chosen with them",
     "that the operator did not certify the better of two runs",
-    "what the operator, its server or its auditor saw, and how they keep it",
     "figures outside the released models, such as test metrics and the metadata in the model file",
     "side channels, and the quality of the operating system's randomness",
     "that the data are what they are said to be, and were collected lawfully",
 ]
-"""What no level-1 check shows; every certificate repeats it."""
+NOT_COVERED = {
+    "central": [*_BY_SERVER, *_NEVER],
+    "local": [*_BY_CLIENTS, *_NEVER],
+    "distributed": [*_BY_CLIENTS, *_NEVER],
+}
+"""What no level-1 check shows, by trust model; every certificate repeats it."""
 
-Spec = Any
-
-
-def text(value: Any) -> bool:
-    """A text."""
-    return isinstance(value, str)
-
-
-def _maybe_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def hexadecimal(value: Any) -> bool:
-    """64 hexadecimal digits."""
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
-def _key(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,64}", value) is not None
-
-
-def count(value: Any) -> bool:
-    """A whole number of at least 0."""
-    return type(value) is int and value >= 0
-
-
-def number(value: Any) -> bool:
-    """A finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _maybe_number(value: Any) -> bool:
-    return value is None or number(value)
-
-
-def _hash_or_operator(value: Any) -> bool:
-    return value == "operator" or hexadecimal(value)
-
-
+_CLAIM = {
+    **dict.fromkeys(("unit", "relation", "trust", "protected_from", "status"), is_text),
+    **dict.fromkeys(("mechanism", "variant", "composition"), is_text),
+    **{"epsilon": is_number, "delta": is_number, "claimed_epsilon": Maybe(is_number)},
+    **{"audited_lower_bound": lambda value: value is None, "seed": Maybe(is_text)},
+}
 _NOISE = {
-    "commitment": hexadecimal,
-    "beacon": hexadecimal,
-    "by": _hash_or_operator,
-    "signature": text,
-    "backend": text,
+    **dict.fromkeys(("commitment", "beacon"), is_hash),
+    "by": lambda value: value == "operator" or is_hash(value),
+    **dict.fromkeys(("signature", "backend"), is_text),
 }
 _START = {
-    "owner": hexadecimal,
-    "initial": hexadecimal,
-    "layers": [(text, count, [(text, count)])],
-    "fixed": {"*": hexadecimal},
-    "noise": lambda value: value is None or _fits(value, _NOISE),
+    **{"owner": is_hash, "initial": is_hash, "fixed": {"*": is_hash}, "noise": Maybe(_NOISE)},
+    "layers": [(is_text, is_count, [(is_text, is_count)])],
     "software": dict.fromkeys(
-        ("fedlgm", "dp-accounting", "torch", "numpy", "python", "source"), text
+        ("fedlgm", "dp-accounting", "torch", "numpy", "python", "source"), is_text
     ),
 }
+_CHARGE = {
+    **{"round": is_count, "client": lambda value: value == -1 or is_count(value)},
+    **{"event": is_hash},
+    **dict.fromkeys(("key", "claim", "protects", "guarantee"), is_text),
+}
+_ROUND = {
+    **{"round": is_count, "row": is_count},
+    **dict.fromkeys(("plan", "released", "head"), is_hash),
+}
 _PREDICATE = {
-    "claim": {
-        **dict.fromkeys(
-            ("unit", "relation", "trust", "protected_from", "status", "mechanism", "variant"), text
-        ),
-        **{"composition": text, "epsilon": number, "delta": number, "seed": _maybe_text},
-        **{"claimed_epsilon": _maybe_number, "audited_lower_bound": lambda value: value is None},
+    "claim": _CLAIM,
+    "population": {
+        **{"size": is_count, "rate": is_number, "sampling": is_text, "denominator": is_number}
     },
-    "population": {"size": count, "rate": number, "sampling": text, "denominator": number},
-    "recipe": {"text": text, "sha256": hexadecimal},
+    "recipe": {"text": is_text, "sha256": is_hash},
     "start": _START,
-    "plans": {"*": text},
-    "events": {"*": text},
-    "ledger": {
-        "owner": hexadecimal,
-        "head": text,
-        "rows": [
-            {
-                "round": count,
-                "key": _key,
-                "event": hexadecimal,
-                "claim": text,
-                "protects": text,
-                "guarantee": text,
-            }
-        ],
-    },
-    "rounds": [
-        {
-            "round": count,
-            "row": count,
-            "plan": hexadecimal,
-            "released": hexadecimal,
-            "head": hexadecimal,
-        }
-    ],
-    "arithmetic": text,
-    "keys_merkle_root": hexadecimal,
-    "anchors": [{"round": count, "head": hexadecimal, "by": hexadecimal, "signature": text}],
-    "not_covered": [text],
+    "plans": {"*": is_text},
+    "events": {"*": is_text},
+    "ledger": {"owner": is_hash, "head": is_text, "rows": [_CHARGE]},
+    "rounds": [_ROUND],
+    "arithmetic": is_text,
+    "keys_merkle_root": is_hash,
+    "anchors": [{"round": is_count, "head": is_hash, "by": is_hash, "signature": is_text}],
+    "not_covered": [is_text],
 }
 _STATEMENT = {
-    "_type": text,
-    "subject": [{"name": text, "digest": {"sha256": hexadecimal}}],
-    "predicateType": text,
-    "predicate": _PREDICATE,
+    **{"_type": is_text, "predicateType": is_text, "predicate": _PREDICATE},
+    "subject": [{"name": is_text, "digest": {"sha256": is_hash}}],
 }
 
 
-def read_statement(payload: bytes) -> dict[str, Any]:
+def read_statement(
+    payload: bytes, predicate_type: str = PREDICATE_TYPE, form: Any = _STATEMENT
+) -> dict[str, Any]:
     """The statement in a payload, with all of its fields and no other.
 
     Raises:
         Refused: a field is missing, unknown or has another type.
         NotCheckable: it is a statement of another version.
     """
-    statement = canonical(payload, 2, "the certificate")
+    statement = read_json(payload, 2, "the certificate")
     if not isinstance(statement, dict):
         raise Refused(2, "the certificate must be an object")
     kinds = statement.get("_type"), statement.get("predicateType")
-    if kinds != (STATEMENT_TYPE, PREDICATE_TYPE):
+    if kinds != (STATEMENT_TYPE, predicate_type):
         raise NotCheckable(
-            f"this program checks {PREDICATE_TYPE} in {STATEMENT_TYPE}, but the certificate is "
+            f"this program checks {predicate_type} in {STATEMENT_TYPE}, but the certificate is "
             f"{kinds[1]!r} in {kinds[0]!r}: use the version that wrote it"
         )
-    require(statement, _STATEMENT, "the certificate")
+    require(statement, form, "the certificate")
     return statement
-
-
-def require(value: Any, spec: Spec, where: str) -> None:
-    """Refuse a value that has other fields than a specification, or fields of other types.
-
-    Args:
-        value: the value.
-        spec: a function, or a mapping, list or tuple of specifications.
-        where: name of the value, for messages.
-
-    Raises:
-        Refused: the message names the field.
-    """
-    if isinstance(spec, dict):
-        if not isinstance(value, dict):
-            raise Refused(2, f"{where} must be an object")
-        every = spec.get("*")
-        known = set(value) if every else set(spec)
-        for name in sorted(set(value) ^ known):
-            word = "unknown" if name in value else "missing"
-            raise Refused(2, f"{where} has the field {name!r}, which is {word}")
-        for name, part in value.items():
-            require(part, every or spec[name], f"{where}.{name}")
-    elif isinstance(spec, list):
-        if not isinstance(value, list):
-            raise Refused(2, f"{where} must be a list")
-        for number, part in enumerate(value):
-            require(part, spec[0], f"{where}[{number}]")
-    elif isinstance(spec, tuple):
-        if not (isinstance(value, list) and len(value) == len(spec)):
-            raise Refused(2, f"{where} must be a list of {len(spec)} values")
-        for number, (part, inner) in enumerate(zip(value, spec, strict=True)):
-            require(part, inner, f"{where}[{number}]")
-    elif not _holds(spec, value):
-        raise Refused(2, f"{where} has an impossible value, {str(value)[:60]!r}")
-
-
-def _holds(spec: Callable[[Any], bool], value: Any) -> bool:
-    return bool(spec(value))
-
-
-def _fits(value: Any, spec: Spec) -> bool:
-    try:
-        require(value, spec, "noise")
-    except Refused:
-        return False
-    return True

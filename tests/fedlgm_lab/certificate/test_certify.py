@@ -139,7 +139,7 @@ def test_a_lost_root_and_other_code_stop_a_run_that_keeps_releases(
     with pytest.raises(stop):
         simulations.simulate("digits", overrides=SMALL, run_dir=run, progress=ending)
     monkeypatch.setattr(
-        "fedlgm_lab.certificate.verifier.evidence.code_digest", lambda folder=None: "ab" * 32
+        "fedlgm_lab.certificate.verifier.chain.code_digest", lambda folder=None: "ab" * 32
     )
     with pytest.raises(RunError, match="begun with other code"):
         simulations.resume(run)

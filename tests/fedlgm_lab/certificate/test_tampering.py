@@ -15,15 +15,11 @@ import pytest
 import rfc8785
 from safetensors.numpy import load, save
 
+from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.releases import round_file
 from fedlgm_lab.certificate.verifier.checks import SIMULATION
-from fedlgm_lab.certificate.verifier.envelope import (
-    PAYLOAD_TYPE,
-    NotCheckable,
-    Refused,
-    signed_bytes,
-)
+from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.replay import replay
 from tests.support.certificates import Certified, certified_run, edit_plans, fit
 
@@ -393,7 +389,7 @@ def test_noise_that_the_server_takes_off_again_is_refused(honest: Certified) -> 
     ]
     vectors = [np.frombuffer((honest.releases / "initial.f32").read_bytes(), np.float32), *sums]
     arithmetic = honest.statement["predicate"]["arithmetic"]
-    flat = replay(iter(vectors), case.plans, case.sizes, case.step, arithmetic)
+    flat = replay(iter(vectors), case.plans, case.sizes, case.step, arithmetic, range(1, 8))
     slots = [slot for _, _, slots in case.start["layers"] for slot in slots]
     ends = np.cumsum([size for _, size in slots])[:-1]
     named = zip(slots, np.split(flat, ends), strict=True)

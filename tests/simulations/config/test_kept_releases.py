@@ -10,11 +10,18 @@ from simulations.config.kept_releases import server_step_of
 from tests.support.certificates import SMALL
 
 REFUSED = {
-    "run.keep_releases: under local trust": [
+    "run.keep_releases: under local trust the clients draw the noise": [
         "privacy.trust=local",
         "privacy.max_participations=3",
+        "run.beacon=file",
     ],
-    "run.keep_releases: a run that is charged as one": ["federation.sampling=cyclic"],
+    "run.keep_releases: a certificate names who took part": [
+        "privacy.trust=distributed",
+        "privacy.accountant=rdp",
+        "privacy.max_participations=3",
+        "federation.sampling=fixed",
+        "distributed.threshold=10",
+    ],
     "run.keep_releases: nobody can see": [
         "mechanism.name='fedlgm.mechanisms.layerwise_gaussian:LayerwiseGaussian'",
         "mechanism.bound=none",
@@ -40,6 +47,8 @@ def test_the_text_of_other_recipes_stays_as_it_was() -> None:
 
 def test_an_example_level_recipe_steps_as_its_training_says() -> None:
     assert server_step_of(recipes.load("dp-sgd-digits"))[0] in ("sgd", "momentum", "adam")
+    averaged = recipes.load("example-level-federation", ["federation.server_lr=0.7"])
+    assert server_step_of(averaged)[1] == 0.7  # the server averages what the clients release
     with pytest.raises(ConfigError, match=r"run.keep_releases: .*'adam'"):
         recipes.load(
             "dp-sgd-digits",

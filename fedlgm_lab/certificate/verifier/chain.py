@@ -1,0 +1,92 @@
+"""Hashes that a run writes, its certificate states and a verifier computes again: the chain of
+releases, the tree over noise keys, and the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+from fedlgm.privacy.chain import digest
+
+_CODE = ("clients", "fedlgm", "fedlgm_lab", "fedlgm_nodes", "simulations", "strategies")
+"""Packages whose code a run executes."""
+
+
+def first_head(start: dict[str, Any]) -> str:
+    """Head of a chain of releases before round 1.
+
+    Args:
+        start: what is fixed before round 1: recipe, weights, code, commitment.
+
+    Example:
+        >>> len(first_head({}))
+        64
+    """
+    return digest("fedlgm releases v1", rfc8785.dumps(start))
+
+
+def next_head(before: str, round: int, ledger: str, plan: str, released: str) -> str:
+    """Head of a chain after one more release.
+
+    Args:
+        before: the previous head.
+        round: number of the round.
+        ledger: the ledger's head after the last row that charges the release.
+        plan: SHA-256 of the plan's text.
+        released: SHA-256 of the released vector.
+
+    Example:
+        >>> next_head("a", 1, "b", "c", "d") == next_head("a", 2, "b", "c", "d")
+        False
+    """
+    return digest(before, round, ledger, plan, released)
+
+
+def ledger_heads(owner: str, rows: list[dict[str, Any]], events: dict[str, str]) -> list[str]:
+    """The ledger's head before the first row and after each row.
+
+    Args:
+        owner: identity of the ledger.
+        rows: the ledger's rows.
+        events: text of each event by its SHA-256.
+    """
+    heads = [digest("", owner)]
+    for row in rows:
+        fields = [str(row["round"]), str(row["client"]), row["key"], events[row["event"]]]
+        fields += [row["claim"], row["protects"], row["guarantee"]]
+        while not fields[-1]:
+            fields.pop()
+        heads.append(digest(heads[-1], *fields))
+    return heads
+
+
+def merkle_root(leaves: Iterable[str]) -> str:
+    """Root of the hash tree over texts; an odd last node is moved up unchanged.
+
+    Example:
+        >>> merkle_root(["a"]) == digest("leaf", "a"), merkle_root(["a", "b"]) == merkle_root(["b", "a"])
+        (True, False)
+    """
+    level = [digest("leaf", leaf) for leaf in leaves] or [digest("leaf")]
+    while len(level) > 1:
+        pairs = [level[place : place + 2] for place in range(0, len(level), 2)]
+        level = [digest("node", *pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return level[0]
+
+
+def code_digest() -> str:
+    """SHA-256 of the installed code of the packages of a run: every .py file, sorted by path.
+
+    Example:
+        >>> len(code_digest())
+        64
+    """
+    base, fields = Path(__file__).parents[3], list[str | bytes]()
+    for package in _CODE:
+        for path in sorted((base / package).rglob("*.py")):
+            fields += [path.relative_to(base).as_posix(), path.read_bytes()]
+    return digest(*fields)
