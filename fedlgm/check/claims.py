@@ -54,8 +54,11 @@ def accounted_values(settings: Settings) -> Verdict | None:
         _gaussian(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
         for values in (claim, settings)
     )
-    status: Status = "conditional" if less and more and less >= 0.99 * more else "broken"
-    return Verdict(status, f"Epsilon was computed for a {' and a '.join(unequal)}.")
+    status: Status = "broken"
+    if less is not None and more is not None and less >= 0.99 * more:
+        status = "holds" if less <= 1.01 * more else "conditional"
+    same = ", which costs the same" if status == "holds" else ""
+    return Verdict(status, f"Epsilon was computed for a {' and a '.join(unequal)}{same}.")
 
 
 def _gaussian(values: Settings, settings: Settings) -> float | None:

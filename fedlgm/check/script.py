@@ -29,6 +29,7 @@ _FLOWER: dict[str, tuple[str, ...]] = {
         f"DifferentialPrivacy{side}SideAdaptiveClipping": _ADAPTIVE for side in ("Server", "Client")
     },
 }
+_OPTIMIZER = ("l2_norm_clip", "noise_multiplier", "num_microbatches")
 _OPACUS = ("make_private", "make_private_with_epsilon")
 _TENSORFLOW: dict[str, tuple[str, ...]] = {
     "compute_dp_sgd_privacy": ("n", "batch_size", "noise_multiplier", "epochs", "delta"),
@@ -144,6 +145,25 @@ def _values(
     return values
 
 
+def _read(
+    source: Source,
+    call: ast.Call,
+    names: tuple[str, ...],
+    reading: list[Verdict],
+    positions: tuple[str, ...] | None = None,
+) -> dict[str, Any]:
+    """Some arguments of a call; `positions` are the names of the positional ones."""
+    values: dict[str, Any] = {}
+    arguments = source.arguments(call, names if positions is None else positions)
+    for name in set(names) & set(arguments):
+        values[name] = source.value(arguments[name])
+        if values[name] is UNREAD:
+            del values[name]
+            why = f"Line {call.lineno}: {name} = {ast.unparse(arguments[name])} could not be read."
+            reading.append(Verdict("conditional", why))
+    return values
+
+
 def _accounted(source: Source) -> dict[str, Any]:
     """Values of an accounting that the script does itself."""
     values: dict[str, set[Any]] = {}
@@ -153,15 +173,15 @@ def _accounted(source: Source) -> dict[str, Any]:
             continue
         for key, value in words.items():
             name = _ALIASES.get(key, key)
-            if name in ACCOUNTED and value is not None:
+            if name in ACCOUNTED and isinstance(value, int | float):
                 values.setdefault(name, set()).add(value)
     return {name: min(several) for name, several in values.items() if len(several) == 1}
 
 
 def _single(source: Source, word: str, *names: str) -> Any:
-    """The value of a keyword, if all calls that have it (or those of `names`) agree."""
+    """The value of an argument, if all calls with this keyword, or all of `names`, agree."""
     calls = source.named(*names) if names else source.calls
-    words = [source.words(call) for call in calls]
+    words = [source.words(call, (word,) if names else ()) for call in calls]
     values = {values[word] for values in words if isinstance(values.get(word), int | float)}
     return values.pop() if len(values) == 1 else None
 
@@ -188,10 +208,9 @@ def _flower(
         if {"neighboring_relation", "sampling_method"} <= set(words):
             facts |= privacy_config(words)
     for strategy in source.named(*MEANS):
-        words = source.words(strategy)
-        shares = {key: words[key] for key in FEDAVG if key in words}
-        unread = {"fraction_train", "fraction_fit"} & set(source.arguments(strategy))
-        values |= shares if unread else {**shares, "fraction_train": 1.0}
+        values |= _read(source, strategy, FEDAVG, reading, positions=())
+        if not {"fraction_train", "fraction_fit"} & set(source.arguments(strategy)):
+            values["fraction_train"] = 1.0
     if any(word.arg == "accountant" for word in call.keywords):  # it refuses anything else
         facts |= {"weights": "uniform", "denominator": "expected"}
         facts["batch_size"] = values["num_sampled_clients"]
@@ -200,62 +219,59 @@ def _flower(
         ast.unparse(source.expression(word.value)) for app in apps for word in app.keywords
     )
     if "ClientSide" in name and apps and "clipping_mod" not in mods:
-        why = f"Line {apps[0].lineno}: the clients must bound their updates, and the app has no such mod."
+        why = f"Line {apps[0].lineno}: the app has no mod that bounds the clients' updates."
         reading.append(Verdict("broken", why))
         facts["clipping"] = "none"
-    accounting = _accounted(source)
-    facts["accounted"] = accounting or None
+    facts["accounted"] = _accounted(source) or None
     return flower(name, values, *reading, **join(facts, settings))
 
 
 def _tensorflow(
     source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
 ) -> Report:
-    """The accounted values, and those of the optimizer, the pipeline and `fit`."""
+    """The values that are accounted for, which are those of the run where it shows no others."""
     name = call_name(call)
-    facts: dict[str, Any] = {}
     if name in _TENSORFLOW:
         words = _values(source, call, _TENSORFLOW[name], reading)
         facts = {_ALIASES.get(key, key): value for key, value in words.items()}
         accounted = {key: value for key, value in facts.items() if key in ACCOUNTED}
     else:
         facts = accounted = _accounted(source)
-        sampled = source.named("PoissonSampledDpEvent", "compute_rdp")
-        facts = facts | {"accounted_as": "poisson" if sampled else "none"}
+        if source.named("PoissonSampledDpEvent", "compute_rdp"):
+            facts = {**facts, "accounted_as": "poisson"}
+        else:  # each release has every example that takes part in it
+            facts = {"noise_multiplier": facts.get("noise_multiplier"), "accounted_as": "none"}
+            accounted = {**accounted, "sampling_rate": 1.0}
         for other in source.named("get_epsilon", "get_privacy_spent"):
             words = source.words(other, ("delta",) if call_name(other) == "get_epsilon" else ())
-            facts |= {"delta": words.get("target_delta", words.get("delta"))}
-    run: dict[str, Any] = {}
-    for other in source.calls:
-        kind = call_name(other)
-        if kind.startswith(("DP", "VectorizedDP", "make_keras_optimizer")) and "Optimizer" in kind:
-            words = source.words(other, ("l2_norm_clip", "noise_multiplier", "num_microbatches"))
-            keys = ("l2_norm_clip", "noise_multiplier", "num_microbatches")
-            run |= {
-                _ALIASES.get(key, key): words[key] for key in keys if words.get(key) is not None
-            }
-            if words.get(
-                "num_microbatches", 1
-            ) is None or "num_microbatches" not in source.arguments(other):
+            facts["delta"] = words.get("target_delta", words.get("delta"))
+    run = _training(source, reading)
+    if "clipping" in run:
+        facts.pop("used_microbatching", None)
+    facts |= {"accounted": accounted or None, **run}
+    return tensorflow_privacy(*reading, **join(facts, settings))
+
+
+def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
+    """What the optimizer, the pipeline and `fit` of TensorFlow show."""
+    run: dict[str, Any] = {"batch_size": _single(source, "batch_size", "batch")}
+    for call in source.calls:
+        kind = call_name(call)
+        if kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer"):
+            words = _read(source, call, _OPTIMIZER, reading)
+            run |= {_ALIASES.get(key, key): value for key, value in words.items()}
+            given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
+            if words.get("num_microbatches") is None and given == ("num_microbatches" in words):
                 run["clipping"] = "unit"  # the default: one microbatch for each example
         elif kind == "fit":
-            words = source.words(other)
-            run |= {key: words[key] for key in ("epochs", "batch_size") if key in words}
+            words = _read(source, call, ("epochs", "batch_size"), reading, positions=())
+            run |= words
             if "batch_size" in words:  # of arrays, which Keras shuffles
                 run["sampler"] = "shuffle"
         elif kind == "shuffle":
             run["sampler"] = "shuffle"
         elif kind in ("set_seed", "set_random_seed"):
             run["noise_seed"] = "public"
-        elif kind == "BatchNormalization":
-            run["clipping"] = "mixed"
-    sizes = [
-        source.words(other, ("batch_size",)).get("batch_size") for other in source.named("batch")
-    ]
-    if len(set(sizes)) == 1 and sizes[0] is not None:
-        run.setdefault("batch_size", sizes[0])
-    if run.get("clipping") == "mixed":
-        run.pop("num_microbatches", None)
-        facts.pop("used_microbatching", None)
-    facts |= {"accounted": accounted or None, **run}
-    return tensorflow_privacy(*reading, **join(facts, settings))
+    if source.named("BatchNormalization"):
+        run |= {"clipping": "mixed", "num_microbatches": None}
+    return run

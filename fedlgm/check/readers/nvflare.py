@@ -41,10 +41,11 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     if not isinstance(config, Mapping):
         raise ConfigError(f"a configuration of NVFlare must be a mapping, got {config!r:.100}")
     parts = [part for chain in _chains(config) for part in _components(chain)]
-    rounds = {args["num_rounds"] for _, args in _components(config) if "num_rounds" in args}
-    if len(rounds) > 1:
-        raise ConfigError(f"num_rounds has several values: {', '.join(map(str, sorted(rounds)))}")
-    read: dict[str, Any] = {"unit": "client", "trust": "local", "steps": next(iter(rounds), None)}
+    rounds = list(_numbers_of_rounds(config))
+    if rounds != rounds[:1] * len(rounds):
+        raise ConfigError(f"num_rounds has several values: {', '.join(map(repr, rounds))}")
+    read: dict[str, Any] = {"unit": "client", "trust": "local"}
+    read["steps"] = rounds[0] if rounds else None
     assumed: dict[str, Any] = {"sampler": "all", "denominator": "expected"}
     for _, args in parts:
         if "epsilon" in args and "epsilon" not in assumed:
@@ -102,6 +103,15 @@ def _chains(config: Any) -> Iterator[Any]:
     elif isinstance(config, list | tuple):
         for value in config:
             yield from _chains(value)
+
+
+def _numbers_of_rounds(config: Any) -> Iterator[Any]:
+    """All numbers of rounds in a configuration."""
+    if isinstance(config, Mapping):
+        yield from (value for key, value in config.items() if key == "num_rounds")
+    if isinstance(config, Mapping | list | tuple):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _numbers_of_rounds(value)
 
 
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
