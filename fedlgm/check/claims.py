@@ -2,69 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedlgm.check.rules import rule
 from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
-from fedlgm.check.verdict import Verdict
+from fedlgm.check.verdict import Status, Verdict
 
 
 @rule
 def scope(settings: Settings) -> Verdict | None:
     """Whether the stated epsilon covers the run."""
     count = settings.participation_count
-    if settings.epsilon is None or settings.stated_for == "run":
+    if settings.stated_for == "part":
+        return Verdict(
+            "broken",
+            "The accountant starts anew during the run, so its epsilon leaves out what came before.",
+        )
+    if settings.epsilon is None or settings.stated_for in (None, "run"):
         return None
     if settings.stated_for == "round" and count is None:
         why = "The stated epsilon is that of one round, and the number of rounds is not stated."
         return Verdict("conditional", why, missing=("steps",))
-    if settings.stated_for is not None:
-        single = count == 1 if settings.stated_for == "round" else (settings.epochs or 2) <= 1
-        return Verdict(
-            "holds" if single else "broken",
-            f"The stated epsilon is that of one {settings.stated_for}"
-            + (", and there is only one." if single else "; the run has more than one."),
-        )
-    if count is None or count < 2 or not _can_compute(settings):
+    single = count == 1 if settings.stated_for == "round" else (settings.epochs or 2) <= 1
+    return Verdict(
+        "holds" if single else "broken",
+        f"The stated epsilon is that of one {settings.stated_for}"
+        + (", and there is only one." if single else "; the run has more than one."),
+    )
+
+
+@rule
+def accounted_values(settings: Settings) -> Verdict | None:
+    """Whether epsilon was computed for the values of the run."""
+    if not settings.accounted:
         return None
-    rates = {1.0, settings.rate or 1.0}
-    for rate in rates:
-        if abs(settings.epsilon - _renyi(settings, rate, 1, None)) <= 0.01 * settings.epsilon:
-            return Verdict("broken", "The stated epsilon is that of one release, not of the run.")
-    return None
+    claim = settings.as_accounted()
+    pairs = {
+        "noise multiplier": (claim.noise_multiplier, settings.noise_multiplier),
+        "rate": (claim.rate, settings.rate),
+        "number of steps": (claim.releases, settings.releases),
+    }
+    unequal = [
+        f"{name} of {claimed:.4g} instead of {actual:.4g}"
+        for name, (claimed, actual) in pairs.items()
+        if claimed and actual and abs(claimed / actual - 1) > 1e-3
+    ]
+    if not unequal:
+        return Verdict("holds", "Epsilon was computed for the values of the run.")
+    less, more = (
+        # without a multiplier, any one shows which of the two is larger
+        _gaussian(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
+        for values in (claim, settings)
+    )
+    status: Status = "broken"
+    if less is not None and more is not None and less >= 0.99 * more:
+        status = "holds" if less <= 1.01 * more else "conditional"
+    same = ", which costs the same" if status == "holds" else ""
+    return Verdict(status, f"Epsilon was computed for a {' and a '.join(unequal)}{same}.")
 
 
-def _can_compute(settings: Settings) -> bool:
-    noise = settings.noise_multiplier or 0.0
-    fits = settings.mechanism == "gaussian" and LEAST_NOISE <= noise <= MOST_NOISE
-    return fits and bool(settings.delta)
-
-
-def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...] | None) -> float:
-    """Epsilon of Gaussian releases; by Renyi orders if some are given."""
-    from dp_accounting.rdp import RdpAccountant
-
-    from fedlgm.privacy.accountants import quiet
+def _gaussian(values: Settings, settings: Settings) -> float | None:
+    """Epsilon of the values, with the accounted sampling; None if one is missing."""
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.events import gaussian_event
 
-    noise, delta = settings.noise_multiplier or 0.0, settings.delta or 0.0
-    event = gaussian_event(noise, rate)
-    if orders is None:
-        return composed_epsilon([(event, count)], delta)
+    amplified = settings.accounted_as == "poisson"
+    count = values.releases if amplified else values.participation_count
+    rate = values.rate if amplified else 1.0
+    noise = values.noise_multiplier or 0.0
+    if count is None or rate is None or not LEAST_NOISE <= noise <= MOST_NOISE:
+        return None
+    return composed_epsilon([(gaussian_event(noise, rate), count)], settings.delta or 1e-5)
+
+
+def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...]) -> float:
+    """Epsilon of Gaussian releases by Renyi orders."""
+    from dp_accounting.rdp import RdpAccountant
+
+    from fedlgm.privacy.accountants import quiet
+    from fedlgm.privacy.events import gaussian_event
+
+    event = gaussian_event(settings.noise_multiplier or 0.0, rate)
     with quiet():
-        return float(RdpAccountant(orders=orders).compose(event, count).get_epsilon(delta))
+        accountant = RdpAccountant(orders=orders).compose(event, count)
+        return float(accountant.get_epsilon(settings.delta or 0.0))
 
 
 @rule
 def orders(settings: Settings) -> Verdict | None:
     """Whether the Renyi orders reach the best one."""
     count = settings.releases if settings.sampler == "poisson" else settings.participation_count
-    if settings.orders is None or count is None or not _can_compute(settings):
+    noise = settings.noise_multiplier or 0.0
+    computable = settings.mechanism == "gaussian" and LEAST_NOISE <= noise <= MOST_NOISE
+    if settings.orders is None or count is None or not computable or not settings.delta:
         return None
     rate = (settings.rate or 1.0) if settings.accounted_as == "poisson" else 1.0
     dense = (*settings.orders, *(1 + 10 ** (step / 20) for step in range(-40, 61)))
     few = _renyi(settings, rate, count, settings.orders)
     best = _renyi(settings, rate, count, dense)
-    if few <= 1.02 * best:
+    if few <= best + max(0.01, 0.02 * best):  # a stated epsilon is rounded
         return Verdict("holds", "The Renyi orders reach the best one.")
     return Verdict(
         "conditional",

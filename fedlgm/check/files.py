@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedlgm.check.readers.common import join, report
 from fedlgm.check.readers.flower import flower
 from fedlgm.check.readers.nvflare import nvflare
 from fedlgm.check.readers.opacus import opacus_arguments
 from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
-from fedlgm.check.report import Report, check
+from fedlgm.check.report import Report
 from fedlgm.check.script import read_script
-from fedlgm.check.settings import build_settings
 from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, read_toml
 
@@ -28,7 +28,7 @@ def check_file(path: str | Path, **settings: Any) -> Report:
         path: a TOML file of settings, or with one section [opacus], [flower],
             [tensorflow-privacy] or [nvflare] of arguments and further settings above it; a JSON
             file with a configuration of NVFlare; or a Python script, which is not run.
-        settings: settings that replace those of the file.
+        settings: further settings, which may not contradict those of the file.
 
     Raises:
         ConfigError: the file cannot be read, or holds unknown or repeated keys or values that
@@ -68,20 +68,20 @@ def check_values(values: dict[str, Any], **settings: Any) -> Report:
         raise ConfigError(f"version {version!r} is not known: this fedlgm reads version {FORMAT}")
     sections = [name for name in _SECTIONS if name in values]
     if not sections:
-        return check(build_settings({**values, **settings}))
+        return report(values, settings)
     if len(sections) > 1:
         raise ConfigError(f"a file describes one run, but has sections {', '.join(sections)}")
     (name,) = sections
     section = values.pop(name)
     if not isinstance(section, dict):
         raise ConfigError(f"{name} must be a section of keys, such as [{name}]")
-    settings = {**values, **settings}
+    settings = join(values, settings)
     if name == "opacus":
         return opacus_arguments(section, **settings)
     if name == "nvflare":
         return nvflare(section, **settings)
     if name == "tensorflow-privacy":
-        return tensorflow_privacy(**{**section, **settings})
+        return tensorflow_privacy(**join(section, settings))
     if not isinstance(section.get("class"), str):
         raise ConfigError("flower.class must be the name of a class, such as 'LocalDpMod'")
     arguments = {key: value for key, value in section.items() if key != "class"}

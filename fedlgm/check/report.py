@@ -141,11 +141,8 @@ def judge_statement(settings: Settings, proven: float | None) -> Verdict | None:
         return None
     if stated >= proven - max(_TOLERANCE, _TOLERANCE * proven):
         return Verdict("holds", "The stated epsilon is not below the proven one.", rule=_STATED)
-    return Verdict(
-        "broken",
-        f"The stated epsilon {stated:.4g} is below {proven:.4g}, which is what is proven.",
-        rule=_STATED,
-    )
+    why = f"The stated epsilon {stated:.4g} is below {proven:.4g}, which is what is proven."
+    return Verdict("broken", why, rule=_STATED)
 
 
 _STATED = "stated epsilon"

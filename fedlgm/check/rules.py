@@ -231,13 +231,20 @@ def clipping(settings: Settings) -> Verdict | None:
     """Whether each unit's contribution is bounded."""
     if settings.clipping == "unit":
         return Verdict("holds", "Each unit's contribution is bounded before the noise.")
-    if settings.clipping in ("batch", "none"):
-        what = "Only the batch's mean is bounded" if settings.clipping == "batch" else "Nothing is"
+    if settings.clipping in _UNBOUNDED:
         return Verdict(
             "broken",
-            f"{what}{'' if settings.clipping == 'batch' else ' bounded'}: one unit can change the "
-            "whole release, and noise relative to its own bound is not accounted for.",
+            f"{_UNBOUNDED[settings.clipping]}: one unit can change the whole release.",
             bound=False,
+        )
+    if settings.clipping == "rescaled":
+        # clip(g / n) and clip(g / (n + 1)) differ by at most bound / (n + 1), for each of n units
+        varies = settings.sampler in (None, "poisson")
+        return Verdict(
+            "broken" if varies else "holds",
+            "Contributions are scaled with the realised batch size before they are bounded"
+            + (", so one unit moves those of all others, by up to the bound." if varies else "."),
+            factor=0.5 if varies else 1.0,
         )
     if settings.clipping == "microbatch":
         return Verdict(
@@ -255,6 +262,13 @@ def clipping(settings: Settings) -> Verdict | None:
             bound=False,
         )
     return _adaptive(settings) if settings.clipping == "adaptive" else None
+
+
+_UNBOUNDED = {
+    "batch": "Only the batch's mean is bounded",
+    "none": "Nothing is bounded",
+    "mixed": "Each contribution depends on the other units of its batch",
+}
 
 
 def _adaptive(settings: Settings) -> Verdict:
@@ -282,11 +296,11 @@ def _adaptive(settings: Settings) -> Verdict:
 @rule
 def scale_of_the_noise(settings: Settings) -> Verdict | None:
     """Whether noise of the sum's scale is added to the sum."""
-    if settings.noise_on == settings.noise_scale:
-        return None
     size: float | None = settings.batch_size
     if size is None and settings.sampling_rate and settings.population:
         size = settings.sampling_rate * settings.population
+    if settings.noise_on == settings.noise_scale:
+        return _noise_size(settings.noise_size, size)
     public = settings.denominator == "expected"
     missing = () if size else ("batch_size",)
     if settings.noise_on == "mean":
@@ -305,6 +319,19 @@ def scale_of_the_noise(settings: Settings) -> Verdict | None:
         bound=bool(size) and (public or settings.sampler != "poisson"),
         missing=missing,
     )
+
+
+def _noise_size(scaled: int | None, size: float | None) -> Verdict | None:
+    """Noise on a mean over `size` units, scaled for `scaled` units."""
+    if scaled is None or scaled == size:
+        return None
+    if size is None:
+        why = f"The noise is scaled for the mean of {scaled} units, and their number is not stated."
+        return Verdict("conditional", why, bound=False, missing=("batch_size",))
+    why = f"The noise is scaled for the mean of {scaled} units, and a step has {size:g}: there is "
+    few = size < scaled
+    why += "too little noise." if few else "more noise than the stated epsilon needs."
+    return Verdict("broken" if few else "conditional", why, factor=size / scaled)
 
 
 @rule

@@ -1,17 +1,19 @@
-"""Settings that can be read in a Python script without running it."""
+"""Reports on Python scripts, which are read and not run."""
 
 from __future__ import annotations
 
 import ast
-import operator
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedlgm.check.readers.flower import flower
+from fedlgm.check.readers.common import join
+from fedlgm.check.readers.flower import FEDAVG, MEANS, flower, privacy_config
+from fedlgm.check.readers.nvflare import FILTERS, nvflare
 from fedlgm.check.readers.opacus import opacus_arguments
+from fedlgm.check.readers.opacus_script import opacus_facts
 from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
 from fedlgm.check.report import Report
+from fedlgm.check.settings import ACCOUNTED
+from fedlgm.check.source import UNREAD, Source, call_name
 from fedlgm.check.verdict import Verdict
 from fedlgm.errors import ConfigError
 
@@ -20,51 +22,63 @@ _ADAPTIVE = (
     *("strategy", "noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
     *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
 )
-_CALLS: dict[str, tuple[str, ...]] = {
-    "make_private": (),
-    "make_private_with_epsilon": (),
+_FLOWER: dict[str, tuple[str, ...]] = {
     "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
     **{f"DifferentialPrivacy{side}SideFixedClipping": _SERVER for side in ("Server", "Client")},
     **{
         f"DifferentialPrivacy{side}SideAdaptiveClipping": _ADAPTIVE for side in ("Server", "Client")
     },
+}
+_OPTIMIZER = ("l2_norm_clip", "noise_multiplier", "num_microbatches")
+_OPACUS = ("make_private", "make_private_with_epsilon")
+_TENSORFLOW: dict[str, tuple[str, ...]] = {
     "compute_dp_sgd_privacy": ("n", "batch_size", "noise_multiplier", "epochs", "delta"),
     "compute_dp_sgd_privacy_statement": (
         *("number_of_examples", "batch_size", "num_epochs", "noise_multiplier", "delta"),
         *("used_microbatching", "max_examples_per_user"),
     ),
 }
-"""Calls that are read, with the names of their arguments by position."""
+_EVENTS: dict[str, tuple[str, ...]] = {
+    "GaussianDpEvent": ("noise_multiplier",),
+    "PoissonSampledDpEvent": ("sampling_rate",),
+    "SelfComposedDpEvent": ("event", "steps"),
+    "GaussianPrivacyEvent": ("noise_multiplier", "batch_size", "population"),
+    "compute_rdp": ("sampling_rate", "noise_multiplier", "steps", "orders"),
+    "compose": ("event", "steps"),
+    "step": (),
+}
+"""Calls that state what an accountant composes."""
+_CALLS = (*_OPACUS, *_FLOWER, *_TENSORFLOW, *FILTERS)
+_ALIASES = {
+    **{"q": "sampling_rate", "sampling_probability": "sampling_rate"},
+    **{"sample_rate": "sampling_rate", "sample_size": "batch_size", "count": "steps"},
+    **{"population_size": "population", "n": "population", "number_of_examples": "population"},
+    **{"num_epochs": "epochs", "l2_norm_clip": "clip", "target_delta": "delta"},
+}
 _IGNORED = {
     *("module", "optimizer", "criterion", "data_loader", "strategy", "accountant"),
     *("batch_first", "loss_reduction", "noise_generator", "grad_sample_mode", "wrap_model"),
     *("rand_on_empty", "target_unclipped_quantile", "clipbound_learning_rate"),
     *("max_clipbound", "min_clipbound"),
 }
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.USub: operator.neg,
-}
-_UNREAD = object()
 
 
 def read_script(text: str, **settings: Any) -> Report:
-    """Check a training script by the arguments of its calls; the script is not run.
+    """Check a training script by its calls; the script is not run.
 
     Calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower (strategies for
-    differential privacy, `LocalDpMod`) and TensorFlow Privacy (`compute_dp_sgd_privacy`) are read,
-    with numbers, texts, arithmetic, and names that the script assigns once.
+    differential privacy, `LocalDpMod`), TensorFlow Privacy (`compute_dp_sgd_privacy`, or events of
+    dp_accounting) and NVFlare (its privacy filters) are read, with numbers, texts, arithmetic, and
+    names that the script assigns once. So is what other calls show about the run: loaders, loops,
+    optimizers, seeds, mods.
 
     Args:
         text: source of the script.
         settings: further settings, for what the script does not show.
 
     Raises:
-        ConfigError: the text is not Python, or has no such call or several of them.
+        ConfigError: the text is not Python, has no such call or several of them, or contradicts a
+            further setting.
 
     Example:
         >>> script = "engine.make_private(noise_multiplier=1.0, max_grad_norm=args.clip)"
@@ -72,21 +86,16 @@ def read_script(text: str, **settings: Any) -> Report:
         >>> [verdict.why for verdict in report.verdicts if verdict.rule == "reading"][1]
         'Line 1: max_grad_norm = args.clip could not be read.'
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"the script is not Python: {error}") from error
-    names = _constants(tree)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    known = [call for call in calls if _name(call.func) in _CALLS]
-    if len(known) != 1:
-        lines = ", ".join(str(call.lineno) for call in known)
+    source = Source(text)
+    calls = source.named(*_CALLS) or source.named("GaussianDpEvent", "compute_rdp")
+    if len(calls) != 1:
+        lines = ", ".join(str(call.lineno) for call in calls)
         raise ConfigError(
             f"the script must have exactly one call of {', '.join(_CALLS)}; got "
-            + (f"those of lines {lines}: check them one by one, as flags" if known else "none")
+            + (f"those of lines {lines}: check them one by one, as flags" if calls else "none")
         )
-    (call,) = known
-    name = _name(call.func)
+    (call,) = calls
+    name = call_name(call)
     reading = [
         Verdict(
             "conditional",
@@ -94,45 +103,38 @@ def read_script(text: str, **settings: Any) -> Report:
             "read.",
         )
     ]
-    values = _arguments(call, names, reading)
-    further = {**_further(name, call, calls, names), **settings}
-    return _check(name, values, reading, further)
+    if name in _OPACUS:
+        values = _values(source, call, (), reading)
+        facts = opacus_facts(source, call, reading)
+        if _accounted(source):
+            facts["accounted"] = {**facts.get("accounted", {}), **_accounted(source)}
+        values = {
+            key: value for key, value in values.items() if key not in facts or facts[key] == value
+        }
+        return opacus_arguments(values, *reading, **join(facts, settings))
+    if name in FILTERS:
+        filters = [{"path": name, "args": _values(source, call, (), reading)}]
+        config = {"task_result_filters": [{"tasks": ["train"], "filters": filters}]}
+        return nvflare(config, **join({"steps": _single(source, "num_rounds")}, settings))
+    if name in _FLOWER:
+        return _flower(source, call, reading, settings)
+    return _tensorflow(source, call, reading, settings)
 
 
-def _check(
-    name: str, values: dict[str, Any], reading: list[Verdict], settings: dict[str, Any]
-) -> Report:
-    if name.startswith("make_private"):
-        return opacus_arguments(values, *reading, **settings)
-    if name.startswith("compute"):
-        shared = {key: value for key, value in values.items() if key not in settings}
-        return tensorflow_privacy(*reading, **shared, **settings)
-    if "LocalDpMod" in name and len(values) < len(_CALLS[name]):
-        raise ConfigError("the script's LocalDpMod has arguments that cannot be read: use flags")
-    values = {**dict.fromkeys(_CALLS[name][1:]), **values}
-    return flower(name, values, *reading, **settings)
-
-
-def _arguments(
-    call: ast.Call, names: dict[str, ast.expr], reading: list[Verdict]
+def _values(
+    source: Source, call: ast.Call, names: tuple[str, ...], reading: list[Verdict]
 ) -> dict[str, Any]:
     """Arguments of a call that can be read; the others are reported."""
-    pairs: list[tuple[str, ast.expr]] = list(zip(_CALLS[_name(call.func)], call.args, strict=False))
     values: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            why = f"Line {call.lineno}: the arguments **{ast.unparse(keyword.value)} are not read."
+    for word in call.keywords:
+        if word.arg is None:
+            why = f"Line {call.lineno}: the arguments **{ast.unparse(word.value)} are not read."
             reading.append(Verdict("conditional", why))
-        else:
-            pairs.append((keyword.arg, keyword.value))
-    for name, node in pairs:
-        if name == "noise_generator":
-            why = "The noise comes from a generator of the script, whose seed must be secret."
-            reading.append(Verdict("conditional", why))
+    for name, node in source.arguments(call, names).items():
         if name in _IGNORED:
             continue
-        value = _value(node, names)
-        if value is _UNREAD:
+        value = source.value(node)
+        if value is UNREAD:
             shown = f"{name} = {ast.unparse(node)}"
             why = f"Line {node.lineno}: {shown} could not be read."
             reading.append(Verdict("conditional", why))
@@ -143,100 +145,133 @@ def _arguments(
     return values
 
 
-def _further(
-    name: str, call: ast.Call, calls: list[ast.Call], names: dict[str, ast.expr]
+def _read(
+    source: Source,
+    call: ast.Call,
+    names: tuple[str, ...],
+    reading: list[Verdict],
+    positions: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
-    """Settings of other calls: the loader, delta, the number of rounds, the pipeline's order."""
-    further: dict[str, Any] = {}
-    if name.startswith("make_private"):
-        loader = next((word.value for word in call.keywords if word.arg == "data_loader"), None)
-        made = names.get(loader.id) if isinstance(loader, ast.Name) else loader
-        if isinstance(made, ast.Call) and _name(made.func) == "DataLoader":
-            further |= _read_words(made, names, {"batch_size", "drop_last"})
-        for other in calls:
-            if _name(other.func) == "get_epsilon":
-                further |= _read_words(other, names, {"delta"})
-    elif name.startswith("compute"):
-        if any(_name(other.func) == "shuffle" for other in calls):
-            further["sampler"] = "shuffle"
-        for other in calls:
-            if _name(other.func).startswith("DP") and "Optimizer" in _name(other.func):
-                further |= _read_words(other, names, {"l2_norm_clip", "num_microbatches"})
-    else:
-        if any(word.arg == "accountant" for word in call.keywords):
-            further |= {"weights": "uniform", "denominator": "expected"}
-        for other in calls:
-            rounds = _read_words(other, names, {"num_rounds"})
-            further |= {"steps": rounds["num_rounds"]} if rounds else {}
-    return further
+    """Some arguments of a call; `positions` are the names of the positional ones."""
+    values: dict[str, Any] = {}
+    arguments = source.arguments(call, names if positions is None else positions)
+    for name in set(names) & set(arguments):
+        values[name] = source.value(arguments[name])
+        if values[name] is UNREAD:
+            del values[name]
+            why = f"Line {call.lineno}: {name} = {ast.unparse(arguments[name])} could not be read."
+            reading.append(Verdict("conditional", why))
+    return values
 
 
-def _read_words(call: ast.Call, names: dict[str, ast.expr], wanted: set[str]) -> dict[str, Any]:
-    values = {word.arg: _value(word.value, names) for word in call.keywords if word.arg in wanted}
-    return {name: value for name, value in values.items() if value is not _UNREAD and name}
+def _accounted(source: Source) -> dict[str, Any]:
+    """Values of an accounting that the script does itself."""
+    values: dict[str, set[Any]] = {}
+    for call in source.named(*_EVENTS):
+        words = source.words(call, _EVENTS[call_name(call)])
+        if call_name(call) == "step" and "noise_multiplier" not in words:
+            continue
+        for key, value in words.items():
+            name = _ALIASES.get(key, key)
+            if name in ACCOUNTED and isinstance(value, int | float):
+                values.setdefault(name, set()).add(value)
+    return {name: min(several) for name, several in values.items() if len(several) == 1}
 
 
-def _constants(tree: ast.AST) -> dict[str, ast.expr]:
-    """Expressions of the names that the script assigns exactly once."""
-    count: Counter[str] = Counter()
-    names: dict[str, ast.expr] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
-        count.update(_bound(node))
-    return {name: value for name, value in names.items() if count[name] == 1 and not count["*"]}
+def _single(source: Source, word: str, *names: str) -> Any:
+    """The value of an argument, if all calls with this keyword, or all of `names`, agree."""
+    calls = source.named(*names) if names else source.calls
+    words = [source.words(call, (word,) if names else ()) for call in calls]
+    values = {values[word] for values in words if isinstance(values.get(word), int | float)}
+    return values.pop() if len(values) == 1 else None
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that a node binds."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-        yield node.name or ""
-    elif isinstance(node, ast.MatchMapping):
-        yield node.rest or ""
-    elif isinstance(node, ast.Global | ast.Nonlocal):
-        yield from node.names
-
-
-def _value(node: ast.expr, names: dict[str, ast.expr], depth: int = 0) -> Any:
-    """Value of an expression of constants; `_UNREAD` of any other."""
-    if depth > 20:
-        return _UNREAD
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in names:
-        return _value(names[node.id], names, depth + 1)
-    if isinstance(node, ast.List | ast.Tuple):
-        parts = [_value(part, names, depth + 1) for part in node.elts]
-        return _UNREAD if _UNREAD in parts else parts
-    operands = (
-        [node.left, node.right]
-        if isinstance(node, ast.BinOp)
-        else [node.operand]
-        if isinstance(node, ast.UnaryOp)
-        else []
+def _flower(
+    source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
+) -> Report:
+    name = call_name(call)
+    values = _values(source, call, _FLOWER[name], reading)
+    facts: dict[str, Any] = {"steps": _single(source, "num_rounds")}
+    if any(ast.unparse(seed.func).endswith("p.random.seed") for seed in source.named("seed")):
+        facts["noise_seed"] = "public"  # Flower draws its noise from NumPy's generator
+    if name == "LocalDpMod":
+        if len(values) < len(_FLOWER[name]):
+            raise ConfigError(
+                "the script's LocalDpMod has arguments that cannot be read: use flags"
+            )
+        return flower(name, values, *reading, **join(facts, settings))
+    values = {**dict.fromkeys(_FLOWER[name][1:]), **values}
+    clients = _single(source, "num_clients"), _single(source, "num_supernodes")
+    facts["population"] = next((number for number in clients if number), None)
+    for config in source.named("PrivacyConfig"):
+        words = source.words(config)
+        if {"neighboring_relation", "sampling_method"} <= set(words):
+            facts |= privacy_config(words)
+    for strategy in source.named(*MEANS):
+        values |= _read(source, strategy, FEDAVG, reading, positions=())
+        if not {"fraction_train", "fraction_fit"} & set(source.arguments(strategy)):
+            values["fraction_train"] = 1.0
+    if any(word.arg == "accountant" for word in call.keywords):  # it refuses anything else
+        facts |= {"weights": "uniform", "denominator": "expected"}
+        facts["batch_size"] = values["num_sampled_clients"]
+    apps = source.named("ClientApp")
+    mods = " ".join(
+        ast.unparse(source.expression(word.value)) for app in apps for word in app.keywords
     )
-    kind: Any = type(getattr(node, "op", node))
-    function = _OPERATORS.get(kind)
-    numbers = [_value(part, names, depth + 1) for part in operands]
-    if function is None or not all(isinstance(number, int | float) for number in numbers):
-        return _UNREAD
-    try:
-        return function(*numbers)
-    except (ZeroDivisionError, OverflowError):
-        return _UNREAD
+    if "ClientSide" in name and apps and "clipping_mod" not in mods:
+        why = f"Line {apps[0].lineno}: the app has no mod that bounds the clients' updates."
+        reading.append(Verdict("broken", why))
+        facts["clipping"] = "none"
+    facts["accounted"] = _accounted(source) or None
+    return flower(name, values, *reading, **join(facts, settings))
 
 
-def _name(node: ast.expr) -> str:
-    """Last name of a called function."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+def _tensorflow(
+    source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
+) -> Report:
+    """The values that are accounted for, which are those of the run where it shows no others."""
+    name = call_name(call)
+    if name in _TENSORFLOW:
+        words = _values(source, call, _TENSORFLOW[name], reading)
+        facts = {_ALIASES.get(key, key): value for key, value in words.items()}
+        accounted = {key: value for key, value in facts.items() if key in ACCOUNTED}
+    else:
+        facts = accounted = _accounted(source)
+        if source.named("PoissonSampledDpEvent", "compute_rdp"):
+            facts = {**facts, "accounted_as": "poisson"}
+        else:  # each release has every example that takes part in it
+            facts = {"noise_multiplier": facts.get("noise_multiplier"), "accounted_as": "none"}
+            accounted = {**accounted, "sampling_rate": 1.0}
+        for other in source.named("get_epsilon", "get_privacy_spent"):
+            words = source.words(other, ("delta",) if call_name(other) == "get_epsilon" else ())
+            facts["delta"] = words.get("target_delta", words.get("delta"))
+    run = _training(source, reading)
+    if "clipping" in run:
+        facts.pop("used_microbatching", None)
+    facts |= {"accounted": accounted or None, **run}
+    return tensorflow_privacy(*reading, **join(facts, settings))
+
+
+def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
+    """What the optimizer, the pipeline and `fit` of TensorFlow show."""
+    run: dict[str, Any] = {"batch_size": _single(source, "batch_size", "batch")}
+    for call in source.calls:
+        kind = call_name(call)
+        if kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer"):
+            words = _read(source, call, _OPTIMIZER, reading)
+            run |= {_ALIASES.get(key, key): value for key, value in words.items()}
+            given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
+            if words.get("num_microbatches") is None and given == ("num_microbatches" in words):
+                run["clipping"] = "unit"  # the default: one microbatch for each example
+        elif kind == "fit":
+            words = _read(source, call, ("epochs", "batch_size"), reading, positions=())
+            run |= words
+            if "batch_size" in words:  # of arrays, which Keras shuffles
+                run["sampler"] = "shuffle"
+        elif kind == "shuffle":
+            run["sampler"] = "shuffle"
+        elif kind in ("set_seed", "set_random_seed"):
+            run["noise_seed"] = "public"
+    if source.named("BatchNormalization"):
+        run |= {"clipping": "mixed", "num_microbatches": None}
+    return run

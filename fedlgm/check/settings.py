@@ -46,7 +46,9 @@ MECHANISMS = (
 
 Sampler = Literal["poisson", "shuffle", "fixed", "all"]
 Accounted = Literal["poisson", "fixed", "none"]
-Clipping = Literal["unit", "microbatch", "batch", "none", "adaptive", "adaptive-late"]
+Clipping = Literal[
+    "unit", "microbatch", "batch", "none", "mixed", "rescaled", "adaptive", "adaptive-late"
+]
 Quantity = Literal["sum", "mean"]
 
 
@@ -60,8 +62,10 @@ class Settings:
         noise_multiplier: standard deviation (Laplace: scale) of the noise on the sum over `clip`.
         clip: l2 bound of one unit's contribution.
         clipping: what is bounded: "unit" (each unit's contribution), "microbatch" (means of several
-            examples), "batch" (the mean of a batch), "none", "adaptive" (each unit's, with a bound
-            that follows a noisy count), "adaptive-late" (the same, with the noise of the next bound).
+            examples), "batch" (the mean of a batch), "none", "mixed" (contributions that depend on
+            other units, as with BatchNorm), "rescaled" (contributions that are first scaled with
+            the realised batch size), "adaptive" (each unit's, with a bound that follows a noisy
+            count), "adaptive-late" (the same, with the noise of the next bound).
         count_std: standard deviation of the noise of the count of an adaptive bound.
         norm: norm that is bounded, "l1" or "l2".
         layers, layer_claim: number of layers that have bound and noise of their own, with
@@ -69,6 +73,7 @@ class Settings:
             "joint", "sum" or "parallel" (the largest of them).
         noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
             or "mean".
+        noise_size: number of units for whose mean the noise is scaled, if it is not that of a step.
         noise_additions: how often independent noise of this scale is added.
         noise_seed: "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
@@ -85,8 +90,11 @@ class Settings:
         trust: "central", or "local" (each client adds its own noise).
         units_per_person: units of one person, if the statement is about people.
         delta, epsilon: as stated.
-        stated_for: what the stated epsilon covers: "round", "epoch" or "run".
+        stated_for: what the stated epsilon covers: "round", "epoch", "part" (what followed the last
+            start of the accountant) or "run".
         accounted_as: sampling that the accounting assumed: "poisson", "fixed" or "none".
+        accounted: values with which epsilon was computed, where they may differ from those of the
+            run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`, `steps`.
         accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
         orders: Renyi orders of the accounting, each above 1.
         runs, search_charged: number of runs on the same data, this one included, and whether the
@@ -110,6 +118,7 @@ class Settings:
     layer_claim: Literal["joint", "sum", "parallel"] = "joint"
     noise_on: Quantity = "sum"
     noise_scale: Quantity = "sum"
+    noise_size: int | None = None
     noise_additions: int = 1
     noise_seed: Literal["secret", "public"] = "secret"
     sampler: Sampler | None = None
@@ -128,8 +137,9 @@ class Settings:
     units_per_person: int = 1
     delta: float | None = None
     epsilon: float | None = None
-    stated_for: Literal["round", "epoch", "run"] | None = None
+    stated_for: Literal["round", "epoch", "part", "run"] | None = None
     accounted_as: Accounted | None = None
+    accounted: Mapping[str, Any] | None = None
     accountant: Literal["pld", "rdp", "prv", "gdp", "classical"] | None = None
     orders: tuple[float, ...] | None = None
     runs: int = 1
@@ -141,6 +151,10 @@ class Settings:
             if value is not None or field.default is not None:
                 object.__setattr__(self, field.name, _check_value(field.name, value))
         self._check_together()
+        if self.rate == 1:  # every unit is in every step, whatever the sampler is called
+            object.__setattr__(self, "sampler", "all")
+            if self.accounted_as and self.as_accounted().rate == 1:
+                object.__setattr__(self, "accounted_as", "none")
 
     def _check_together(self) -> None:
         size, people = self.batch_size, self.population
@@ -181,6 +195,19 @@ class Settings:
         if self.epochs is None or self.rate is None:
             return None
         return _ceil(self.epochs / self.rate)
+
+    def as_accounted(self) -> Settings:
+        """The run with the values with which epsilon was computed."""
+        values = dict(self.accounted or {})
+        if not {"epochs", "steps"} & set(values):
+            values |= {"epochs": self.epochs, "steps": self.steps}
+        if "sampling_rate" not in values:
+            if not {"batch_size", "population"} & set(values):
+                values["sampling_rate"] = self.sampling_rate
+            values = {"batch_size": self.batch_size, "population": self.population, **values}
+        values.setdefault("noise_multiplier", self.noise_multiplier)
+        known = {name: value for name, value in values.items() if value is not None}
+        return Settings(**known, sampler=self.sampler, participations=self.participations)
 
     @property
     def participation_count(self) -> int | None:
@@ -233,6 +260,9 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
     return Settings(**values)
 
 
+ACCOUNTED = ("noise_multiplier", "sampling_rate", "batch_size", "population", "epochs", "steps")
+
+
 @cache
 def _kinds() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Type of each setting, and its names if it has a fixed set of them."""
@@ -267,6 +297,13 @@ def _check_value(name: str, value: Any) -> Any:
             if order > 10_000:
                 raise ConfigError(f"orders must be at most 10,000, got {order!r}")
         value = tuple(float(order) for order in value)
+    elif name == "accounted":
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"accounted must be a mapping of {', '.join(ACCOUNTED)}")
+        for key, number in value.items():
+            check_known("accounted", key, ACCOUNTED)
+            _check_value(key, number)
+        value = dict(value)
     else:
         if name == "delta":
             check_below_one(delta=value)

@@ -40,6 +40,24 @@ def test_settings_as_options(sampler: str, status: int) -> None:
     assert "% of the examples" in words
 
 
+def test_an_option_does_not_replace_what_a_file_states(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "weights = 'uniform'\ndenominator = 'expected'\nrounds = 20\ndelta = 1e-3\npopulation = 100\n"
+        "[flower]\nclass = 'DifferentialPrivacyServerSideFixedClipping'\nnoise_multiplier = 5.0\n"
+        "clipping_norm = 1.0\nnum_sampled_clients = 50"
+    )
+    for option, value in (("--rounds", 1), ("--noise-multiplier", 9), ("--population", 10**6)):
+        code, out = run(file, option, value)
+        assert (code, "leave out the wrong one" in out, len(out.splitlines())) == (2, True, 1)
+    assert run(file, "--rounds", "20")[0] == 0
+    for option, value in (("--batch-size", 10), ("--sampling-rate", 0.1)):
+        code, out = run(file, option, value, "--json")  # the noise stays that for fifty clients
+        report = json.loads(out)
+        assert (code, report["epsilon_proven"] > 20) == (1, True)
+        assert "scaled for the mean of 50 units, and a step has 10" in out
+
+
 def test_a_script_with_settings(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

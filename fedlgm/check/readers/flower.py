@@ -9,11 +9,11 @@ from typing import Any
 from fedlgm.check.readers.common import attribute, report
 from fedlgm.check.report import Report
 from fedlgm.check.verdict import Verdict
-from fedlgm.checks import check_positive, check_share
+from fedlgm.checks import check_count, check_positive, check_share
 from fedlgm.errors import ConfigError
 from fedlgm.wording import alternatives
 
-_MEANS = ("FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "FedProx")
+MEANS = ("FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "FedProx")
 """Flower's strategies whose results follow from the mean of the updates."""
 _ACCOUNTED = {"poisson": "poisson", "without-replacement": "fixed", "no-amplification": "none"}
 
@@ -52,18 +52,21 @@ def flower(
                 raise ConfigError(f"{name}: unknown argument {key!r}; {alternatives(key, names)}")
         source = _Values(**(values or {}))
     if name == "LocalDpMod":
-        return report(_local_mod(source), settings, *reading)
+        read, assumed = _local_mod(source)
+        return report(read, settings, *reading, assumed=assumed)
     read = {"unit": "client", **_flower_config(source if name == "PrivacyConfig" else None)}
+    assumed = {}
     if name != "PrivacyConfig":
-        read |= _strategy(source, "Adaptive" in name)
+        facts, assumed = _strategy(source, "Adaptive" in name, settings)
+        read |= facts
         inner = type(getattr(source, "strategy", None)).__name__
-        if inner not in ("NoneType", *_MEANS):
+        if inner not in ("NoneType", *MEANS):
             why = f"The noise is scaled for a mean, and what {inner} computes is not known."
             reading = (*reading, Verdict("conditional", why, bound=False))
-    if "ClientSide" in name:
+    if "ClientSide" in name and "clipping" not in settings:
         why = "The clients must bound their updates with Flower's mod, which a strategy does not show."
         reading = (*reading, Verdict("conditional", why))
-    return report(read, settings, *reading)
+    return report(read, settings, *reading, assumed=assumed)
 
 
 class _Values:
@@ -73,14 +76,16 @@ class _Values:
         self.__dict__.update(values)
 
 
+FEDAVG = ("fraction_train", "fraction_fit", "min_train_nodes", "min_fit_clients")
 _ARGUMENTS = {
     "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
     "PrivacyConfig": (
         *("target_delta", "population_size", "neighboring_relation", "sampling_method"),
         "max_epsilon",
     ),
-    "FixedClipping": ("noise_multiplier", "clipping_norm", "num_sampled_clients"),
+    "FixedClipping": ("noise_multiplier", "clipping_norm", "num_sampled_clients", *FEDAVG),
     "AdaptiveClipping": (
+        *FEDAVG,
         *("noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
         *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
     ),
@@ -93,7 +98,7 @@ def _strategies() -> Iterator[str]:
             yield f"DifferentialPrivacy{side}Side{kind}Clipping"
 
 
-def _local_mod(mod: Any) -> dict[str, Any]:
+def _local_mod(mod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Noise of one message by the classical formula; the update is bounded by `clipping_norm`."""
     number = {name: attribute(mod, name, "LocalDpMod") for name in _ARGUMENTS["LocalDpMod"]}
     check_positive("LocalDpMod", **{key: number[key] for key in ("clipping_norm", "epsilon")})
@@ -101,21 +106,24 @@ def _local_mod(mod: Any) -> dict[str, Any]:
     if number["sensitivity"] != 0:
         check_positive("LocalDpMod", sensitivity=number["sensitivity"])
     deviation = number["sensitivity"] * math.sqrt(2 * math.log(1.25 / number["delta"]))
-    return {
+    read = {
         "unit": "client",
         "trust": "local",
-        "relation": "replace-one",
-        "sampler": "all",
-        "clipping": "unit",
-        "denominator": "expected",
         "clip": number["clipping_norm"],
         "noise_multiplier": deviation / number["epsilon"] / number["clipping_norm"],
+        "clipping": "unit",
+    }
+    assumed = {
+        "relation": "replace-one",
+        "sampler": "all",
+        "denominator": "expected",
         "epsilon": number["epsilon"],
         "delta": number["delta"],
         "stated_for": "round",
         "accountant": "classical",
         "accounted_as": "none",
     }
+    return read, assumed
 
 
 def _flower_config(config: Any) -> dict[str, Any]:
@@ -136,33 +144,57 @@ def _flower_config(config: Any) -> dict[str, Any]:
     }
 
 
+def privacy_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a `PrivacyConfig`'s arguments."""
+    return _flower_config(_Values(**{"target_delta": None, "population_size": None, **values}))
+
+
 def _word(value: Any) -> str:
     """A name, or an enum's value."""
     return str(getattr(value, "value", value)).lower().replace("_", "-")
 
 
-def _strategy(strategy: Any, adaptive: bool) -> dict[str, Any]:
-    """Settings of a privacy strategy around FedAvg."""
+def _strategy(
+    strategy: Any, adaptive: bool, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts of a privacy strategy around FedAvg, and what FedAvg does unless it is told otherwise."""
+    inner = getattr(strategy, "strategy", strategy)
+    size = attribute(strategy, "num_sampled_clients", "the strategy")
     read: dict[str, Any] = {
         "noise_multiplier": attribute(strategy, "noise_multiplier", "the strategy"),
-        "batch_size": attribute(strategy, "num_sampled_clients", "the strategy"),
+        "noise_size": size,
+    }
+    assumed: dict[str, Any] = {
         "clipping": "adaptive-late" if adaptive else "unit",
         "sampler": "fixed",
         "denominator": "realised",
         "weights": "examples",
     }
-    if adaptive:
-        return read
-    read["clip"] = attribute(strategy, "clipping_norm", "the strategy")
+    if not adaptive:
+        read["clip"] = attribute(strategy, "clipping_norm", "the strategy")
+    if getattr(inner, "weighted_by_key", "num-examples") != "num-examples":
+        assumed["weights"] = None
     accountant = getattr(strategy, "accountant", None)
     if accountant is not None:  # it refuses missing replies and unequal weights
         config = attribute(accountant, "config", "the accountant")
-        read |= _flower_config(config) | {"denominator": "expected", "weights": "uniform"}
+        assumed |= {"denominator": "expected", "weights": "uniform"}
+        read |= _flower_config(config)
+        read["batch_size"] = size
         read["steps"] = attribute(accountant, "num_releases", "the accountant") or None
         if read["steps"]:
-            read |= {"epsilon": accountant.get_epsilon(read["delta"]), "stated_for": "run"}
-    inner = getattr(strategy, "strategy", None)
-    weighted = getattr(inner, "weighted_by_key", "num-examples")
-    if accountant is None and weighted != "num-examples":
-        read["weights"] = None
-    return read
+            assumed |= {"epsilon": accountant.get_epsilon(read["delta"]), "stated_for": "run"}
+    elif not {"batch_size", "sampling_rate"} & set(settings):
+        share, least = (
+            next((getattr(inner, name) for name in names if hasattr(inner, name)), default)
+            for names, default in ((FEDAVG[:2], None), (FEDAVG[2:], 0))
+        )
+        assumed["batch_size"] = _cohort(settings.get("population"), share, least) or size
+    return read, assumed
+
+
+def _cohort(population: Any, share: Any, least: Any) -> int | None:
+    """Number of clients that FedAvg draws in a round; None if it is not known."""
+    if share is None or isinstance(population, bool) or not isinstance(population, int):
+        return None
+    check_positive("FedAvg", fraction_train=share)
+    return min(population, max(int(population * share), check_count("min_train_nodes", least, 0)))

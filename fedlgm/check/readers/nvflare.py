@@ -10,19 +10,20 @@ from fedlgm.check.report import Report
 from fedlgm.check.verdict import Verdict
 from fedlgm.errors import ConfigError
 
-_FILTERS = {
+FILTERS = {
     "SVTPrivacy": "svt",
     "PercentilePrivacy": "percentile",
     "GaussianPrivacy": "percentile-gaussian",
 }
+_BOUNDS = ("clip", "clipping_norm", "max_grad_norm")
 
 
 def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     """Check the privacy filters of a client's configuration of NVFlare.
 
-    Only filters for the task "train" count. NVFlare's own filters state no epsilon of a run. Of
-    another filter, the arguments `noise_multiplier`, `clip` (or `clipping_norm`, `max_grad_norm`)
-    and `delta` are read, and its code is not.
+    Only filters for the results of the task "train" count, in their order. NVFlare's own filters
+    state no epsilon of a run. Of another filter, the arguments `noise_multiplier`, `clip` (or
+    `clipping_norm`, `max_grad_norm`) and `delta` are read, and its code is not.
 
     Args:
         config: the content of `config_fed_client.json`, or of a job's configuration.
@@ -40,25 +41,52 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     if not isinstance(config, Mapping):
         raise ConfigError(f"a configuration of NVFlare must be a mapping, got {config!r:.100}")
     parts = [part for chain in _chains(config) for part in _components(chain)]
-    read: dict[str, Any] = {"unit": "client", "trust": "local", "mechanism": "none"}
-    read |= {"sampler": "all", "denominator": "expected", "clipping": "none"}
-    rounds = [args["num_rounds"] for _, args in _components(config) if "num_rounds" in args]
+    rounds = list(_numbers_of_rounds(config))
+    if rounds != rounds[:1] * len(rounds):
+        raise ConfigError(f"num_rounds has several values: {', '.join(map(repr, rounds))}")
+    read: dict[str, Any] = {"unit": "client", "trust": "local"}
     read["steps"] = rounds[0] if rounds else None
-    epsilons = [args["epsilon"] for name, args in parts if "epsilon" in args]
-    if epsilons:
-        read |= {"epsilon": epsilons[0], "stated_for": "round"}
-    for name, args in parts:
-        if "noise_multiplier" in args and name not in _FILTERS:
-            clips = [args[key] for key in ("clip", "clipping_norm", "max_grad_norm") if key in args]
-            read |= {key: args[key] for key in ("noise_multiplier", "delta") if key in args}
-            read |= {"mechanism": "gaussian", "relation": "replace-one", "clipping": "unit"}
-            read |= {"clip": clips[0]} if clips else {"clipping": None}
-            why = f"The code of {name} was not read: it must bound each update, then add the noise."
-            return report(read, settings, Verdict("conditional", why))
-    own = [_FILTERS[name] for name, _ in parts if name in _FILTERS]
-    read["mechanism"] = own[0] if own else "none"
-    read["noise_multiplier"] = None if own else 0.0
-    return report(read, settings)
+    assumed: dict[str, Any] = {"sampler": "all", "denominator": "expected"}
+    for _, args in parts:
+        if "epsilon" in args and "epsilon" not in assumed:
+            assumed |= {"epsilon": args["epsilon"], "stated_for": "round"}
+    noise = next((args for _, args in parts if "noise_multiplier" in args), None)
+    unread = [name for name, _ in parts if not _is_known(name)]
+    filters = [name.rpartition(".")[2] for name, _ in parts]
+    if noise is not None:
+        read |= {key: noise[key] for key in ("noise_multiplier", "delta") if key in noise}
+        read |= {"mechanism": "gaussian", **_bound(parts, noise)}
+        assumed |= {"relation": "replace-one"}
+    elif unread:
+        assumed |= {"mechanism": "gaussian"}
+    else:
+        private = [FILTERS[name] for name in filters if name in FILTERS]
+        read |= {"mechanism": private[0] if private else "none", "clipping": "none"}
+        read |= {"noise_multiplier": None if private else 0.0}
+    reading = [
+        Verdict(
+            "conditional",
+            f"The code of {name.rpartition('.')[2]} was not read: what it bounds "
+            "and what noise it adds is what its arguments state.",
+        )
+        for name in unread
+    ]
+    return report(read, settings, *reading, assumed=assumed)
+
+
+def _is_known(name: str) -> bool:
+    """Whether a filter is NVFlare's own."""
+    return name.startswith("nvflare.") or name in FILTERS or name.rpartition(".")[2] in FILTERS
+
+
+def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any]) -> dict[str, Any]:
+    """The bound that holds where the noise is added: that of its filter, or of one before it."""
+    bounds = [next((args[key] for key in _BOUNDS if key in args), None) for _, args in parts]
+    place = next(index for index, (_, args) in enumerate(parts) if args is noise)
+    before = [bound for bound in bounds[: place + 1] if bound is not None]
+    if before:
+        return {"clip": before[-1], "clipping": "unit"}
+    return {"clipping": "none"} if any(bound is not None for bound in bounds) else {}
 
 
 def _chains(config: Any) -> Iterator[Any]:
@@ -77,15 +105,24 @@ def _chains(config: Any) -> Iterator[Any]:
             yield from _chains(value)
 
 
+def _numbers_of_rounds(config: Any) -> Iterator[Any]:
+    """All numbers of rounds in a configuration."""
+    if isinstance(config, Mapping):
+        yield from (value for key, value in config.items() if key == "num_rounds")
+    if isinstance(config, Mapping | list | tuple):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _numbers_of_rounds(value)
+
+
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Class names and arguments of all components in a configuration."""
+    """Paths and arguments of all components in a configuration."""
     if isinstance(config, Mapping):
         path = config.get("path", config.get("name", config.get("class_path")))
         if isinstance(path, str):
             args = config.get("args", {})
             if not isinstance(args, Mapping):
                 raise ConfigError(f"args of {path} must be a mapping, got {args!r:.100}")
-            yield path.rpartition(".")[2], args
+            yield path, args
         for value in config.values():
             yield from _components(value)
     elif isinstance(config, list | tuple):

@@ -40,13 +40,11 @@ def opacus(
     """
     accountant = attribute(engine, "accountant", "the engine")
     history = _history(attribute(accountant, "history", "the engine's accountant"))
-    read: dict[str, Any] = {
-        "unit": "example",
+    read: dict[str, Any] = {"unit": "example", "delta": delta, **_loader(loader)}
+    assumed: dict[str, Any] = {
         "clipping": "unit",
         "denominator": "expected",
         "accounted_as": "poisson",
-        "delta": delta,
-        **_loader(loader),
     }
     reading = []
     if getattr(getattr(loader, "sampler", None), "replacement", False):
@@ -55,23 +53,36 @@ def opacus(
     mechanism = attribute(accountant, "mechanism", "the engine's accountant")()
     read["accountant"] = mechanism if mechanism in ("rdp", "gdp", "prv") else None
     if history:
-        read |= {
+        counted = {
             "noise_multiplier": min(noise for noise, _, _ in history),
             "steps": sum(steps for _, _, steps in history),
         }
+        rates = [rate for _, rate, _ in history]
         if read["sampler"] == "poisson":
-            read["sampling_rate"] = max(read["sampling_rate"], *(rate for _, rate, _ in history))
+            if len(set(rates)) > 1:  # a rate of its own in some steps: the loader shows the last
+                read["sampling_rate"] = max(read["sampling_rate"], *rates)
+            counted["sampling_rate"] = max(rates)
         if len(history) > 1:
             why = "Steps differ: the figure takes the least noise and the largest rate for all."
             reading.append(Verdict("holds", why))
+        assumed |= counted
+        read["accounted"] = counted
         if delta is not None:
-            read["epsilon"] = float(engine.get_epsilon(delta))
+            assumed["epsilon"] = float(engine.get_epsilon(delta))
     if optimizer is not None:
-        read |= _optimizer(optimizer, read)
+        if hasattr(optimizer, "max_grad_norm"):
+            read |= _optimizer(optimizer)
+        else:
+            kind = type(optimizer).__name__
+            reading.append(
+                Verdict("broken", f"{kind} is not Opacus's: it adds no noise.", bound=False)
+            )
         if getattr(optimizer, "generator", None) is not None and not optimizer.secure_mode:
             why = "The noise comes from a generator of the caller, whose seed must be secret."
             reading.append(Verdict("conditional", why))
-    return report(read, settings, *reading)
+        if read.get("noise_multiplier", 0.0) > assumed.get("noise_multiplier", math.inf):
+            del read["noise_multiplier"]  # a schedule raised it after the last step
+    return report(read, settings, *reading, assumed=assumed)
 
 
 def _history(history: Any) -> list[tuple[float, float, int]]:
@@ -115,14 +126,12 @@ def _loader(loader: Any) -> dict[str, Any]:
     return read
 
 
-def _optimizer(optimizer: Any, read: Mapping[str, Any]) -> dict[str, Any]:
+def _optimizer(optimizer: Any) -> dict[str, Any]:
     """Noise, bound and clipping of Opacus's optimizer."""
-    bound = attribute(optimizer, "max_grad_norm", "the optimizer")
+    bound = optimizer.max_grad_norm
     clip = math.hypot(*map(float, bound)) if isinstance(bound, list | tuple) else float(bound)
-    values: dict[str, Any] = {"clip": clip}
-    if "noise_multiplier" not in read:
-        noise = attribute(optimizer, "noise_multiplier", "the optimizer")
-        values["noise_multiplier"] = float(noise)
+    noise = attribute(optimizer, "noise_multiplier", "the optimizer")
+    values: dict[str, Any] = {"clip": clip, "noise_multiplier": float(noise)}
     count_std = getattr(optimizer, "unclipped_num_std", None)
     if count_std is not None:
         values |= {"clipping": "adaptive", "count_std": float(count_std)}
@@ -159,12 +168,16 @@ def opacus_arguments(values: Mapping[str, Any], *reading: Verdict, **settings: A
     if poisson not in (True, False, None):
         raise ConfigError(f"opacus: poisson_sampling must be true or false, got {poisson!r}")
     bound = values.get("max_grad_norm")
-    read = {
-        "unit": "example",
+    assumed: dict[str, Any] = {
         "clipping": None if style is None else styles[style],
         "denominator": "expected",
         "accounted_as": "poisson",
         "sampler": {True: "poisson", False: "shuffle", None: None}[poisson],
+    }
+    if poisson is False and settings.get("sampler") == "poisson":
+        raise ConfigError("opacus: poisson_sampling is false, and sampler is 'poisson'")
+    read = {
+        "unit": "example",
         "noise_multiplier": values.get("noise_multiplier"),
         "clip": None if isinstance(bound, list | tuple) else bound,
         "count_std": values.get("unclipped_num_std"),
@@ -173,14 +186,16 @@ def opacus_arguments(values: Mapping[str, Any], *reading: Verdict, **settings: A
         "epochs": values.get("epochs"),
     }
     size, population = settings.get("batch_size"), settings.get("population")
-    if poisson:  # the loader's steps per epoch give the rate; each step is a Poisson sample
+    if settings.get("sampler", assumed["sampler"]) == "poisson":
+        # the loader's steps per epoch give the rate; each step is a Poisson sample
         dropped = settings.pop("drop_last", False)
         if isinstance(size, int) and isinstance(population, int) and 0 < size <= population:
-            read["sampling_rate"] = 1 / (population // size if dropped else -(-population // size))
-    return report(read, settings, *reading)
+            steps = population // size if dropped else -(-population // size)
+            assumed["sampling_rate"] = 1 / steps
+    return report(read, settings, *reading, assumed=assumed)
 
 
 _OPACUS = (
     *("noise_multiplier", "max_grad_norm", "poisson_sampling", "clipping", "unclipped_num_std"),
-    *("target_epsilon", "target_delta", "epochs"),
+    *("target_epsilon", "target_delta", "epochs", "secure_mode", "grad_sample_mode"),
 )

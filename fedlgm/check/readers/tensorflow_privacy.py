@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlgm.check.readers.common import report
+from fedlgm.check.readers.common import join, report
 from fedlgm.check.report import Report
 from fedlgm.check.verdict import Verdict
 from fedlgm.checks import check_positive
@@ -35,7 +35,7 @@ def tensorflow_privacy(*reading: Verdict, **values: Any) -> Report:
         ('conditional', ('sampler',))
     """
     settings = dict(values)
-    read: dict[str, Any] = {
+    assumed: dict[str, Any] = {
         "unit": "example",
         "denominator": "expected",
         "accounted_as": "poisson",
@@ -51,13 +51,10 @@ def tensorflow_privacy(*reading: Verdict, **values: Any) -> Report:
     ):
         value = settings.pop(name, None)
         if value is not None:
-            if setting in settings:
-                raise ConfigError(f"{name} and {setting} are two names of one setting")
-            settings[setting] = value
-    microbatches, uses = (
-        settings.pop("num_microbatches", None),
-        settings.pop("used_microbatching", None),
-    )
+            settings = join(settings, {setting: value})
+    read: dict[str, Any] = {}
+    microbatches = settings.pop("num_microbatches", None)
+    uses = settings.pop("used_microbatching", None)
     if microbatches is not None and "batch_size" in settings:
         check_positive(num_microbatches=microbatches, batch_size=settings["batch_size"])
         read["clipping"] = "unit" if microbatches == settings["batch_size"] else "microbatch"
@@ -65,4 +62,4 @@ def tensorflow_privacy(*reading: Verdict, **values: Any) -> Report:
         if not isinstance(uses, bool):
             raise ConfigError(f"used_microbatching must be true or false, got {uses!r}")
         read["clipping"] = "microbatch" if uses else "unit"
-    return report(read, settings, *reading)
+    return report(read, settings, *reading, assumed=assumed)

@@ -1,4 +1,4 @@
-"""Forty configurations of four frameworks, half of them broken."""
+"""Three sets of configurations of four frameworks, half of them broken."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedlgm.check import read_script
 from fedlgm.check.files import check_values
 
-TABLE = tomllib.loads((Path(__file__).parent / "configurations.toml").read_text(encoding="utf-8"))
-CONFIGURATIONS = TABLE["configuration"]
+FILES = ("configurations.toml", "scripts.toml", "further.toml")
+SETS = [
+    tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["configuration"]
+    for name in FILES
+]
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -28,9 +32,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0, 200, xtol=1e-12)) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("expected", CONFIGURATIONS, ids=lambda expected: str(expected["name"]))
+@pytest.mark.parametrize(
+    "expected", [*SETS[0], *SETS[1], *SETS[2]], ids=lambda expected: str(expected["name"])
+)
 def test_the_verdict_is_the_expected_one(expected: dict[str, Any]) -> None:
-    report = check_values(expected["run"])
+    if "script" in expected:
+        report = read_script(expected["script"], **expected["settings"])
+    else:
+        report = check_values(expected["run"])
     assert report.status == expected["status"], str(report)
     broken = [verdict.rule for verdict in report.verdicts if verdict.status == "broken"]
     assert sorted(broken) == sorted(expected.get("broken", [])), str(report)
@@ -46,12 +55,10 @@ def test_the_verdict_is_the_expected_one(expected: dict[str, Any]) -> None:
     assert report.sentence().startswith("epsilon stated: ")
 
 
-def test_ten_of_each_framework_and_half_of_them_broken() -> None:
-    frameworks = Counter(expected["name"].partition(":")[0] for expected in CONFIGURATIONS)
-    assert set(frameworks.values()) == {10}
-    broken = Counter(
-        expected["name"].partition(":")[0]
-        for expected in CONFIGURATIONS
-        if expected["status"] == "broken"
-    )
-    assert set(broken.values()) == {5}
+@pytest.mark.parametrize("configurations", SETS, ids=FILES)
+def test_each_framework_has_as_many_and_half_of_them_are_broken(configurations: list[Any]) -> None:
+    frameworks = Counter(expected["name"].partition(":")[0] for expected in configurations)
+    assert len(frameworks) == 4
+    assert len(set(frameworks.values())) == 1
+    broken = [expected for expected in configurations if expected["status"] == "broken"]
+    assert 2 * len(broken) == len(configurations)

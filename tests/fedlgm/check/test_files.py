@@ -13,10 +13,13 @@ from fedlgm.errors import ConfigError
 SVT = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"epsilon": 0.1}}
 
 
-def test_settings_of_a_file_can_be_replaced(tmp_path: Path) -> None:
+def test_further_settings_add_to_a_file_and_do_not_replace_it(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("version = 1\nnoise_multiplier = 1.0\nsampler = 'all'\nrounds = 1\n")
-    report = check_file(file, delta=1e-5)
+    report = check_file(file, delta=1e-5, steps=1)
+    for name, value in (("rounds", 5), ("sampler", "poisson"), ("noise_multiplier", 2.0)):
+        with pytest.raises(ConfigError, match="in what was read, and"):
+            check_file(file, **{name: value})
     assert report.epsilon == pytest.approx(4.377, abs=1e-3)
     assert report.missing == ("clipping", "denominator", "population")
 
@@ -41,7 +44,7 @@ def test_a_configuration_of_nvflare(tmp_path: Path) -> None:
         ("a.toml", "[flower]\nclass = 1", "flower.class must be the name"),
         ("a.toml", "[flower]\nclass = 'FedAvg'", "unknown class 'FedAvg'"),
         ("a.toml", "[tensorflow-privacy]\nepoch = 1", "unknown setting 'epoch'"),
-        ("a.toml", "[tensorflow-privacy]\nn = 5\npopulation = 6", "two names of one setting"),
+        ("a.toml", "[tensorflow-privacy]\nn = 5\npopulation = 6", "population is 6 in what was read, and 5"),
         ("a.toml", "[opacus]\nsigma = 1", "unknown argument 'sigma'"),
         ("a.toml", "[opacus]\nclipping = 'flatt'", "unknown clipping"),
         ("a.toml", "[opacus]\npoisson_sampling = 2", "must be true or false"),

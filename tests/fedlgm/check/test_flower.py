@@ -42,10 +42,11 @@ def config(
 
 @pytest.mark.parametrize("kind", [SERVER, DifferentialPrivacyClientSideFixedClipping])
 def test_default_weights_are_private(kind: Any) -> None:
-    report = fedlgm.check.flower(kind(FedAvg(), 1.0, 1.0, 10), rounds=10, population=100)
+    tenth = FedAvg(fraction_train=0.1)
+    report = fedlgm.check.flower(kind(tenth, 1.0, 1.0, 10), rounds=10, population=100)
     assert (report.status, report.epsilon, report.settings.unit) == ("broken", None, "client")
     report = fedlgm.check.flower(
-        kind(FedAvg(), 1.0, 1.0, 10), rounds=10, population=100, weights="uniform", delta=1e-5
+        kind(tenth, 1.0, 1.0, 10), rounds=10, population=100, weights="uniform", delta=1e-5
     )
     assert report.status == "conditional"  # on replies of all clients
     assert report.epsilon == pytest.approx(gaussian_epsilon(10**0.5, 1e-5), rel=1e-6)
@@ -62,7 +63,49 @@ def test_flowers_accountant() -> None:
     assert report.epsilon == pytest.approx(gaussian_epsilon(20**0.5 / 5, 1e-5), rel=1e-6)
     (conditional,) = [verdict for verdict in report.verdicts if verdict.status != "holds"]
     assert (conditional.rule, conditional.status) == ("neighbours", "conditional")
-    assert fedlgm.check.flower(strategy, sampler="all", population=10).status == "holds"
+    with pytest.raises(ConfigError, match="population is 100 in what was read, and 10"):
+        fedlgm.check.flower(strategy, sampler="all", population=10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "factor", "status"),
+    [
+        (FedAvg(fraction_train=0.1), 10 / 50, "broken"),
+        (FedAvg(fraction_train=0.01, min_train_nodes=20), 20 / 50, "broken"),
+        (FedAvg(fraction_train=0.5), 1, "holds"),
+        (FedAvg(), 2, "conditional"),
+    ],
+)
+def test_the_noise_is_scaled_for_another_number_of_clients(
+    strategy: FedAvg, factor: float, status: str
+) -> None:
+    """Flower divides the deviation by `num_sampled_clients`, whatever the strategy samples."""
+    facts = {"rounds": 4, "population": 100, "weights": "uniform", "denominator": "expected"}
+    wrapped = SERVER(strategy, 1.0, 1.0, 50)
+    report = fedlgm.check.flower(wrapped, **facts, delta=1e-3, accounted_as="none")
+    assert report.status == status, str(report)
+    assert report.epsilon == pytest.approx(gaussian_epsilon(2 / factor, 1e-3), rel=1e-6)
+
+
+@pytest.mark.parametrize("cohort", [{"batch_size": 10}, {"sampling_rate": 0.1}])
+def test_a_stated_cohort_does_not_change_for_whom_the_noise_is_scaled(
+    cohort: dict[str, Any],
+) -> None:
+    values = {"noise_multiplier": 1.0, "clipping_norm": 1.0, "num_sampled_clients": 50}
+    facts = {"rounds": 4, "weights": "uniform", "denominator": "expected", "delta": 1e-3}
+    name = SERVER.__name__
+    report = fedlgm.check.flower(name, values, **facts, **cohort, population=100)
+    assert report.status == "broken"
+    assert report.epsilon == pytest.approx(gaussian_epsilon(2 / 0.2, 1e-3), rel=1e-6)
+    report = fedlgm.check.flower(name, values, **facts, sampling_rate=0.1, sampler="poisson")
+    assert (report.epsilon, "batch_size" in report.missing) == (None, True)
+
+
+def test_a_setting_cannot_replace_what_was_read() -> None:
+    strategy = SERVER(FedAvg(), 1.0, 1.0, 50)
+    for name, value in (("noise_multiplier", 5.0), ("clip", 2.0), ("noise_size", 10)):
+        with pytest.raises(ConfigError, match=f"{name} is .* in what was read, and"):
+            fedlgm.check.flower(strategy, **{name: value})
 
 
 def test_replace_one_needs_noise_for_twice_the_bound() -> None:
@@ -130,5 +173,5 @@ def test_wrong_objects_and_arguments_are_refused() -> None:
             fedlgm.check.flower(source, values)
     strategy = SERVER(FedAvg(), 1.0, 1.0, 10)
     strategy.num_sampled_clients = "ten"  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="batch_size must be a whole number"):
+    with pytest.raises(ConfigError, match="noise_size must be a whole number"):
         fedlgm.check.flower(strategy)

@@ -19,6 +19,10 @@ from fedlgm.privacy import epsilon, gaussian_epsilon
 DATA = TensorDataset(torch.zeros(200, 3), torch.zeros(200, dtype=torch.long))
 
 
+def broken(report: fedlgm.check.Report) -> list[str]:
+    return [verdict.rule for verdict in report.verdicts if verdict.status == "broken"]
+
+
 def train(
     epochs: int, accountant: str = "rdp", batch_size: int = 20, **options: Any
 ) -> tuple[PrivacyEngine, DataLoader[Any], Any, DataLoader[Any]]:
@@ -152,6 +156,45 @@ def test_steps_that_differ_count_as_the_worst_of_them() -> None:
     report = fedlgm.check.opacus(engine, loader, delta=1e-5)
     settings = report.settings
     assert (settings.noise_multiplier, settings.rate, settings.steps) == (1.0, 0.2, 30)
+
+
+def test_an_accountant_that_counts_less_than_the_run() -> None:
+    engine, loader, optimizer, _ = train(2)
+    arguments: dict[str, Any] = {"optimizer": optimizer, "delta": 1e-5}
+    honest = fedlgm.check.opacus(engine, loader, **arguments, epochs=2)
+    assert honest.status == "holds", str(honest)
+    short = fedlgm.check.opacus(engine, loader, **arguments, epochs=6)
+    assert "accounted values" in broken(short)
+    assert short.epsilon == epsilon(1.0 * (1 - 1e-12), 1e-5, steps=60, sampling_rate=0.1)
+    for history in ([(1.5, 0.1, 20)], [(1.0, 0.05, 20)]):
+        engine.accountant.history = history
+        report = fedlgm.check.opacus(engine, loader, **arguments)
+        assert {"accounted values", "stated epsilon"} == set(broken(report)), history
+        assert report.epsilon == honest.epsilon
+
+
+def test_an_optimizer_that_was_not_wrapped() -> None:
+    engine, loader, _, _ = train(1)
+    plain = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+    report = fedlgm.check.opacus(engine, loader, optimizer=plain, delta=1e-5)
+    assert (broken(report), report.epsilon, report.rates) == (["reading"], None, None)
+
+
+def test_noise_that_a_schedule_raises_or_lowers() -> None:
+    engine, loader, optimizer, _ = train(1)
+    optimizer.noise_multiplier = 2.0  # of a step that has not been taken
+    report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
+    assert (report.status, report.settings.noise_multiplier) == ("holds", 1.0)
+    optimizer.noise_multiplier = 0.5
+    report = fedlgm.check.opacus(engine, loader, optimizer=optimizer, delta=1e-5)
+    assert (report.status, report.settings.noise_multiplier) == ("broken", 0.5)
+
+
+def test_a_setting_cannot_replace_what_was_read() -> None:
+    engine, loader, optimizer, _ = train(1)
+    for name, value in (("population", 10), ("sampler", "shuffle"), ("noise_multiplier", 3.0)):
+        with pytest.raises(ConfigError, match=f"{name} is .* in what was read, and"):
+            fedlgm.check.opacus(engine, loader, optimizer=optimizer, **{name: value})
 
 
 def test_objects_of_another_kind_are_refused() -> None:

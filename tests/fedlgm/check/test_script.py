@@ -92,6 +92,128 @@ def test_a_generator_of_the_script() -> None:
     assert "whose seed must be secret" in str(report)
 
 
+LOOP = """
+loader = DataLoader(data, batch_size=100)
+engine = PrivacyEngine()
+model, optimizer, private = engine.make_private(
+    module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+for epoch in range(3):
+    for x, y in private:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        ("engine = ", "engine.accountant.history = []\nengine = ", ["scope"]),
+        ("for epoch", "engine.accountant.history.clear()\nfor epoch", ["scope"]),
+        ("for epoch", "engine.accountant = RDPAccountant()\nfor epoch", ["scope"]),
+        ("for epoch", "while True: engine.make_private\nfor epoch", []),
+        ("loader = ", "torch.manual_seed(3)\nloader = ", ["mechanism"]),
+        ("loader = ", "data.manual_seed(3)\nloader = ", []),
+        ("loader = ", "torch.manual_seed(args.seed)\nloader = ", []),
+        ("PrivacyEngine()", "PrivacyEngine(secure_mode=True); torch.manual_seed(3)", []),
+        ("loader = ", "criterion = nn.CrossEntropyLoss(reduction='sum')\nloader = ", ["clipping"]),
+        ("loader = ", "criterion = nn.CrossEntropyLoss(reduction='mean')\nloader = ", []),
+        ("noise_mult", "loss_reduction='sum', noise_mult", []),
+        ("criterion(model(x), y)", "F.nll_loss(model(x), y, reduction='sum')", ["clipping"]),
+        ("loader = ", "test = F.nll_loss(model(x), y, reduction='sum')\nloader = ", []),
+        ("loader = ", "model = Sequential(nn.BatchNorm2d(3))\nloader = ", ["clipping"]),
+        ("loader = ", "model = ModuleValidator.fix(nn.BatchNorm2d(3))\nloader = ", []),
+        ("in private", "in tqdm(enumerate(loader))", ["sampling"]),
+        ("    for x", "    with BatchMemoryManager(data_loader=loader) as private:\n      for x",
+         ["sampling"]),
+        ("model, optimizer, private", "model, other, private", ["reading"]),
+        ("        optimizer.step()", "        optimizer.step()\n    scheduler.step()", []),
+    ],
+)  # fmt: skip
+def test_what_surrounds_opacus(old: str, new: str, expected: list[str]) -> None:
+    text = LOOP.replace(old, new, 1)
+    assert (text == LOOP) == (old == new)
+    report = read_script(text, population=10_000, delta=1e-5)
+    assert rules(report, "broken") == expected, str(report)
+    assert report.settings.epochs == 3
+
+
+def test_a_functions_parameter_is_what_its_callers_give() -> None:
+    function = """
+def train(model, optimizer, loader):
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+"""
+    start = LOOP[: LOOP.index("    for x")].replace("model, optimizer, private", "net, dp, private")
+    for arguments, expected in (
+        ("net, dp, private", []),
+        ("net, optimizer=dp, loader=private", []),
+        ("net, optimizer, private", ["reading"]),
+        ("net, dp, loader=loader", ["sampling"]),
+    ):
+        text = f"{function}{start}    train({arguments})\n"
+        report = read_script(text, population=10_000, delta=1e-5)
+        assert rules(report, "broken") == expected, arguments
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for epoch in range(3):\n    {}",
+        "while x:\n    {}",
+        "def step():\n    {}\nfor i in range(3): step()",
+        "class Client(fl.client.NumPyClient):\n  def fit(self, parameters, config):\n    {}",
+        "@app.train()\ndef train(message, context):\n    {}",
+        "results = [{} for seed in range(3)]",
+    ],
+)
+def test_an_engine_that_is_made_again_forgets(loop: str) -> None:
+    call = "PrivacyEngine().make_private(noise_multiplier=1.0, max_grad_norm=1.0)"
+    assert rules(read_script(loop.format(call)), "broken") == ["scope"]
+    assert rules(read_script(f"def main():\n    {call}\nmain()"), "broken") == []
+
+
+def test_noise_that_changes_is_not_read() -> None:
+    for change in (
+        "optimizer.noise_multiplier = 0.5",
+        "s = ExponentialNoise(optimizer, gamma=0.9)",
+    ):
+        report = read_script(f"{LOOP}\n{change}\n", population=10_000, delta=1e-5)
+        assert "noise_multiplier" in report.missing
+
+
+def test_a_setting_that_contradicts_the_script_is_refused() -> None:
+    for text, name, value in (
+        (LOOP, "batch_size", 10),
+        (LOOP, "epochs", 1),
+        (FLOWER, "rounds", 50),
+        (FLOWER, "noise_multiplier", 2.0),
+        (TENSORFLOW, "sampler", "poisson"),
+        (TENSORFLOW, "epochs", 1),
+    ):
+        with pytest.raises(ConfigError, match=r"in what was read, and .* leave out the wrong one"):
+            read_script(text, **{name: value})
+    with pytest.raises(ConfigError, match="poisson_sampling is false"):
+        read_script(OPACUS, sampler="poisson")
+
+
+@pytest.mark.parametrize(
+    ("app", "status"),
+    [
+        ("app = ClientApp(mods=[fixedclipping_mod])", "conditional"),
+        ("mods = [fixedclipping_mod]\napp = ClientApp(client_fn, mods=mods)", "conditional"),
+        ("", "conditional"),
+        ("app = ClientApp(client_fn, mods=[secaggplus_mod])", "broken"),
+    ],
+)
+def test_clients_bound_their_updates_with_a_mod(app: str, status: str) -> None:
+    text = f"{FLOWER.replace('ServerSide', 'ClientSide')}\n{app}\n"
+    report = read_script(text, population=200, delta=1e-5, weights="uniform")
+    assert (report.status, report.epsilon is None) == (status, status == "broken")
+
+
 def test_a_script_of_flower() -> None:
     report = read_script(FLOWER, population=200, delta=1e-5)
     settings = report.settings

@@ -1,0 +1,205 @@
+"""What a script does around Opacus's `make_private`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from fedlgm.check.source import UNREAD, Source, call_name, receiver
+from fedlgm.check.verdict import Verdict
+
+_SEEDS = ("manual_seed", "manual_seed_all", "seed_everything")
+_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+_FIXES = ("fix", "fix_and_validate", "convert_batchnorm_modules")
+_OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax")
+_SCHEDULES = ("ExponentialNoise", "LambdaNoise", "StepNoise")
+
+
+def opacus_facts(source: Source, call: ast.Call, reading: list[Verdict]) -> dict[str, Any]:
+    """Settings that the loader, the loops, the seeds and the use of the returned objects show.
+
+    Args:
+        source: the script.
+        call: its call of `make_private` or `make_private_with_epsilon`.
+        reading: verdicts, which are added to.
+
+    Example:
+        >>> source = Source("for _ in range(9): PrivacyEngine().make_private(noise_multiplier=1.0)")
+        >>> opacus_facts(source, source.named("make_private")[0], [])
+        {'stated_for': 'part'}
+    """
+    words = source.arguments(call)
+    facts: dict[str, Any] = {}
+    loader = words.get("data_loader")
+    raw = None if loader is None else source.before(loader)
+    if isinstance(raw, ast.Call) and call_name(raw) == "DataLoader":
+        shown = source.words(raw, ("dataset", "batch_size"))
+        facts |= {key: shown[key] for key in ("batch_size", "drop_last") if key in shown}
+    for other in source.named("get_epsilon"):
+        delta = source.words(other, ("delta",)).get("delta")
+        if delta is not None and "target_delta" not in words:
+            facts["delta"] = delta
+    epochs = _epochs(source)
+    if epochs is not None:
+        facts["epochs"] = epochs
+        counted = source.value(words["epochs"]) if "epochs" in words else UNREAD
+        if counted is not UNREAD:
+            facts["accounted"] = {"epochs": counted}
+    repetition = source.repetition(call)
+    if repetition:
+        why = f"Line {call.lineno}: {repetition} makes the accountant anew."
+        reading.append(Verdict("conditional", why))
+        facts["stated_for"] = "part"
+    for line in _edits(source):
+        reading.append(Verdict("conditional", f"Line {line}: the accountant is changed."))
+        facts["stated_for"] = "part"
+    if source.named(*_SCHEDULES) or any(
+        isinstance(target, ast.Attribute) and target.attr == "noise_multiplier"
+        for target in _targets(source)
+    ):
+        why = "The noise multiplier changes during the run: state the smallest one."
+        reading.append(Verdict("conditional", why))
+        facts["noise_multiplier"] = None
+    if source.named(*_NORMS) and not source.named(*_FIXES):
+        facts["clipping"] = "mixed"
+    elif _is_rescaled(source, words.get("loss_reduction")):
+        facts["clipping"] = "rescaled"
+    _check_seeds(source, words.get("noise_generator"), reading, facts)
+    _check_objects(source, call, reading, facts)
+    return facts
+
+
+def _epochs(source: Source) -> int | None:
+    """Length of the only loop over epochs."""
+    lengths = []
+    for loop in source.nodes(ast.For):
+        if "epoch" not in ast.unparse(loop.target).lower():
+            continue
+        spans = [
+            [source.value(part) for part in span.args]
+            for span in ast.walk(loop.iter)
+            if isinstance(span, ast.Call) and call_name(span) in ("range", "trange")
+        ]
+        for span in spans:
+            numbers = all(isinstance(number, int) for number in span) and len(span) in (1, 2)
+            lengths.append(len(range(*span)) if numbers else None)
+    return lengths[0] if len(lengths) == 1 else None
+
+
+def _targets(source: Source) -> Iterator[ast.expr]:
+    """Whatever the script assigns to."""
+    for node in source.nodes(ast.Assign, ast.AugAssign, ast.AnnAssign):
+        yield from node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _edits(source: Source) -> Iterator[int]:
+    """Lines that replace an engine's accountant or change its history."""
+    for target in _targets(source):
+        text = ast.unparse(target)
+        if text.endswith(("accountant.history", "engine.accountant")):
+            yield target.lineno
+    for call in source.named("clear", "pop", "remove"):
+        if ast.unparse(call.func).rpartition(".")[0].endswith("accountant.history"):
+            yield call.lineno
+
+
+def _is_rescaled(source: Source, reduction: ast.expr | None) -> bool:
+    """Whether the loss is a sum where Opacus expects a mean, or the reverse."""
+    expected = "mean" if reduction is None else source.value(reduction)
+    if expected not in ("mean", "sum"):
+        return False
+    for backward in source.named("backward"):
+        loss = receiver(backward)
+        values = [] if loss is None else [loss, *source.assigned(loss)]
+        for value in values:
+            if not isinstance(value, ast.Call):
+                continue
+            for maker in (value, *source.assigned(value.func)):
+                words = source.words(maker) if isinstance(maker, ast.Call) else {}
+                if words.get("reduction", expected) not in (expected, "none"):
+                    return True
+    return False
+
+
+def _check_seeds(
+    source: Source, generator: ast.expr | None, reading: list[Verdict], facts: dict[str, Any]
+) -> None:
+    """Whether the noise can be drawn again. In secure mode it comes from the operating system."""
+    secure = [source.words(engine).get("secure_mode") for engine in source.named("PrivacyEngine")]
+    if True in secure:
+        return
+    for call in source.named(*_SEEDS):
+        text = ast.unparse(call.func).rpartition(".")[0]
+        if generator is None:
+            concerns = text in (
+                "",
+                "torch",
+                "torch.cuda",
+                "pl",
+                "L",
+                "lightning",
+                "pytorch_lightning",
+            )
+        else:
+            maker = ast.unparse(source.expression(generator))
+            concerns = text == ast.unparse(generator) or ast.unparse(call) in maker
+        if not concerns:
+            continue
+        if any(source.value(argument) is UNREAD for argument in call.args):
+            why = f"Line {call.lineno}: the seed of the noise must be secret."
+            reading.append(Verdict("conditional", why))
+        else:
+            facts["noise_seed"] = "public"
+            return
+    if generator is not None:
+        why = "The noise comes from a generator of the script, whose seed must be secret."
+        reading.append(Verdict("conditional", why))
+
+
+def _check_objects(
+    source: Source, call: ast.Call, reading: list[Verdict], facts: dict[str, Any]
+) -> None:
+    """Whether training uses the optimizer and the loader that Opacus returns."""
+    words = source.arguments(call)
+    returned: list[ast.expr] = []
+    for node in source.nodes(ast.Assign):
+        if node.value is call and isinstance(node.targets[0], ast.Tuple):
+            returned = node.targets[0].elts
+    private = {place for node in returned for place in source.sources(node)}
+
+    def is_raw(node: ast.expr, name: str) -> bool:
+        original = words.get(name)
+        if original is None:
+            return False
+        return bool((source.sources(node) & source.sources(original)) - private)
+
+    for step in source.named("step"):
+        optimizer = receiver(step)
+        if optimizer is None or not returned:
+            continue
+        maker = call_name(source.expression(optimizer))
+        other = maker in _OPTIMIZERS and not source.sources(optimizer) & private
+        if is_raw(optimizer, "optimizer") or other:
+            why = f"Line {step.lineno}: {ast.unparse(optimizer)} is not Opacus's: it adds no noise."
+            reading.append(Verdict("broken", why, bound=False))
+            return
+    for loop in source.nodes(ast.For):
+        inner = {call_name(node) for node in ast.walk(loop) if isinstance(node, ast.Call)}
+        names = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Name | ast.Attribute)]
+        if {"backward", "step"} & inner and any(is_raw(node, "data_loader") for node in names):
+            _use_raw_loader(loop.lineno, reading, facts)
+            return
+    for manager in source.named("BatchMemoryManager"):
+        node = source.arguments(manager).get("data_loader")
+        if node is not None and is_raw(node, "data_loader"):
+            _use_raw_loader(manager.lineno, reading, facts)
+            return
+
+
+def _use_raw_loader(line: int, reading: list[Verdict], facts: dict[str, Any]) -> None:
+    why = (
+        f"Line {line}: the loop draws from the original loader, not from the one that was returned."
+    )
+    reading.append(Verdict("conditional", why))
+    facts["sampler"] = "shuffle"
