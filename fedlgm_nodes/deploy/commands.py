@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,15 @@ import typer
 from rich.console import Console
 
 from fedlgm.errors import ConfigError
-from fedlgm_nodes.deploy.node_commands import ApprovalOption, TestRowsOption
+from fedlgm_nodes.deploy.node_commands import (
+    AlertOption,
+    ApprovalOption,
+    EveryOption,
+    MetricsOption,
+    TestRowsOption,
+    WatchOption,
+    keep_watching,
+)
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -177,7 +186,14 @@ def up(folder: FolderArgument) -> None:
 
 
 @app.command()
-def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def status(
+    folder: FolderArgument,
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 10.0,
+    metrics: MetricsOption = "",
+    alert_command: AlertOption = "",
+) -> None:
     """Show the processes, the connected nodes and the remaining budget of every node.
 
     The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink
@@ -185,6 +201,11 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """
     from fedlgm_nodes.deploy import processes
 
+    if watch:
+        from fedlgm_nodes.deploy.health import look_at_deployment
+
+        look = partial(look_at_deployment, _open(folder))
+        keep_watching(look, every, metrics, alert_command)
     report = processes.status(_open(folder))
     if as_json:
         print_json(report)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
-import struct
 import sys
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -20,6 +17,7 @@ from rich.text import Text
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from fedlgm.wire import printable
+from fedlgm_nodes.deploy.listening import listener_fault
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -29,6 +27,11 @@ from simulations.shell import (
     print_json,
 )
 from simulations.tables import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedlgm_nodes.deploy.health import Health
 
 app = typer.Typer(
     cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True
@@ -45,6 +48,19 @@ TestRowsOption = Annotated[
 ]
 ApprovalOption = Annotated[
     str, typer.Option(help="Who admits new work: the policy, or the operator (node approve).")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Look again and again; alerts are JSON lines on stderr.")
+]
+EveryOption = Annotated[float, typer.Option(help="With --watch: seconds between two looks.")]
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        help="With --watch: port of 127.0.0.1, or path of a socket, with /ready and /metrics."
+    ),
+]
+AlertOption = Annotated[
+    str, typer.Option(help="With --watch: command that reads each alert on its standard input.")
 ]
 NodeArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="The node's folder.", callback=expand_home)
@@ -123,8 +139,8 @@ def init(
         given = {key: values[key] for key in ("shape", "classes") if key in values}
         values |= describe(data, kind=kind, labels=labels, public=test, **given)
     elif kind != "loader":
-        given = {"kind": kind, "labels": labels}
-        values |= {key: value for key, value in given.items() if value is not None}
+        stated = {"kind": kind, "labels": labels}
+        values |= {key: value for key, value in stated.items() if value is not None}
     NodeFolder(folder).check_length()
     node = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
@@ -150,7 +166,14 @@ def serve(folder: NodeArgument) -> None:
 
 
 @app.command()
-def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
+def status(
+    folder: NodeArgument,
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 10.0,
+    metrics: MetricsOption = "",
+    alert_command: AlertOption = "",
+) -> None:
     """Show whether the service answers, and the remaining budget."""
     from fedlgm.errors import RunError
     from fedlgm_nodes.protocol import frames
@@ -158,8 +181,12 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
     from fedlgm_nodes.service.folder import NodeFolder
 
     node = NodeFolder.open(folder)
+    if watch:
+        from fedlgm_nodes.deploy.health import NodeLook
+
+        keep_watching(NodeLook(node), every, metrics, alert_command)
     try:
-        if why := _listener_fault(node.socket):
+        if why := listener_fault(node.socket):
             raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
@@ -185,22 +212,17 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _listener_fault(path: Path) -> str:
-    """That the process which listens on a socket is stopped by a signal, and what to do; empty if
-    it is not.
-    """
-    import psutil
+def keep_watching(look: Callable[[], Health], every: float, metrics: str, command: str) -> None:
+    """Watch until the process is stopped, with alerts on stderr."""
+    from fedlgm_nodes.deploy.health import watch
 
-    from fedlgm_nodes.deploy.processes import stopped_fault
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
 
-    with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(1.0)
-        link.connect(str(path))
-        pid, _, _ = struct.unpack(
-            "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
-        return stopped_fault("the release service", psutil.Process(pid))
-    return ""
+    def show(line: str) -> None:
+        _out.print(line, markup=False)
+
+    watch(look, every=every, address=metrics, command=command, show=show, say=say)
 
 
 def _guarantee(trust: set[str], protected: str) -> Guarantee:

@@ -53,6 +53,8 @@ def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path
     try:
         begun = shell(tmp_path, blocks[0])
         assert begun.returncode == 2, begun.stderr
+        watch = f'timeout 40 "{sys.executable}" -m simulations.cli deploy status lab --watch'
+        assert "SuperLink answers, 2 of 2 nodes connected" in shell(tmp_path, watch).stdout
         digests = dict(re.findall(r"(node\d) refuses it \(the work (\w{16}) waits", begun.stderr))
         assert digests.keys() == {"node0", "node1"}
         script = blocks[1]
