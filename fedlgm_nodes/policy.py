@@ -87,19 +87,22 @@ class Data(_Section):
     """[data]: place of the node's examples (see `fedlgm_nodes.service.data`)."""
 
     name: str = Field(min_length=1, max_length=200)
-    kind: Literal["numpy", "images", "idx", "parquet", "loader"]
+    kind: Literal["numpy", "images", "idx", "csv", "parquet", "loader"]
     path: str = ""
-    labels: str = ""  # numpy, idx: a separate file; parquet: the column
+    labels: str = ""  # numpy, idx: a separate file; csv, parquet: the column
     features: Annotated[
         tuple[str, ...], LISTED
-    ] = ()  # parquet: columns; by default all but the labels
+    ] = ()  # csv, parquet: columns; by default all but the labels
+    standardise: dict[
+        str, Annotated[tuple[float, float], LISTED]
+    ] = {}  # csv, parquet: public mean and deviation of columns
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # of the loader
     shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
     classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
     class_names: Annotated[
         tuple[str, ...], LISTED
-    ] = ()  # images: folders, in the order of their numbers
+    ] = ()  # images: folders; csv, parquet: names in the label column; in the order of their numbers
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -109,11 +112,21 @@ class Data(_Section):
             raise ValueError("kind = 'loader' needs loader = 'package.module:function'")
         if self.kind != "loader" and not self.path:
             raise ValueError(f"kind = {self.kind!r} needs path")
-        if self.kind in ("idx", "parquet") and not self.labels:
-            raise ValueError(f"kind = {self.kind!r} needs labels (idx: a file; parquet: a column)")
-        if self.kind == "images" and len(self.class_names) != self.classes:
-            raise ValueError("kind = 'images' needs class_names, one folder name per class")
+        if (self.kind == "idx" or self.is_table) and not self.labels:
+            raise ValueError(f"kind = {self.kind!r} needs labels (idx: a file; else: a column)")
+        if (self.kind == "images" or self.class_names) and len(self.class_names) != self.classes:
+            raise ValueError(
+                f"kind = {self.kind!r} with classes = {self.classes} needs class_names, one per "
+                "class (images: names of folders)"
+            )
+        if self.standardise and not self.is_table:
+            raise ValueError("standardise is for columns: kind = 'csv' or 'parquet'")
         return self
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the examples are rows of named columns."""
+        return self.kind in ("csv", "parquet")
 
 
 class Privacy(_Section):

@@ -23,6 +23,8 @@ DEFAULTS: dict[str, Any] = {
     "unit": "client",
     "trust": ["local"],
     "server_key": "",
+    "tasks": ["classification"],
+    "approval": "policy",
 }
 
 
@@ -35,7 +37,7 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     """
     more = {
         key: values[key]
-        for key in ("labels", "class_names", "features", "loader", "options")
+        for key in ("labels", "class_names", "features", "standardise", "loader", "options")
         if key in values
     }
     distributed = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
@@ -70,7 +72,8 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        items = (f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
     return json.dumps(value)
 
 
@@ -88,7 +91,9 @@ name = {data_name} # identity of the data set; the ledger is bound to it
 # kind: "numpy"   path = a .npz with arrays x and y, or a .npy of inputs with labels = a .npy of labels
 #       "images"  path = a folder with one folder per class, class_names = ["benign", "malignant"]
 #       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
-#       "parquet" path = a file or folder, labels = the label column, features = ["a", "b"] (default: all others)
+#       "csv"     path = a file (.csv, .csv.gz), labels = the label column, features = ["a", "b"] (default: all others),
+#                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public figures
+#       "parquet" path = a file or folder, and the keys of "csv"
 #       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
 kind = {kind}
 path = {path}
@@ -114,7 +119,7 @@ models = {models}
 # allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
 # ("package.module:Class") takes the options that are listed so, and no others.
 # weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin only with these
-tasks = ["classification"] # also "regression", "binary", "multi-label"
+tasks = {tasks} # "classification", "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round
 
@@ -125,7 +130,7 @@ releases = 1000 # over the data set's life; each costs that part of the budget o
 releases_per_run = 1000
 releases_per_day = 1000 # by this machine's clock, in UTC
 # "policy": what this policy allows runs at once. "operator": new work waits for `fedlgm node approve`
-approval = "policy"
+approval = {approval}
 min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
 
 [limits]

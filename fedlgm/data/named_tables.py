@@ -42,7 +42,7 @@ def read_files(
             a target are one number.
     """
     names = _text_columns(columns)
-    train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
+    train, test = read_frame(file, "file", names), read_frame(test_file, "test_file", names)
     return _as_mapping(NAME, train, test, columns)
 
 
@@ -60,14 +60,25 @@ def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) ->
         target = next((each for each in TARGETS if each in train), None)
     frames = hasattr(train, "iloc") and isinstance(target, str) and target != columns.get("users")
     if frames and target in train and target in test:
-        _convert_targets(train, test, str(target), columns.get("labels"))
+        convert_targets(train, test, str(target), columns.get("labels"))
     return {"name": name, "train": train, "test": test, **columns}
 
 
-def _convert_targets(
+def convert_targets(
     train: libraries.DataFrame, test: libraries.DataFrame, column: str, labels: Sequence[str] | None
 ) -> None:
-    """Replace targets read as text by numbers where the public test targets are numbers."""
+    """Replace targets read as text by numbers where the public test targets are numbers.
+
+    Args:
+        train: table with the column; changed in place.
+        test: the public table; changed in place. A node's rows, which no public rows accompany,
+            are both.
+        column: the targets.
+        labels: names of the classes, which stay text.
+
+    Raises:
+        DataError: two spellings are one number, or numbers have gaps among them.
+    """
     import pandas
 
     public = test[column]
@@ -213,8 +224,17 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> libraries.DataFrame:
-    """A file as a frame; see `read_csv`."""
+def read_frame(file: str | Path | None, key: str, names: Sequence[str] = ()) -> libraries.DataFrame:
+    """A file as a frame.
+
+    Args:
+        file: .csv, .csv.gz or .parquet.
+        key: the key of [data] that names the file, for messages.
+        names: columns that are text, see `read_csv`.
+
+    Raises:
+        DataError: no file is named, or it is missing, damaged or without rows.
+    """
     import pandas
 
     if file is None:

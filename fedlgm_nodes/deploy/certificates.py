@@ -23,6 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedlgm.files import create_durably
 
 _DAYS = 825
+WARNING_DAYS = (60, 14, 1)
+"""Days before a certificate's end at which there is a warning."""
 
 
 def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -63,6 +65,22 @@ def make_server_certificate(
         .sign(signer, hashes.SHA256())
     )
     _write(folder, "tls", key, certificate)
+
+
+def ending(file: Path) -> tuple[int, list[int], str]:
+    """The end of the newest certificate in a file: days until then, those of `WARNING_DAYS` that
+    they do not exceed, and a sentence.
+
+    Raises:
+        ValueError: the file holds no certificate.
+    """
+    certificates = x509.load_pem_x509_certificates(file.read_bytes())
+    end = max(certificate.not_valid_after_utc for certificate in certificates)
+    days = (end - datetime.now(UTC)).days
+    passed = [limit for limit in WARNING_DAYS if days <= limit]
+    remedy = "; the server's operator renews it: fedlgm deploy renew DIR" if passed else ""
+    when = f"ends on {end:%Y-%m-%d}, in {days} days" if days >= 0 else f"ended on {end:%Y-%m-%d}"
+    return days, passed, f"{file} {when}{remedy}"
 
 
 def make_node_key(path: Path) -> bytes:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedlgm.errors import ConfigError
+from fedlgm_nodes.deploy.node_commands import (
+    AlertOption,
+    ApprovalOption,
+    EveryOption,
+    MetricsOption,
+    TestRowsOption,
+    WatchOption,
+    keep_watching,
+)
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -47,7 +58,9 @@ FolderArgument = Annotated[
 @app.command()
 def init(
     folder: NewFolderArgument,
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes, without --data; default: 3.")
+    ] = None,
     example: Annotated[
         str,
         typer.Option(
@@ -55,6 +68,14 @@ def init(
             "yourself."
         ),
     ] = "nodes",
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="A node's examples, once for each node: a file or a folder of images."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column to predict, if the data are tables.")
+    ] = None,
+    test: TestRowsOption = None,
     hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,27 +97,38 @@ def init(
         str | None,
         typer.Option(help="Who may add the noise, in every policy: local, central or distributed."),
     ] = None,
+    approval: ApprovalOption = "policy",
     test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a deployment: certificates, keys, Flower configuration, scripts, systemd units,
     nodes.
     """
+    from fedlgm_nodes.deploy import own_data
     from fedlgm_nodes.deploy.create import create
     from simulations.config import recipe as recipes
 
-    shared = None if example == "none" else recipes.load(example)
+    if data and nodes not in (None, len(data)):
+        raise ConfigError(f"--nodes {nodes}: --data is given {len(data)} times, once for each node")
+    described = [own_data.describe(file, labels=target, public=test) for file in data or ()]
+    nodes = len(described) or nodes or 3
+    shared = None if described or example == "none" else recipes.load(example)
     given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
+    given["approval"] = approval
     policy = {name: value for name, value in given.items() if value is not None}
     deployment = create(
         folder,
         nodes,
         example=shared,
+        own=described,
         hosts=hosts or (),
         port=port,
         policy=policy,
         test_seed=test_seed,
     )
+    if described and test is not None:
+        recipe = own_data.recipe_text(described[0] | policy, test)
+        (deployment.path / "recipe.toml").write_text(recipe, encoding="utf-8")
     settings = deployment.settings()
     if as_json:
         print_json(
@@ -113,7 +145,7 @@ def init(
     )
     next_step = (
         f"fedlgm deploy up {folder}"
-        if shared is not None
+        if shared is not None or described
         else f"edit {deployment.path}/nodes/*/service/policy.toml"
     )
     _out.print(f"next: {next_step}", markup=False)
@@ -154,7 +186,14 @@ def up(folder: FolderArgument) -> None:
 
 
 @app.command()
-def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def status(
+    folder: FolderArgument,
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 10.0,
+    metrics: MetricsOption = "",
+    alert_command: AlertOption = "",
+) -> None:
     """Show the processes, the connected nodes and the remaining budget of every node.
 
     The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink
@@ -162,6 +201,11 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """
     from fedlgm_nodes.deploy import processes
 
+    if watch:
+        from fedlgm_nodes.deploy.health import look_at_deployment
+
+        look = partial(look_at_deployment, _open(folder))
+        keep_watching(look, every, metrics, alert_command)
     report = processes.status(_open(folder))
     if as_json:
         print_json(report)

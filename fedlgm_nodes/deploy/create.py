@@ -57,6 +57,7 @@ def create(
     nodes: int,
     *,
     example: Recipe | None = None,
+    own: Sequence[dict[str, Any]] = (),
     hosts: Sequence[str] = (),
     port: int | None = None,
     policy: dict[str, Any] | None = None,
@@ -69,6 +70,8 @@ def create(
         nodes: number of nodes, called node0, node1, ...
         example: give every node its share of this recipe's data; without it the operator must fill
             in the policies.
+        own: instead of an example, values of each node's policy for its own data (see
+            `fedlgm_nodes.deploy.own_data`).
         hosts: names and addresses under which nodes on other machines reach this one; a proxy then
             forwards to the SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
@@ -100,7 +103,8 @@ def create(
     try:
         with draft_folder(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)
-            _fill(*folders, nodes, example, hosts, port, policy or {}, test_seed)
+            shares = own or _shares(example, nodes)
+            _fill(*folders, nodes, shares, hosts, port, policy or {}, test_seed)
     except OSError as error:
         said = str(error).replace(str(draft), str(path))
         raise RunError(f"cannot make the deployment {path}: {said}") from error
@@ -118,7 +122,7 @@ def _fill(
     draft: DeploymentFolder,
     final: DeploymentFolder,
     nodes: int,
-    example: Recipe | None,
+    shares: Sequence[Any],
     hosts: Sequence[str],
     port: int | None,
     policy: dict[str, Any],
@@ -172,7 +176,6 @@ def _fill(
             draft.proxy / "start-proxy.sh",
             ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'],
         )
-    shares = _shares(example, nodes)
     keys = [Ed25519PrivateKey.generate() for _ in settings.nodes]
     if hides_answers(policy.get("trust", ())):
         policy = secure_sums(nodes) | {"peers": [public_text(key) for key in keys]} | policy
@@ -188,8 +191,9 @@ def _fill(
             "server_key": public_text(signer),
             **policy,
         }
-        if shares is not None:
-            values |= _write_share(node, *shares[client])
+        if shares:
+            share = shares[client]
+            values |= share if isinstance(share, dict) else _write_share(node, *share)
         service = NodeFolder.create(
             node.service.path, values, test_seed=test_seed, signer=keys[client]
         )
@@ -293,10 +297,10 @@ def _enrolment(nodes: Sequence[EnrolledNode]) -> str:
     return head + tomli_w.dumps({"node": [node.model_dump() for node in in_order]})
 
 
-def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]] | None:
+def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
     """(inputs, labels, classes) of every node."""
     if example is None:
-        return None
+        return []
     assembly = Assembly(
         example.with_values(federation={"clients": nodes, "rate": 1.0, "cohort": None})
     )

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
-import struct
 import sys
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -20,6 +17,7 @@ from rich.text import Text
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from fedlgm.wire import printable
+from fedlgm_nodes.deploy.listening import listener_fault
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -30,12 +28,40 @@ from simulations.shell import (
 )
 from simulations.tables import table
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedlgm_nodes.deploy.health import Health
+
 app = typer.Typer(
     cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True
 )
 _out = Console(soft_wrap=True, emoji=False)
 
 _OF_RELEASE = ("seq", "charged_at", "run", "round", "trust", "protects", "event")
+TestRowsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        help="Public rows of a table: classes and the figures that standardise come from them.",
+    ),
+]
+ApprovalOption = Annotated[
+    str, typer.Option(help="Who admits new work: the policy, or the operator (node approve).")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Look again and again; alerts are JSON lines on stderr.")
+]
+EveryOption = Annotated[float, typer.Option(help="With --watch: seconds between two looks.")]
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        help="With --watch: port of 127.0.0.1, or path of a socket, with /ready and /metrics."
+    ),
+]
+AlertOption = Annotated[
+    str, typer.Option(help="With --watch: command that reads each alert on its standard input.")
+]
 NodeArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="The node's folder.", callback=expand_home)
 ]
@@ -55,12 +81,21 @@ def init(
         str | None, typer.Option(help="Name of the node; by default the folder's.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")
+        Path | None,
+        typer.Option(help="The examples: CSV, Parquet, .npz, .npy, IDX, or a folder of images."),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")
+        str | None,
+        typer.Option(
+            "--target",
+            "--labels",
+            help="Labels: a column (csv, parquet) or a file (npy, idx).",
+        ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="numpy, images, idx, parquet or loader.")] = None,
+    test: TestRowsOption = None,
+    kind: Annotated[
+        str | None, typer.Option(help="numpy, images, idx, csv, parquet or loader.")
+    ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, for example 1,28,28.")
     ] = None,
@@ -74,10 +109,12 @@ def init(
     server_key: Annotated[
         str, typer.Option(help="Public key of the server; the node then answers no one else.")
     ] = "",
+    approval: ApprovalOption = "policy",
     test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a node's folder: commented policy, keys, empty ledger."""
+    from fedlgm_nodes.deploy.own_data import describe
     from fedlgm_nodes.service.folder import NodeFolder
 
     values: dict[str, Any] = {
@@ -87,33 +124,23 @@ def init(
         "epsilon": epsilon,
         "delta": delta,
         "server_key": server_key,
+        "approval": approval,
     }
     values |= {"name": name} if name else {}
     if kind == "loader":
         values |= {"kind": kind, "path": "", "loader": str(data or "package.module:function")}
-    elif data is not None:
-        if not data.exists():
-            raise ConfigError(
-                f"--data: there is nothing at {data}; create it first, or leave --data out and "
-                "edit the policy"
-            )
-        values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
-    elif kind is not None:
-        values["kind"] = kind
-    if labels is not None:
-        local = Path(labels)
-        if not local.exists() and values.get("kind") in ("numpy", "idx"):
-            raise ConfigError(f"--labels: there is no file {labels}")
-        values["labels"] = str(local.resolve()) if local.exists() else labels
     if shape is not None:
         if not re.fullmatch(r"\d+(,\d+)*", shape):
             raise ConfigError(f"--shape takes sizes such as 64 or 1,28,28, got {shape!r}")
         values["shape"] = [int(size) for size in shape.split(",")]
     if classes is not None:
         values["classes"] = classes
-    if values.get("kind") == "images" and data is not None and data.is_dir():
-        names = sorted(entry.name for entry in data.iterdir() if entry.is_dir())
-        values |= {"class_names": names, "classes": len(names)}
+    if data is not None and kind != "loader":
+        given = {key: values[key] for key in ("shape", "classes") if key in values}
+        values |= describe(data, kind=kind, labels=labels, public=test, **given)
+    elif kind != "loader":
+        stated = {"kind": kind, "labels": labels}
+        values |= {key: value for key, value in stated.items() if value is not None}
     NodeFolder(folder).check_length()
     node = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
@@ -139,7 +166,14 @@ def serve(folder: NodeArgument) -> None:
 
 
 @app.command()
-def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
+def status(
+    folder: NodeArgument,
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 10.0,
+    metrics: MetricsOption = "",
+    alert_command: AlertOption = "",
+) -> None:
     """Show whether the service answers, and the remaining budget."""
     from fedlgm.errors import RunError
     from fedlgm_nodes.protocol import frames
@@ -147,8 +181,12 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
     from fedlgm_nodes.service.folder import NodeFolder
 
     node = NodeFolder.open(folder)
+    if watch:
+        from fedlgm_nodes.deploy.health import NodeLook
+
+        keep_watching(NodeLook(node), every, metrics, alert_command)
     try:
-        if why := _listener_fault(node.socket):
+        if why := listener_fault(node.socket):
             raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
@@ -174,22 +212,17 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _listener_fault(path: Path) -> str:
-    """That the process which listens on a socket is stopped by a signal, and what to do; empty if
-    it is not.
-    """
-    import psutil
+def keep_watching(look: Callable[[], Health], every: float, metrics: str, command: str) -> None:
+    """Watch until the process is stopped, with alerts on stderr."""
+    from fedlgm_nodes.deploy.health import watch
 
-    from fedlgm_nodes.deploy.processes import stopped_fault
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
 
-    with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(1.0)
-        link.connect(str(path))
-        pid, _, _ = struct.unpack(
-            "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
-        return stopped_fault("the release service", psutil.Process(pid))
-    return ""
+    def show(line: str) -> None:
+        _out.print(line, markup=False)
+
+    watch(look, every=every, address=metrics, command=command, show=show, say=say)
 
 
 def _guarantee(trust: set[str], protected: str) -> Guarantee:
@@ -276,20 +309,4 @@ def certify(
     _out.print(
         f"wrote {out}; check it: fedlgm verify {out} --key {node.public()['service_key']}",
         markup=False,
-    )
-
-
-def _kind(data: Path) -> str:
-    if data.suffix in (".npz", ".npy"):
-        return "numpy"
-    if data.suffix == ".parquet" or (data.is_dir() and any(data.rglob("*.parquet"))):
-        return "parquet"
-    if data.is_dir():
-        return "images"
-    if "idx" in data.name or "ubyte" in data.name:
-        return "idx"
-    raise ConfigError(
-        f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a "
-        "folder of images: convert it (pandas.read_csv(...).to_parquet(...)), or read it with "
-        "your own function (--kind loader)"
     )

@@ -20,6 +20,7 @@ from fedlgm.errors import RunError
 from fedlgm.files import write_durably
 from fedlgm_nodes.deploy.flower_cli import Flower, is_online
 from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
+from fedlgm_nodes.deploy.listening import stopped_fault
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from simulations.engines.flower_command import environment, tail
@@ -92,16 +93,6 @@ def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
         f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
         f"{folder.path}` starts it again"
     )
-
-
-def stopped_fault(role: str, process: psutil.Process) -> str:
-    """What to do about a process that a signal has stopped; empty if it is not stopped, or has
-    ended.
-    """
-    with contextlib.suppress(psutil.Error):
-        if process.status() == psutil.STATUS_STOPPED:
-            return f"{role} (process {process.pid}) is stopped by a signal: `kill -CONT {process.pid}` continues it"
-    return ""
 
 
 def superlink(folder: DeploymentFolder) -> psutil.Process | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fedlgm.errors import FedlgmError
+from fedlgm_nodes.deploy.certificates import ending
+from fedlgm_nodes.deploy.health import Health
 from fedlgm_nodes.service.folder import NodeFolder
-
-_LEAST_DISK = 1 << 30  # bytes
-_WARN_DAYS = 60
 
 
 def checks(folder: Path) -> Iterator[tuple[str, bool, str]]:
@@ -66,10 +64,11 @@ def _ledger(node: NodeFolder) -> str:
 
 
 def _disk(node: NodeFolder) -> str:
-    free = shutil.disk_usage(node.path).free
-    if free < _LEAST_DISK:
-        raise ValueError(f"{free / 2**20:.0f} MiB are free; at least 1024 MiB are needed")
-    return f"{free / 2**30:.1f} GiB are free"
+    health = Health()
+    health.add_disk(node.path)
+    if health.faults:
+        raise ValueError(health.faults["disk"])
+    return f"{health.figures['disk_free_bytes'] / 2**30:.1f} GiB are free"
 
 
 def _versions(node: NodeFolder) -> str:
@@ -82,13 +81,10 @@ def _versions(node: NodeFolder) -> str:
 
 
 def _certificate(node: NodeFolder) -> str:
-    from cryptography import x509
-
     file = node.path.resolve().parent / "ca.crt"
     if not file.is_file():
         return f"none at {file}"
-    end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-    days = (end - datetime.now(UTC)).days
-    if days < _WARN_DAYS:
-        raise ValueError(f"{file} ends on {end:%Y-%m-%d}, in {days} days: ask for a new one")
-    return f"{file} ends on {end:%Y-%m-%d}, in {days} days"
+    _, passed, said = ending(file)
+    if passed:
+        raise ValueError(said)
+    return said

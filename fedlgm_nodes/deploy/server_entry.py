@@ -16,6 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
 from clients.flower_private import hasten_server_grid
+from fedlgm import data
+from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models import digest_of_file
@@ -30,6 +32,7 @@ from fedlgm_nodes.server.questions import NodeQuestions, signed_at
 from fedlgm_nodes.server.round import Patience, RoundReport
 from fedlgm_nodes.server.secure_grid import EnrolledSum, SecureGrid
 from simulations.config.assembly import Assembly
+from simulations.config.named_sections import Data
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import RunData
 from simulations.config.sections import Deployment
@@ -78,11 +81,13 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             "federation.dropout and federation.stragglers are simulated: set both to 0 for real "
             "nodes"
         )
-    if recipe.data.standardise is not None:
+    if recipe.data.name == TABLE:
+        recipe = recipe.model_copy(update={"data": _public_table(recipe.data)})
+    elif recipe.data.standardise is not None:
         raise ConfigError(
-            "data.standardise: real nodes read their own rows, which no recipe standardises: "
-            "standardise the rows of all nodes and the test rows with the same public figures, "
-            "and leave it out"
+            "data.standardise: real nodes read their own rows, which this recipe does not "
+            "standardise: standardise the rows of all nodes and the test rows with the same public "
+            "figures, and leave it out, or use data.name = 'table'"
         )
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
@@ -112,6 +117,32 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
     return result
 
 
+def _public_table(section: Data) -> Data:
+    """A table as the server of real nodes reads it: only the public test rows, from which columns,
+    classes and figures become explicit. Each node compares them with its policy.
+
+    Raises:
+        ConfigError, DataError: the test rows are missing or cannot be used.
+    """
+    if section.test_file is None:
+        raise ConfigError(
+            "data.test_file: name a .csv or .parquet file with public test rows; the nodes hold "
+            "the rows for training"
+        )
+    values: dict[str, Any] = {"file": section.test_file, "users": None}
+    public = data.load(TABLE, **(section.reading | values))
+    if public.columns is None:
+        raise ConfigError("data.inputs: for real nodes, each column must hold one number per row")
+    for column in public.columns:
+        values.setdefault("inputs", []).append(column["name"])
+        if "mean" in column:
+            figures = float(f"{column['mean']:.6g}"), float(f"{column['deviation']:.6g}")
+            values.setdefault("standardise", {})[column["name"]] = figures
+    if public.labels is not None:
+        values["labels"] = list(public.labels)
+    return Data.model_validate(section.model_dump() | values)
+
+
 def work_of(recipe: Recipe) -> dict[str, Any]:
     """The requested work, by names that are installed on the nodes (see
     `fedlgm_nodes.protocol.messages.Question`).
@@ -136,6 +167,9 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.training.exact_sums:
         work["exact_sums"] = True  # of example-level steps
+    if recipe.data.name == TABLE:
+        columns = recipe.data.model_dump(mode="json", include={"inputs", "labels", "standardise"})
+        work["table"] = {name: value for name, value in columns.items() if value is not None}
     return work
 
 

@@ -156,7 +156,7 @@ class _Connection(socketserver.StreamRequestHandler):
         self.wfile.write(frames.encode(answer))
 
     def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
-        if header.get("protocol") != protocol.PROTOCOL or header.get("ask") not in (
+        if header.get("protocol") not in protocol.SUPPORTED or header.get("ask") not in (
             "sign",
             "unused",
         ):
@@ -170,7 +170,7 @@ class _Connection(socketserver.StreamRequestHandler):
                 "runs": self._signer.unused_runs(_Unused.model_validate(header).stem),
             }
         given = _Ask.model_validate(header)
-        question = Question(**given.model_dump(exclude={"protocol", "ask"}))
+        question = Question(**given.model_dump(exclude={"ask"}))
         signature = self._signer.sign(question)
         _log.info("signed round %d, client %d of %r", question.round, question.client, question.run)
         return {"ok": True, "signature": signature}

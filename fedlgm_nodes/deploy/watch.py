@@ -11,6 +11,7 @@ import psutil
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.listening import stopped_fault
 from simulations.engines.flower_processes import is_alive
 from simulations.runs.folder import RunFolder
 
@@ -67,18 +68,18 @@ class Watch:
                 f"{processes.ended_fault('superlink', link.pid, self._folder)}; then {RESUMES}"
             )
         if "superlink" not in self._look() and link is not None:
-            self._tell(processes.stopped_fault("superlink", link))
+            self._tell(stopped_fault("superlink", link))
         for starter in self._starters:
             if not is_alive(starter):
                 raise KilledError(self._no_starter(f"(process {starter.pid})"))
-            self._tell(processes.stopped_fault("flower-superexec", starter))
+            self._tell(stopped_fault("flower-superexec", starter))
         worker = self.target.worker() if self.target is not None else None
         if worker is not None and not worker.runs:
             raise KilledError(killed_message(worker.pid))
         if worker is not None:
             with suppress(psutil.NoSuchProcess):  # it ends just now
                 process = psutil.Process(worker.pid)
-                self._tell(processes.stopped_fault("the run's server process", process))
+                self._tell(stopped_fault("the run's server process", process))
         self.misses_app = worker is None and link is not None and not self._has_app()
         self._looked = time.monotonic()
 
@@ -102,7 +103,7 @@ class Watch:
             if process not in self._others and is_alive(process)
         ]
         for self._app in apps:
-            self._tell(processes.stopped_fault("flwr-serverapp", self._app))
+            self._tell(stopped_fault("flwr-serverapp", self._app))
         return bool(apps)
 
     def _family(self) -> list[psutil.Process]:

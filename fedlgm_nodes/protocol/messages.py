@@ -23,7 +23,11 @@ from pydantic import AfterValidator
 from fedlgm.privacy.chain import digest as digest
 
 PROTOCOL = 5  # raised whenever what a question or an answer says changes
-HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
+SUPPORTED = (PROTOCOL,)
+"""Protocols in which a service answers and a server can ask, the newest first. Once `PROTOCOL` is
+raised, the number before it stays here, so that nodes and server are upgraded in any order, one
+protocol apart."""
+HELLO = {"protocol": min(SUPPORTED), "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 _SIGNATURE_DIGITS = 128
 R = TypeVar("R")
@@ -106,6 +110,7 @@ class Question:
         nonce: 32 hexadecimal digits, which tie an answer to this question.
         service: public key of the node's service; no other service answers this question.
         expect: `Position.values` that the service signed earlier and must still recognise.
+        protocol: protocol in which it is asked.
     """
 
     run: str
@@ -117,11 +122,12 @@ class Question:
     nonce: str
     service: str = ""
     expect: Mapping[str, Any] | None = None
+    protocol: int = PROTOCOL
 
     @property
     def digest(self) -> str:
         """Name of the question, which covers its model."""
-        who = (PROTOCOL, self.run, self.round, self.client, self.service, self.nonce)
+        who = (self.protocol, self.run, self.round, self.client, self.service, self.nonce)
         return digest(
             "fedlgm question",
             *who,
@@ -134,7 +140,7 @@ class Question:
     def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
         """The frame's header, signed if there is a `signer`."""
         header: dict[str, Any] = {
-            "protocol": PROTOCOL,
+            "protocol": self.protocol,
             "ask": "release",
             "run": self.run,
             "round": self.round,

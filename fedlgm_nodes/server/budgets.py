@@ -96,7 +96,11 @@ def require(
         )
         can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
         lines.append(f"{join_names(names)} " + (f"{refuses} it ({why})" if why else can))
-        dropped.append(f"{lines[-1]}: {it_is} left out from then on")
+        dropped.append(
+            f"{lines[-1]}; until that changes, the run goes on without {it}"
+            if why
+            else f"{lines[-1]}: {it_is} left out from then on"
+        )
     most = sorted(
         (short.get(client, need.releases) for client in range(len(enrolment))), reverse=True
     )[needed - 1]
@@ -104,7 +108,8 @@ def require(
         if most == 0 and any(why for _, why in found.values()):
             raise ConfigError(
                 f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; "
-                "change the recipe, or ask the nodes' operators to change their policies"
+                "change the recipe, or ask the nodes' operators to approve it or to change their "
+                "policies"
             )
         raise ConfigError(
             f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds "
@@ -117,7 +122,8 @@ def require(
 def _answer(header: dict[str, Any], service_key: str, nonce: str) -> tuple[int, str] | None:
     """(releases, why) of a node's answer; None if it is invalid."""
     if header.get("ok") is not True:
-        refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")
+        codes = ("privacy", "plan", "work", "budget-spent", "run", "approval")
+        refused = header.get("code") in codes
         return (0, printable(str(header.get("why")), 300)) if refused else None
     signature, fits = str(header.pop("signature", "")), header.get("releases")
     signed = protocol.verify(

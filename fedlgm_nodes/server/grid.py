@@ -152,6 +152,7 @@ class NodeGrid(NumberingGrid):
         return Question(
             run.run, round, client, plan, model, run.work, nonce or secrets.token_hex(16),
             self._enrolment[client].service_key, None if position is None else position.values(),
+            self._link.protocol(client),
         )  # fmt: skip
 
     def send_and_receive(

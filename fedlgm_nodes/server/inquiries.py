@@ -21,14 +21,25 @@ def inquire(
     """Header of each connected node's answer, by client; nodes that do not answer in time are
     omitted. The answers are not yet checked.
 
+    A node that speaks only the protocol before this one is asked again, in that one.
+
     Args:
         link: link to the nodes.
         header: function from a client to the header of its question.
         seconds: time to wait for answers.
     """
     link.look()
-    clients = sorted(link.online)
-    contents = iter([content_of(header(client)) for client in clients])
+    answers = _ask(link, sorted(link.online), header, seconds)
+    older = [client for client, answer in answers.items() if link.learn(client, answer)]
+    return answers | (_ask(link, older, header, seconds) if older else {})
+
+
+def _ask(
+    link: NodeLink, clients: list[int], header: Callable[[int], dict[str, Any]], seconds: float
+) -> dict[int, dict[str, Any]]:
+    contents = iter(
+        [content_of({**header(client), "protocol": link.protocol(client)}) for client in clients]
+    )
     sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
     answers: dict[int, dict[str, Any]] = {}
     started, greeted = time.monotonic(), False

@@ -14,6 +14,7 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.wire import printable
 from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import HEADER, MASK
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
 from fedlgm_nodes.server.round import Asked
@@ -34,6 +35,7 @@ class NodeLink:
         self._runtime, self._say = runtime, say
         self._clients = {node.flower_key: node.client for node in enrolment.node}
         self._strangers: set[str] = set()
+        self._protocols: dict[int, int] = {}
         self.online: dict[int, int] = {}  # client -> node id, when last looked
 
     def nodes(self) -> list[Any]:
@@ -54,6 +56,17 @@ class NodeLink:
                 self._strangers.add(key)
                 name = printable(str(node.name or node.node_id), 100)
                 self._say(f"a node that is not enrolled is connected; it is not asked: {name}")
+
+    def protocol(self, client: int) -> int:
+        """The protocol in which to ask a client's node."""
+        return self._protocols.get(client, protocol.PROTOCOL)
+
+    def learn(self, client: int, header: Mapping[str, Any]) -> bool:
+        """Take a node's protocol from its refusal of another; whether to ask it again."""
+        spoken, before = header.get("protocol"), self.protocol(client)
+        if header.get("code") == "protocol" and spoken in protocol.SUPPORTED:
+            self._protocols[client] = int(spoken)
+        return self.protocol(client) != before
 
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
         """Send questions to the clients that are online.

@@ -232,6 +232,7 @@ class Polling:
             part.next_try = now + _LOOK_S
             self._is_down(part, f"busy: {why}", now, told=False)
             return
+        self._link.learn(part.client, header)  # its next question is asked so
         part.lost, about, part.refused = f"refused ({code}): {why}", header.get("about"), True
         part.accused = about if type(about) is int else None
         if code in LASTING:

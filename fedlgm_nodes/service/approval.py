@@ -50,7 +50,7 @@ class Approval:
                 mode="json", include={"name", "labels", "features", "shape", "classes"}
             ),
             "unit": self._policy.privacy.unit,
-            "work": request.work.model_dump(),
+            "work": request.work.values(),
             "layers": dict(zip(layers.names, map(int, layers.sizes), strict=True)),
             "facts": plan["facts"],
             "family": plan["family"],

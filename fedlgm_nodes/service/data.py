@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
 from clients.source import ClientData
-from fedlgm.data import tables
+from fedlgm.data import named_tables, tables
 from fedlgm.data.formats import read_idx
 from fedlgm.data.names import refuse_masked
-from fedlgm.data.pixels import readable, upright
+from fedlgm.data.pixels import fit_image, readable, upright
 from fedlgm.errors import DataError
 from fedlgm.files import path_of
 from fedlgm.training import inputs
@@ -45,7 +46,7 @@ def read(section: Data, folder: Path) -> ClientData:
     if section.kind != "loader":
         for key, name in (
             ("path", section.path),
-            ("labels", section.labels if section.kind != "parquet" else ""),
+            ("labels", "" if section.is_table else section.labels),
         ):
             if name and not path_of(f"data.{key}", folder / name).exists():
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
@@ -142,32 +143,79 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
             entry for entry in (path / name).rglob("*") if entry.suffix.lower() in _IMAGES
         ):
             with readable(str(file)), Image.open(file) as picture:
-                array = np.asarray(
-                    upright(picture, channels).resize((width, height)), dtype=np.uint8
-                )
-            pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
+                if height == width:  # as in simulations
+                    array = fit_image(picture, height, channels)
+                else:
+                    resized = upright(picture, channels).resize((width, height))
+                    array = fit_image(resized, None, channels)
+            pixels.append(array)
             labels.append(number)
-    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(
+    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.float32), np.array(
         labels, np.int64
     )
 
 
-def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
-    import pyarrow.parquet
+def _table(section: Data, folder: Path) -> tuple[Any, Any]:
+    """The rows of a table, read and checked as in simulations.
 
+    Without public rows, the policy alone says which names are classes.
+    """
     path = folder / section.path
-    table = pyarrow.parquet.read_table(path)
-    features = section.features or tuple(
-        name for name in table.column_names if name != section.labels
-    )
-    tables.require_columns([section.labels, *features], table.column_names, str(path))
+    frame = read_rows(path, section.labels)
+    features = section.features or tuple(name for name in frame.columns if name != section.labels)
+    tables.require_columns([section.labels, *features], frame.columns, str(path))
+    x = numbers(frame, features)
+    if section.standardise:
+        described = tables.describe(frame, features, x, section.standardise)
+        x = x if described is None else tables.standardise(x, described)
+    return x, _classes_of(section, frame)
+
+
+def read_rows(path: Path, target: str) -> pandas.DataFrame:
+    """A table's rows, with the targets of a CSV file as text.
+
+    Raises:
+        DataError: the file cannot be used.
+    """
+    if path.is_dir():
+        return pandas.read_parquet(path)
+    return named_tables.read_frame(path, "path", [target])
+
+
+def numbers(frame: pandas.DataFrame, features: Sequence[str]) -> np.ndarray:
+    """Columns of numbers, and of lists of numbers, side by side, float64 [n, k].
+
+    Raises:
+        DataError: there is none, or one holds something else, or gaps.
+    """
     remedy = "convert it, or list only the columns to use in data.features"
     columns = [
-        tables.numbers(table[name].to_numpy(), f"data.features: column {name!r}", remedy)
+        tables.numbers(frame[name].to_numpy(), f"data.features: column {name!r}", remedy)
         for name in features
     ]
     wide = [column[:, None] if column.ndim == 1 else column for column in columns]
-    return np.concatenate(wide, axis=1).astype(np.float32), table[section.labels].to_numpy()
+    if not wide:
+        raise DataError("data.features: there is no column besides the labels")
+    return np.concatenate(wide, axis=1)
+
+
+def _classes_of(section: Data, frame: pandas.DataFrame) -> Any:
+    """The targets of a table: numbers, or the numbers of the classes that the policy names."""
+    column, names = section.labels, section.class_names
+    named_tables.convert_targets(frame, frame, column, names or None)
+    y = frame[column].to_numpy()
+    if not any(isinstance(value, str) for value in y):
+        return y
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [row for row, value in enumerate(y) if value not in numbers]
+    if unknown:
+        raise DataError(
+            f"data.class_names: {len(unknown)} targets in column {column!r}, the first in row "
+            f"{unknown[0]}, counted from 0, are none of its classes "
+            f"({', '.join(names) or 'it is empty'}): list the names of all classes, in the order "
+            "that all nodes use, and leave out rows without a target"
+        )
+    return np.array([numbers[value] for value in y], dtype=np.int64)
 
 
 def _loader(section: Data, folder: Path) -> tuple[Any, Any]:
@@ -180,5 +228,6 @@ def _loader(section: Data, folder: Path) -> tuple[Any, Any]:
 
 
 _READERS: dict[str, Callable[[Data, Path], tuple[Any, Any]]] = {
-    "numpy": _numpy, "images": _images, "idx": _idx, "parquet": _parquet, "loader": _loader,
+    "numpy": _numpy, "images": _images, "idx": _idx, "csv": _table, "parquet": _table,
+    "loader": _loader,
 }  # fmt: skip

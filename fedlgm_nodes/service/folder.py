@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import Under, draft_folder, write_durably
 from fedlgm_nodes.protocol.messages import digest, public_text
-from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.record import Record
 
 if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
     from fedlgm_nodes.policy import Policy
+    from fedlgm_nodes.service.ledger import NodeLedger
 
 LONGEST_SOCKET = 100
 """Length of a Unix socket's path, in bytes, that every system permits."""
@@ -110,6 +110,7 @@ class NodeFolder:
         """
         from fedlgm_nodes.policy import Policy
         from fedlgm_nodes.policy_template import policy_text
+        from fedlgm_nodes.service.ledger import NodeLedger
 
         if path.exists():
             raise RunError(
@@ -234,6 +235,8 @@ class NodeFolder:
         Raises:
             LedgerError: see `NodeLedger`.
         """
+        from fedlgm_nodes.service.ledger import NodeLedger
+
         return NodeLedger(
             self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly
         )

@@ -139,10 +139,11 @@ class Listener:
                 except FrameError as error:
                     raise Refusal("too-large", str(error)) from error
                 header = frames.parse_header(await reader.readexactly(head))
-                if header.get("protocol") != protocol.PROTOCOL:
+                if header.get("protocol") not in protocol.SUPPORTED:
                     raise Refusal(
                         "protocol",
-                        f"this service speaks protocol {protocol.PROTOCOL}, but the question has "
+                        "this service speaks protocol "
+                        f"{' and '.join(map(str, protocol.SUPPORTED))}, but the question has "
                         f"protocol {header.get('protocol')!r:.20}: server and nodes need "
                         "compatible versions of fedlgm",
                     )

@@ -168,7 +168,7 @@ class Releaser:
             request.text,
             sha256(request.model.data),
         )
-        work = request.work.model_dump() | {"exact_sums": self.workshop.exact(request.work)}
+        work = request.work.values() | {"exact_sums": self.workshop.exact(request.work)}
         if not request.plan.facts.noised_by.uploads_released:
             parts += (run,)
         if cohort:
@@ -186,7 +186,7 @@ class Releaser:
         """
         tried = (
             request.unit.name,
-            canonical(request.work.model_dump()),
+            canonical(request.work.values()),
             cut_vote.asked_for(request.plan),
         )
         if tried == self._tried:

@@ -179,6 +179,7 @@ class Service:
             ask.nonce,
             service,
             ask.expect,
+            ask.protocol,
         )
         if self._server_key and not protocol.verify(
             self._server_key, ask.signature, "question", question.digest

@@ -23,13 +23,45 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.training import LocalTraining, models, tasks
 from fedlgm.training.tasks import Task
 from fedlgm.wording import first_problem
-from fedlgm_nodes.policy import Policy, Refusal
+from fedlgm_nodes.policy import Data, Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
 
 _LONGEST = 4096  # characters of a name with its options
 _LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
 _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 _KEPT = 8  # works whose objects are kept
+
+
+class Table(BaseModel):
+    """The columns of the server's public rows, which the node's columns must equal."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    inputs: list[str]
+    labels: list[str] = []
+    standardise: dict[str, list[float]] = {}
+
+    def check(self, data: Data) -> None:
+        """Refuse a work that takes other columns, classes or figures than the policy's.
+
+        The model would read one column as another, and no answer would show it.
+
+        Raises:
+            Refusal: a list of the policy is another one.
+        """
+        if not data.is_table:  # arrays have no names
+            return
+        ours = {name: list(figures) for name, figures in data.standardise.items()}
+        for key, asked, written in (
+            ("features", self.inputs, list(data.features)),
+            ("class_names", self.labels, list(data.class_names)),
+            ("standardise", self.standardise, ours),
+        ):
+            if asked != written:
+                raise Refusal(
+                    "work",
+                    f"the work's {key} are not those of [data] in this node's policy: they are "
+                    f"{canonical(asked)}, in this order"[:900],
+                )
 
 
 class Work(BaseModel):
@@ -49,6 +81,7 @@ class Work(BaseModel):
     model: dict[str, Any]
     training: dict[str, Any] = {}
     exact_sums: bool = False  # of example-level steps: gradients add up in float64
+    table: Table | None = None  # if the server's public rows are a table
 
     @classmethod
     def parse(cls, raw: Any, policy: Policy) -> Work:
@@ -78,7 +111,15 @@ class Work(BaseModel):
                     "work", f"the options of the {kind} are longer than {longest} characters"
                 )
         allow.check_options(work.mechanism["name"], options_of(work.mechanism))
+        if work.table is not None:
+            work.table.check(policy.data)
         return work
+
+    def values(self) -> dict[str, Any]:
+        """Plain values. Without a table they are those of earlier versions, and so are the names
+        of releases and works that are made of them.
+        """
+        return self.model_dump(exclude=None if self.table else {"table"})
 
     def built(self) -> Mechanism:
         """The mechanism with its options, in its sound variant; a node runs no other.
@@ -172,7 +213,7 @@ class Workshop:
             Refusal: an option does not exist or does not fit, or the policy does not allow the
                 model.
         """
-        key = canonical(work.model_dump())
+        key = canonical(work.values())
         if key not in self._jobs:
             job = self._build_job(work)
             if len(self._jobs) >= _KEPT:
@@ -188,7 +229,7 @@ class Workshop:
         Raises:
             Refusal: the model or the mechanism does not suit the unit.
         """
-        key = unit.name, canonical(work.model_dump())
+        key = unit.name, canonical(work.values())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
             job = self.job(work)

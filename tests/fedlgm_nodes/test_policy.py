@@ -43,7 +43,7 @@ def test_the_template_is_a_policy_of_its_defaults(tmp_path):
         ('trust = ["local"]', 'trust = ["server"]', "privacy.trust"),
         ("min_noise", "max_noise", "privacy.max_noise_multiplier: unknown key"),
         ('server_key = ""', 'server_key = "abc"', "ask.server_key: must be an Ed25519 public key"),
-        ('kind = "numpy"', 'kind = "csv"', "data.kind"),
+        ('kind = "numpy"', 'kind = "tsv"', "data.kind"),
         ('kind = "numpy"', 'kind = "idx"', "needs labels"),
         ('kind = "numpy"', 'kind = "images"', "needs class_names"),
         ('kind = "numpy"', 'kind = "loader"', "needs loader"),

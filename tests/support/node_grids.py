@@ -129,11 +129,13 @@ class Link(NumberingGrid):
 class NodeFederation:
     """Three nodes, their link, and a Grid over them."""
 
-    def __init__(self, tmp_path: Path, **policy: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, before: Callable[[], None] | None = None, **policy: Any
+    ) -> None:
         self.folders = [
             make_node(tmp_path / f"n{client}", client=client, **policy) for client in range(CLIENTS)
         ]
-        self.processes = [NodeProcess(folder) for folder in self.folders]
+        self.processes = [NodeProcess(folder, before) for folder in self.folders]
         self.keys = [pem() for _ in range(CLIENTS)]
         self.link = Link(self.folders, self.keys)
         self.lines: list[str] = []

@@ -336,7 +336,7 @@ def test_a_recipe_becomes_that_of_the_deployment():
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
         (["mechanism.clip=med", "mechanism.variant=published"], ("real nodes make only sound "
                                                                 "releases")),
-        ("data.standardise=test", "real nodes read their own rows, which no recipe standardises"),
+        ("data.standardise=test", "real nodes read their own rows, which this recipe does not"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             recipe_for_nodes(

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import psutil
 import pytest
 from patience import wait_until
 from typer.testing import CliRunner, Result
 
-from fedlgm.errors import ConfigError, LedgerError, RunError
+from fedlgm.errors import ConfigError, DataError, LedgerError, RunError
 from fedlgm_nodes.deploy.node_commands import app
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.service.folder import NodeFolder
@@ -32,8 +33,14 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     from PIL import Image
 
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)), y=np.zeros(2))
-    for name in ("x-ubyte", "y-ubyte", "d.parquet"):
+    for name in ("x-ubyte", "y-ubyte"):
         (tmp_path / name).touch()
+    rows = pandas.DataFrame({"age": [52, 61, 40], "ill": [2, 0, 1]})
+    rows.to_parquet(tmp_path / "d.parquet")
+    rows.assign(ill=["yes", "no", "yes"]).to_csv(tmp_path / "d.csv", index=False)
+    rows.assign(ill=[0.5, 1.5, 2.0]).to_csv(tmp_path / "dose.csv", index=False)
+    public = pandas.DataFrame({"age": [20.0, 60.0], "ill": ["no", "yes"]})
+    public.to_csv(tmp_path / "public.csv", index=False)
     for name in ("benign", "malignant"):
         (tmp_path / "scans" / name).mkdir(parents=True)
         Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "scans" / name / "a.png")
@@ -47,13 +54,24 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
             ["--data", tmp_path / "scans", "--shape", "1,4,4"],
             {"kind": "images", "class_names": ("benign", "malignant"), "classes": 2},
         ),
+        "pictures": (["--data", tmp_path / "scans"], {"shape": (3, 64, 64)}),
+        "csv": (
+            ["--data", tmp_path / "d.csv", "--target", "ill"],
+            {"kind": "csv", "labels": "ill", "features": ("age",), "class_names": ("no", "yes")}
+            | {"classes": 2, "shape": (1,), "standardise": {}},
+        ),
+        "public": (
+            ["--data", tmp_path / "d.csv", "--target", "ill", "--test", tmp_path / "public.csv"],
+            {"class_names": ("no", "yes"), "standardise": {"age": (40.0, 20.0)}},
+        ),
+        "dose": (["--data", tmp_path / "dose.csv", "--target", "ill"], {"classes": 1}),
         "idx": (
             ["--data", tmp_path / "x-ubyte", "--labels", tmp_path / "y-ubyte"],
             {"kind": "idx"},
         ),
         "parquet": (
             ["--data", tmp_path / "d.parquet", "--labels", "ill"],
-            {"kind": "parquet", "labels": "ill"},
+            {"kind": "parquet", "labels": "ill", "classes": 3, "class_names": ()},
         ),
         "loader": (["--kind", "loader", "--data", "package.module:load"], {"kind": "loader"}),
     }
@@ -78,6 +96,28 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     assert isinstance(run("init", tmp_path / "again").exception, RunError)
 
 
+def test_a_table_is_read_before_a_folder_is_made(tmp_path):
+    table, public = tmp_path / "d.csv", tmp_path / "public.csv"
+    table.write_text("age,site,ill\n52,a,yes\n61,b,no\n")
+    public.write_text("age,site,ill\n52,1,yes\n61,2,maybe\n")
+    for options, words in (
+        ((), "--target: name the column"),
+        (("--target", "il"), "no column 'il'; did you mean 'ill'"),
+        (("--target", "ill"), "column 'site' holds text, not numbers"),
+        (("--target", "ill", "--test", public), "column 'site' holds text, not numbers"),
+        (("--target", "ill", "--test", tmp_path / "none.csv"), "there is no file"),
+        (("--target", "age"), "column 'site' holds text, not numbers"),
+    ):
+        said = run("init", tmp_path / "node", "--data", table, *options)
+        assert isinstance(said.exception, ConfigError | DataError), (options, said.exception)
+        assert words in str(said.exception)
+    table.write_text("age,ill\n52,yes\n61,no\n")
+    public.write_text("age,ill\n52,yes\n61,maybe\n")
+    said = run("init", tmp_path / "node", "--data", table, "--target", "ill", "--test", public)
+    assert "1 targets in column 'ill', the first in row 1" in str(said.exception)
+    assert not (tmp_path / "node").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -85,7 +125,7 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
         (("--shape", "(64,)"), "--shape takes sizes such as 64 or 1,28,28, got '(64,)'"),
         (("--client", 5, "--population", 3), "client = 5 must be below population = 3"),
         (("--data", "nothere.npz"), "--data: there is nothing at nothere.npz"),
-        (("--data", __file__), "test_node_commands.py is not .npz, .npy, .parquet, IDX"),
+        (("--data", __file__), "test_node_commands.py is not .npz, .npy, .csv, .parquet, IDX"),
         (
             ("--data", __file__, "--kind", "idx", "--labels", "nothere"),
             "--labels: there is no file nothere",

@@ -79,7 +79,8 @@ def test_a_spent_node_says_that_nothing_is_left_and_which_budget_the_run_would_t
         r"^too few nodes accept this run: n0, n1 and n2 refuse it \(its budget has nothing left for such a run: "
         r"10 more releases "
         r"would bring its epsilon from (\S+) to (\S+); its policy allows 4.8 at delta 1e-05 over its data set's life\)"
-        r".*Nothing has been spent; change the recipe, or ask the nodes' operators to change their policies$",
+        r".*Nothing has been spent; change the recipe, or ask the nodes' operators to approve it or to change their "
+        r"policies$",
         str(error.value),
     )
     assert said

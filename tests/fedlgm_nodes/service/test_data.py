@@ -70,7 +70,7 @@ def test_a_folder_of_images(tmp_path):
     (tmp_path / "pictures" / "benign" / "notes.txt").write_text("not a picture")
     kept = {"kind": "images", "path": "pictures"}
     x, y = read(tmp_path, **kept, class_names=("malignant", "benign"))
-    np.testing.assert_array_equal(x, scaled(X[::-1]))
+    np.testing.assert_allclose(x, scaled(X[::-1]), atol=1e-6)
     np.testing.assert_array_equal(y, [0, 1])
     x, _ = read(tmp_path, **kept, class_names=("benign", "malignant"), shape=(3, 2, 2))
     assert x.shape == (2, 3, 2, 2)
@@ -79,6 +79,53 @@ def test_a_folder_of_images(tmp_path):
     (tmp_path / "pictures" / "benign" / "two.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"two.png is not a readable image"):
         read(tmp_path, **kept, class_names=("benign", "malignant"))
+
+
+def test_images_are_those_of_a_simulation(tmp_path):
+    from PIL import Image
+
+    from fedlgm import data
+
+    rng = np.random.default_rng(1)
+    for name in ("benign", "malignant"):
+        for part in ("train", "test"):
+            (tmp_path / part / name).mkdir(parents=True)
+            pixels = rng.integers(256, size=(20, 33, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / part / name / "a.png")
+    x, y = read(
+        tmp_path, kind="images", path="train", class_names=("benign", "malignant"), shape=(3, 8, 8)
+    )
+    simulated = data.load("image-folder", tmp_path, image_size=8)
+    np.testing.assert_array_equal(x, simulated.train_x)
+    np.testing.assert_array_equal(y, simulated.train_y)
+
+
+def test_csv_is_that_of_a_simulation(tmp_path):
+    from fedlgm import data
+
+    file = tmp_path / "d.csv"
+    file.write_text("age,site,smokes,ill\n52,3,True,yes\n61.5,1,False,NA\n40,2,True,yes\n")
+    kept = {"kind": "csv", "path": "d.csv", "labels": "ill", "class_names": ("yes", "NA")}
+    columns = ("age", "smokes")
+    x, y = read(tmp_path, **kept, shape=(2,), features=columns, standardise={"age": (50, 20)})
+    simulated = data.load(
+        "table", file=file, test_file=file, target="ill", inputs=columns, labels=("yes", "NA"),
+        standardise={"age": (50, 20)},
+    )  # fmt: skip
+    np.testing.assert_array_equal(x, simulated.train_x)
+    np.testing.assert_array_equal(y, simulated.train_y)
+    with pytest.raises(DataError, match="1 targets in column 'ill', the first in row 1, counted"):
+        read(tmp_path, **kept | {"class_names": ("yes", "no")}, shape=(3,))
+    with pytest.raises(DataError, match=r"3 targets .* \(it is empty\)"):
+        read(tmp_path, **kept | {"class_names": ()}, shape=(3,))
+    with pytest.raises(DataError, match="no column 'agee'; did you mean 'age'"):
+        read(tmp_path, **kept, shape=(3,), standardise={"agee": (50, 20)})
+    file.write_text("age,ill\n52,1\n61,\n")
+    with pytest.raises(DataError, match="first in row 1"):
+        read(tmp_path, **kept | {"class_names": ()}, shape=(1,))
+    file.write_text("age;ill\n52;1\n")
+    with pytest.raises(DataError, match="not commas"):
+        read(tmp_path, **kept, shape=(1,))
 
 
 def test_parquet(tmp_path):

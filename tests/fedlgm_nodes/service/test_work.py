@@ -454,3 +454,28 @@ def test_a_pin_is_a_hash_and_an_absolute_path(tmp_path, line):
     nodes.edit(folder, "tasks = [", f"{line}\ntasks = [")
     with pytest.raises(ConfigError, match=r"allow\.weights.*(SHA-256|absolute)"):
         folder.policy()
+
+
+def test_columns_classes_and_figures_of_a_table_are_the_policys(tmp_path):
+    """A model that reads one column as another gives a wrong result that nobody is told of."""
+    folder = make_node(tmp_path / "node")
+    table = {"inputs": ["age", "dose"], "labels": ["no", "yes"], "standardise": {"age": [50, 20]}}
+    work = nodes.WORK | {"table": table}
+    assert Work.parse(work, folder.policy()).table is not None  # arrays have no names
+    values = folder.policy().model_dump()
+    values["data"] |= {"kind": "csv", "labels": "ill", "features": ("age", "dose"), "classes": 2}
+    values["data"] |= {"class_names": ("no", "yes"), "standardise": {"age": (50.0, 20.0)}}
+    policy = Policy.model_validate(values)
+    parsed = Work.parse(work, policy)
+    assert "table" in parsed.values()
+    assert "table" not in Work.parse(nodes.WORK, policy).values()
+    for key, other, name in (
+        ("inputs", ["dose", "age"], "features"),
+        ("labels", ["yes", "no"], "class_names"),
+        ("standardise", {"age": [50, 21]}, "standardise"),
+        ("standardise", {}, "standardise"),
+    ):
+        with pytest.raises(Refusal, match=f"the work's {name} are not those of"):
+            Work.parse(work | {"table": table | {key: other}}, policy)
+    with pytest.raises(Refusal, match=r"work\.table\.inputs"):
+        Work.parse(work | {"table": {}}, policy)

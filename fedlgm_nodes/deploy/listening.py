@@ -1,0 +1,37 @@
+"""Processes that listen on a socket, or are stopped by a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from pathlib import Path
+
+import psutil
+
+
+def stopped_fault(role: str, process: psutil.Process) -> str:
+    """What to do about a process that a signal has stopped; empty if it is not stopped, or has
+    ended.
+    """
+    with contextlib.suppress(psutil.Error):
+        if process.status() == psutil.STATUS_STOPPED:
+            return f"{role} (process {process.pid}) is stopped by a signal: `kill -CONT {process.pid}` continues it"
+    return ""
+
+
+def listener_fault(path: Path) -> str:
+    """That the process which listens on a socket is stopped by a signal, and what to do; empty if
+    it is not.
+    """
+    with (
+        contextlib.suppress(OSError, psutil.Error),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link,
+    ):
+        link.settimeout(1.0)
+        link.connect(str(path))
+        pid, _, _ = struct.unpack(
+            "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        return stopped_fault("the release service", psutil.Process(pid))
+    return ""
