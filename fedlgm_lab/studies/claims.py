@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pandas import DataFrame
@@ -12,28 +13,37 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.results import Sides, pair_seeds
-from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, over_cells
+from fedlgm_lab.studies.statistics import MOST_SEEDS, Difference, over_cells
+from fedlgm_lab.studies.verdicts import Case, Outcome, decide
 from simulations.runs.headline import is_share
 
-Outcome = Literal["reproduced", "refuted", "not decided", "fragile"]
-BY_INTERVAL = ("equal", "not lower")
-"""Expectations that the interval of the difference decides, without a p-value."""
+LEVEL_MARGIN = 0.01
+"""Differences of shares that count as level, unless a claim states its own: one point."""
 
 
 class Claim(BaseModel):
-    """A statement about the difference of two methods, or of one method at two values of a key.
+    """A statement about the difference of two methods, of one method at two values of a key, or
+    about the order of several methods.
 
     Attributes:
         says: the statement, in one sentence.
-        paper: figures that the paper prints for the statement; empty if it prints none.
+        paper: figures that the paper prints for the statement, with their place; empty if it prints
+            none.
         a: label of a method.
-        b: label of the method with which `a` is compared; not used with `along`.
+        b: label of the method with which `a` is compared; not used with `along` or `then`.
         along: a key of the grid; `a` at its last value is compared with `a` at its first.
+        then: a ranking: labels of the methods that follow `a`, in this order.
         at: values of the grid's keys to which the statement is restricted.
         metric: column of the frame; default: the task's headline.
         expect: expected order of `a`'s figures: "higher", "lower", "equal", which means within
             `margin`, or "not lower", which means lower by less than `margin` (non-inferiority).
-        margin: largest difference that counts as equal or as not lower, in the metric's unit.
+        at_least: smallest difference that the statement claims, in the metric's unit; 0 for a
+            direction.
+        margin: largest difference that counts as equal, as not lower or, for a direction, as level.
+            A direction's default is a point, or half of `effect` if that is less, for shares; other
+            metrics have none.
+        effect: difference that the paper prints, a - b, in the metric's unit; the smallest if it
+            prints several.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,18 +53,52 @@ class Claim(BaseModel):
     a: str
     b: str | None = None
     along: str | None = None
+    then: list[str] | None = Field(default=None, min_length=2)
     at: dict[str, Any] = {}
     metric: str | None = None
     expect: Literal["higher", "lower", "equal", "not lower"] = "higher"
+    at_least: float = Field(default=0.0, ge=0)
     margin: float = Field(default=0.0, ge=0)
+    effect: float | None = None
 
     @model_validator(mode="after")
     def _one_comparison(self) -> Claim:
-        if (self.b is None) == (self.along is None):
-            raise ValueError("a claim compares with `b` or `along` a key: give one of them")
-        if (self.expect in BY_INTERVAL) != (self.margin > 0):
-            raise ValueError("`margin` belongs to expect = 'equal' and 'not lower', which need one")
+        if (self.b, self.along, self.then).count(None) != 2:
+            raise ValueError(
+                "a claim compares with `b`, `along` a key, or ranks with `then`: give one of them"
+            )
+        if not self.directed:
+            if not self.margin:
+                raise ValueError("expect = 'equal' and 'not lower' need a `margin`")
+            if self.at_least or self.effect is not None or self.then is not None:
+                raise ValueError(
+                    "`at_least`, `effect` and `then` belong to expect = 'higher' and 'lower'"
+                )
+        elif self.then is not None and (self.margin or self.effect is not None):
+            raise ValueError("a ranking with `then` has neither a `margin` nor an `effect`")
+        elif self.effect is not None and (self.effect > 0) != (self.expect == "higher"):
+            raise ValueError(
+                f"`effect` is the paper's difference a - b, so it has the sign of expect = "
+                f"{self.expect!r}; got {self.effect:g}"
+            )
         return self
+
+    @property
+    def directed(self) -> bool:
+        """Whether the claim is about a direction."""
+        return self.expect in ("higher", "lower")
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the methods that the claim compares."""
+        return [self.a, *(self.then or []), *([] if self.b is None else [self.b])]
+
+    def level_margin(self, metric: str) -> float:
+        """See `margin`; 0 if no difference counts as level."""
+        if not self.directed or self.then is not None:
+            return 0.0
+        default = LEVEL_MARGIN if is_share(metric) else 0.0
+        return self.margin or min(default, abs(self.effect or math.inf) / 2)
 
 
 @dataclass(frozen=True)
@@ -63,30 +107,68 @@ class Checked(Difference):
 
     Attributes:
         mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
-            (see `Difference`). NaN if fewer than two seeds have figures of both sides.
-        says, paper, metric, expect: see `Claim`.
-        p_holm: p adjusted for the study's claims of a direction; 1 for "equal" and "not lower",
-            which the interval decides.
+            (see `Difference`). NaN if fewer than two seeds have figures of both sides. Of a ranking
+            it is the difference of the neighbours that support it least.
+        says, paper, metric, expect, effect: see `Claim`.
+        margin: largest difference that counts as equal, as not lower, or as level.
+        p_holm: p of the claim or its contrary, adjusted for the study's claims.
         outcome: see `check`.
+        needed: number of seeds that would decide; None if none is known.
+        evidence: the figures of both sides, with their seeds.
     """
 
     says: str
     paper: str
     metric: str
     expect: str
+    effect: float | None
+    margin: float
     p_holm: float
     outcome: Outcome
+    needed: int | None
+    evidence: frozenset[tuple[int, Any, float]] = field(default=frozenset(), repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in words.
+
+        Example:
+            >>> figures = (0.001, -0.002, 0.004, 0.4, 5, "a leads", "", "accuracy", "higher", None)
+            >>> Checked(*figures, 0.01, 1.0, "level", None).verdict
+            'level within 1 point'
+            >>> Checked(*figures, 0.0, 1.0, "not decided", 12).verdict
+            'not decided (12 seeds would decide)'
+        """
+        scale, unit = self._unit()
+        if self.outcome == "level":
+            amount = scale * self.margin
+            return f"level within {amount:.3g}{unit[:-1] if amount == 1 else unit}"
+        if self.outcome == "effect excluded":
+            return "paper's effect excluded"
+        if math.isnan(self.mean):
+            return "not decided (no runs)"
+        if self.outcome == "not decided":
+            seeds = f"more than {MOST_SEEDS}" if self.needed is None else self.needed
+            return f"not decided ({seeds} seeds would decide)"
+        return self.outcome
 
     def in_words(self) -> str:
         """The difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
             return "fewer than two seeds"
-        scale, unit = (100, " points") if is_share(self.metric) else (1, "")
+        scale, unit = self._unit()
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
-        adjusted = (
-            "" if self.expect in BY_INTERVAL else f", p {self.p_holm:.2g} after Holm's correction"
+        return (
+            f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds, "
+            f"p {self.p_holm:.2g} after Holm's correction"
         )
-        return f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds{adjusted}"
+
+    def to_row(self) -> dict[str, Any]:
+        """The fields that files keep."""
+        return {name: value for name, value in vars(self).items() if name != "evidence"}
+
+    def _unit(self) -> tuple[int, str]:
+        return (100, " points") if is_share(self.metric) else (1, "")
 
 
 def check(
@@ -94,12 +176,16 @@ def check(
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
-    A direction is reproduced if the difference has it and its p-value, adjusted by Holm's method
-    over the study's claims of a direction, is below 0.05. It is refuted if the difference has the
-    other direction at that level. Equality is reproduced if the 95 % interval lies within the
-    margin, and refuted if it lies outside. "Not lower" is reproduced if the interval lies above
-    -margin, and refuted if it lies below: a method that is worse by the margin passes in at most
-    2.5 % of studies. All other cases are undecided.
+    A direction is reproduced if the difference has it and differs from 0 (from `at_least`, if the
+    claim has it), and refuted if it is on the other side. Equality is reproduced if the difference
+    is within the margin, and refuted if it is beyond it; "not lower" is reproduced if it is above
+    -margin, and refuted if it is below. A ranking is reproduced if all neighbours are in its order,
+    and refuted if any two are reversed. All this is decided by p < 0.05, adjusted by Holm's method
+    over the study's claims.
+
+    A direction that is not decided may be "level": the difference is within the claim's margin. Or
+    it has "effect excluded": the difference falls short of the paper's. Both have p < 0.05,
+    adjusted in the same way.
 
     Args:
         claims: the study's claims.
@@ -107,28 +193,35 @@ def check(
         keys: see `Study.compared_keys`.
         headline: metric for claims that name none.
     """
-    differences = [_difference(claim, frame, keys, claim.metric or headline) for claim in claims]
-    directed = [
-        i
-        for i, claim in enumerate(claims)
-        if claim.expect not in BY_INTERVAL and not math.isnan(differences[i].mean)
+    metrics = [claim.metric or headline for claim in claims]
+    pairs = [
+        _figures(claim, frame, keys, metric) for claim, metric in zip(claims, metrics, strict=True)
     ]
-    adjusted = dict(zip(directed, holm([differences[i].p for i in directed]), strict=True))
-    checked = []
-    for index, (claim, difference) in enumerate(zip(claims, differences, strict=True)):
-        p_holm = adjusted.get(index, 1.0)
-        checked.append(
-            Checked(
-                **vars(difference),
-                says=claim.says,
-                paper=claim.paper,
-                metric=claim.metric or headline,
-                expect=claim.expect,
-                p_holm=p_holm,
-                outcome=_outcome(claim, difference, p_holm),
-            )
+    cases = [
+        Case(claim, [over_cells(rows) for rows in steps], claim.level_margin(metric))
+        for claim, metric, steps in zip(claims, metrics, pairs, strict=True)
+    ]
+    return [
+        Checked(
+            **vars(case.shown),
+            says=case.claim.says,
+            paper=case.claim.paper,
+            metric=metric,
+            expect=case.claim.expect,
+            effect=case.claim.effect,
+            margin=case.claim.margin or case.margin,
+            p_holm=verdict.p_holm,
+            outcome=verdict.outcome,
+            needed=case.seeds_needed(len(cases)) if verdict.outcome == "not decided" else None,
+            evidence=frozenset(
+                (side, seed, figure)
+                for rows in steps
+                for seed, *both in rows
+                for side, figure in enumerate(both)
+            ),
         )
-    return checked
+        for case, metric, steps, verdict in zip(cases, metrics, pairs, decide(cases), strict=True)
+    ]
 
 
 def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
@@ -140,47 +233,60 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
         tuned: the same claims, with settings searched alike for every method.
 
     Example:
-        >>> one = Checked(0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", 0.01, "reproduced")
+        >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)
+        >>> one = Checked(*figures, 0.01, "reproduced", None)
         >>> [claim.outcome for claim in weigh([one], [replace(one, outcome="refuted")])]
         ['fragile']
     """
     return [
-        one if one.outcome == other.outcome else replace(one, outcome="fragile")
+        one if one.outcome == other.outcome else replace(one, outcome="fragile", needed=None)
         for one, other in zip(paper, tuned, strict=True)
     ]
 
 
-def _outcome(claim: Claim, difference: Difference, p: float) -> Outcome:
-    if math.isnan(difference.mean):
-        return "not decided"
-    if claim.expect == "not lower":
-        if difference.low > -claim.margin:
-            return "reproduced"
-        return "refuted" if difference.high < -claim.margin else "not decided"
-    if claim.expect == "equal":
-        if -claim.margin < difference.low and difference.high < claim.margin:
-            return "reproduced"
-        return (
-            "refuted"
-            if difference.low > claim.margin or difference.high < -claim.margin
-            else "not decided"
-        )
-    if p >= LEVEL:
-        return "not decided"
-    return "reproduced" if (difference.mean > 0) == (claim.expect == "higher") else "refuted"
+def count_once(checked: Sequence[Checked]) -> list[Checked]:
+    """The claims without those whose runs are all among the runs of another claim.
+
+    A paper's table and figure can have runs in common; a claim about both counts once.
+
+    Example:
+        >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)
+        >>> table = Checked(*figures, 0.01, "reproduced", None, frozenset({(0, 1, 0.7), (1, 1, 0.6)}))
+        >>> figure = replace(table, evidence=table.evidence | {(0, 2, 0.7), (1, 2, 0.5)})
+        >>> len(count_once([table, figure])), len(count_once([table, table]))
+        (1, 1)
+    """
+
+    def repeats(index: int, other: int) -> bool:
+        mine, others = checked[index].evidence, checked[other].evidence
+        return bool(mine) and (mine < others or (mine == others and other < index))
+
+    places = range(len(checked))
+    return [
+        checked[index] for index in places if not any(repeats(index, other) for other in places)
+    ]
 
 
-def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
-    """Difference of the claim's sides over the cells that both have."""
+def _figures(
+    claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
+) -> list[list[tuple[Any, float, float]]]:
+    """(seed, figure of one side, figure of the other) of every cell that both sides have; a list of
+    them for each step of a ranking.
+    """
     subset = frames.at(frame, claim.at)
-    sides: Sides = ("method", claim.a, claim.b)
+    steps: list[Sides] = [("method", claim.a, claim.b)]
+    if claim.then is not None:
+        steps = [("method", *both) for both in itertools.pairwise(claim.labels)]
     if claim.along is not None:
         values = [value for value in subset[claim.along].tolist() if not frames.is_missing(value)]
         subset = frames.at(subset, {"method": claim.a})
-        sides = (claim.along, *((values[-1], values[0]) if values else (None, None)))
-    cells = frames.cells_of(subset, [key for key in keys if key != claim.along], {})
-    return over_cells(
-        row
-        for cell in cells
-        for row in pair_seeds(subset, cell, sides, metric)[0].itertuples(name=None)
-    )
+        steps = [(claim.along, *((values[-1], values[0]) if values else (None, None)))]
+    cells = list(frames.cells_of(subset, [key for key in keys if key != claim.along], {}))
+    return [
+        [
+            row
+            for cell in cells
+            for row in pair_seeds(subset, cell, sides, metric)[0].itertuples(name=None)
+        ]
+        for sides in steps
+    ]

@@ -15,6 +15,8 @@ from fedlgm.errors import ConfigError
 
 LEVEL = 0.05
 """Level of every test."""
+MOST_SEEDS = 1000
+"""Largest number of seeds that is named as enough to decide a claim."""
 _ROUNDING = 1e-12
 """Relative difference of two float64 figures that is rounding."""
 
@@ -99,6 +101,63 @@ def difference(a: Any, b: Any) -> Difference:
     tested = ttest_1samp(pairs, 0.0)
     low, high = tested.confidence_interval(0.95)
     return Difference(mean, float(low), float(high), float(tested.pvalue), len(pairs))
+
+
+def p_at(tested: Difference, value: float) -> float:
+    """Two-sided p-value of the hypothesis that a difference is `value`, by Student's t.
+
+    Differences that are equal in all seeds have no t; see `difference` for their p-values.
+
+    Example:
+        >>> tested = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
+        >>> round(p_at(tested, 0.0), 3) == round(tested.p, 3), p_at(tested, 2.0)
+        (True, 1.0)
+    """
+    from scipy.special import stdtr
+
+    if value == 0:
+        return tested.p
+    if tested.low == tested.high:
+        fixed = tested.p == 0 and tested.mean != 0
+        return 1.0 if tested.mean == value else 0.0 if fixed else 2.0 ** (1 - tested.seeds)
+    statistic = abs(tested.mean - value) / _standard_error(tested)
+    return float(2 * stdtr(tested.seeds - 1, -statistic))
+
+
+def seeds_to_reject(
+    tested: Difference, values: Sequence[float], level: float = LEVEL
+) -> int | None:
+    """The least number of seeds that would tell a difference from every value of a list, if its
+    mean and deviation stayed as they are; None for more than `MOST_SEEDS`.
+
+    Args:
+        tested: a difference, not NaN.
+        values: the values to be rejected.
+        level: level of each test.
+
+    Example:
+        >>> tested = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
+        >>> seeds_to_reject(tested, [0.0]), seeds_to_reject(tested, [2.0])
+        (4, None)
+    """
+    from scipy.special import stdtr
+
+    counts = np.arange(2, MOST_SEEDS + 1)
+    gap = min(abs(tested.mean - value) for value in values)
+    if tested.low == tested.high:
+        p = 2.0 ** (1.0 - counts) if gap else np.ones(len(counts))
+    else:
+        error = _standard_error(tested) * math.sqrt(tested.seeds) / np.sqrt(counts)
+        p = 2 * stdtr(counts - 1, -gap / error)
+    enough = counts[p < level]
+    return int(enough[0]) if len(enough) else None
+
+
+def _standard_error(tested: Difference) -> float:
+    """Standard error of a difference's mean, from its interval."""
+    from scipy.special import stdtrit
+
+    return float((tested.high - tested.low) / 2 / stdtrit(tested.seeds - 1, 0.975))
 
 
 def _equal(values: np.ndarray) -> bool:

@@ -106,7 +106,7 @@ def study(
         )
         kept: dict[str, Any] = {"study": label, "paper": parsed.paper}
         kept |= {"recipe": parsed.recipe, "set": parsed.set}
-        kept |= {"grid": parsed.grid, "claims": [vars(claim) for claim in searched]}
+        kept |= {"grid": parsed.grid, "claims": [claim.to_row() for claim in searched]}
         _write(again, kept | records.plain_values(again.records), parsed.metrics)
         checked = claims.weigh(checked, searched)
     metric = parsed.y or result.headline
@@ -116,7 +116,7 @@ def study(
         "recipe": parsed.recipe,
         "set": parsed.set,
         "grid": parsed.grid,
-        "claims": [vars(claim) for claim in checked],
+        "claims": [claim.to_row() for claim in checked],
         **records.plain_values(result.records, [metric] if parsed.x == "round" else []),
     }
     files_told = _write(result, content, parsed.metrics, parsed.x, metric)
@@ -145,7 +145,7 @@ def study(
     for index, claim in enumerate(checked):
         also = "" if again is None else f"; tuned: {searched[index].in_words()}"
         console.print(
-            f"{claim.outcome}: {claim.says} ({claim.in_words()}{also})",
+            f"{claim.verdict}: {claim.says} ({claim.in_words()}{also})",
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -31,7 +31,9 @@ def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     file = RESULTS / "studies" / f"{name}.json"
     wanted = {one.says: one.outcome for one in outcomes.checked_in(name, file)}
     assert {one["says"]: one["outcome"] for one in kept["claims"]} == wanted
-    assert all(one.seeds >= 3 for one in outcomes.checked(RESULTS, name))
+    seeds = [one.seeds for one in outcomes.checked(RESULTS, name)]
+    assert max(seeds) >= 3
+    assert all(count >= 3 or count == 0 for count in seeds)  # no method of a claim is run in part
 
 
 @pytest.mark.parametrize("name", outcomes.DRAWN)

@@ -1,0 +1,162 @@
+"""Outcomes of claims: the tests of each form of claim, with Holm's correction over a study.
+
+A study has three families of tests, each corrected over all its claims: of what the claims say, of
+levels and of the papers' effects. Each kind of outcome is therefore false somewhere in a study with
+a probability of at most 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, p_at, seeds_to_reject
+
+if TYPE_CHECKING:
+    from fedlgm_lab.studies.claims import Claim
+
+Outcome = Literal["reproduced", "refuted", "level", "effect excluded", "not decided", "fragile"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claim with what its runs give.
+
+    Attributes:
+        claim: the claim.
+        differences: its difference, or those of neighbours in a ranking.
+        margin: largest difference that counts as level; 0 if none does.
+    """
+
+    claim: Claim
+    differences: Sequence[Difference]
+    margin: float
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether at least two seeds have figures of both sides."""
+        return not any(math.isnan(tested.mean) for tested in self.differences)
+
+    @property
+    def sign(self) -> int:
+        """1 if the claim's difference is positive, else -1."""
+        return -1 if self.claim.expect == "lower" else 1
+
+    @property
+    def shown(self) -> Difference:
+        """The difference that decides: in a ranking, of the neighbours that support it least."""
+        return min(self.differences, key=lambda tested: self.sign * tested.mean)
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Values of the difference between what the claim says and the contrary."""
+        claim = self.claim
+        if claim.expect == "equal":
+            return (-claim.margin, claim.margin)
+        return (-claim.margin if claim.expect == "not lower" else self.sign * claim.at_least,)
+
+    @property
+    def supported(self) -> bool:
+        """Whether the estimate is on the claim's side of the bounds."""
+        if self.claim.expect == "equal":
+            return abs(self.shown.mean) < self.claim.margin
+        return self.sign * self.shown.mean > self.sign * self.bounds[0]
+
+    def p(self) -> float:
+        """p-value of the claim, if the estimate supports it, or of its contrary.
+
+        Equality needs both bounds rejected, and a ranking all its steps. A ranking is refuted by
+        any reversed step, so p is then corrected for their number.
+        """
+        if self.claim.expect == "equal" and not self.supported:
+            return p_at(self.shown, math.copysign(self.claim.margin, self.shown.mean))
+        if self.supported:
+            return max(p_at(tested, end) for tested in self.differences for end in self.bounds)
+        (end,) = self.bounds
+        reversed_steps = [
+            tested
+            for tested in self.differences
+            if self.sign * tested.mean <= self.sign * self.bounds[0]
+        ]
+        return min(1.0, len(self.differences) * min(p_at(tested, end) for tested in reversed_steps))
+
+    def p_level(self) -> float:
+        """p-value of a difference beyond the margin of levels."""
+        if not self.margin or abs(self.shown.mean) >= self.margin:
+            return 1.0
+        return max(p_at(self.shown, end) for end in (-self.margin, self.margin))
+
+    def p_effect(self) -> float:
+        """p-value of the paper's effect, of which the estimate falls short."""
+        effect = self.claim.effect
+        if effect is None or self.sign * (effect - self.shown.mean) <= 0:
+            return 1.0
+        return p_at(self.shown, effect)
+
+    def seeds_needed(self, claims: int) -> int | None:
+        """The least number of seeds that would decide an undecided claim, at the strictest step of
+        Holm's method; None for more than `statistics.MOST_SEEDS`, or without runs.
+
+        Args:
+            claims: number of the study's claims.
+        """
+        if not self.has_runs:
+            return None
+        ways: list[Sequence[float]] = [self.bounds]
+        if not self.supported and self.claim.expect == "equal":
+            ways = [[math.copysign(self.claim.margin, self.shown.mean)]]
+        if self.p_level() < 1:
+            ways.append((-self.margin, self.margin))
+        if self.p_effect() < 1 and self.claim.effect is not None:
+            ways.append((self.claim.effect,))
+        steps = self.differences if self.supported else [self.shown]
+        counts = []
+        for way in ways:
+            tested = steps if way is ways[0] else [self.shown]
+            found = [seeds_to_reject(step, way, LEVEL / claims) for step in tested]
+            counts += [max(n for n in found if n is not None)] if None not in found else []
+        return min(counts, default=None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a claim.
+
+    Attributes:
+        outcome: the outcome.
+        p_holm: p of the claim or its contrary, adjusted for the study's claims.
+    """
+
+    outcome: Outcome
+    p_holm: float
+
+
+def decide(cases: Sequence[Case]) -> list[Verdict]:
+    """The outcomes of a study's claims.
+
+    What a claim says is tested first. Where that is not decided, a claim of a direction may be
+    level, or the paper's effect may be excluded.
+    """
+    own = _adjust(cases, Case.p)
+    level = _adjust(cases, Case.p_level)
+    effect = _adjust(cases, Case.p_effect)
+    verdicts = []
+    for index, case in enumerate(cases):
+        outcome: Outcome = "not decided"
+        if own[index] < LEVEL:
+            outcome = "reproduced" if case.supported else "refuted"
+        elif level[index] < LEVEL:
+            outcome = "level"
+        elif effect[index] < LEVEL:
+            outcome = "effect excluded"
+        verdicts.append(Verdict(outcome, own[index]))
+    return verdicts
+
+
+def _adjust(cases: Sequence[Case], p: Callable[[Case], float]) -> list[float]:
+    """p-values of a family, adjusted by Holm's method; 1 for claims without runs."""
+    tested = [index for index, case in enumerate(cases) if case.has_runs]
+    adjusted = dict(zip(tested, holm([p(cases[index]) for index in tested]), strict=True))
+    return [adjusted.get(index, 1.0) for index in range(len(cases))]
