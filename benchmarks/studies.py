@@ -29,6 +29,7 @@ from fedlgm.errors import ConfigError
 from fedlgm_lab.studies import claims, files
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.study import study
+from fedlgm_lab.studies.verdicts import Outcome
 from simulations.runs import strict_json
 from simulations.runs.headline import is_share
 
@@ -165,7 +166,7 @@ def checked_in(name: str, file: Path) -> list[claims.Checked]:
 def counted(outcomes: Sequence[str]) -> str:
     """How many claims have which outcome."""
     number = collections.Counter(outcomes)
-    return ", ".join(f"{number[one]} {one}" for one in get_args(claims.Outcome) if number[one])
+    return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
 
 def summary(found: Mapping[str, Any]) -> str:

@@ -20,17 +20,18 @@ update.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from clients.own_plans import PlanningClients
 from clients.source import ClientSource
-from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
+from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import Updates, raw_updates
-from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
+from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalTraining
 from fedlgm.training import ClientTask, Trainer
@@ -63,21 +64,20 @@ class LocalWork:
         return ClientUpdates(self, mechanism, numerics)
 
 
-class ClientUpdates(WholeUpdates):
+class ClientUpdates(PlanningClients):
     """Contributions of whole clients.
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; on the client only published variants that are not private
-            use it beyond the plan.
+        mechanism: see `PlanningClients`.
         numerics: see `Contributions`.
     """
 
     def __init__(
         self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None
     ) -> None:
-        super().__init__(numerics)
-        self.work, self._mechanism = work, mechanism
+        super().__init__(mechanism, numerics)
+        self.work = work
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
@@ -98,15 +98,6 @@ class ClientUpdates(WholeUpdates):
                         rows = next(blocks)
                     yield waiting[: len(rows)], rows[: len(waiting)]
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
-
-    @override
-    def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """A published variant may make the plan from the client's own update."""
-        if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
-            return super().release(client, update, asked, noise)
-        raw = raw_updates(update)[0].cpu()
-        plan, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
-        return replace(super().release(client, update, asked._replace(plan=plan), noise), note=note)
 
     @override
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
