@@ -1,9 +1,10 @@
-"""The client class of a mechanism."""
+"""What runs a mechanism on a client."""
 
 from __future__ import annotations
 
 from clients.layerwise import LayerwiseClient
 from clients.published_client import PublishedClient
+from fedlgm.aggregation.client_release import ClientPlanner
 from fedlgm.mechanisms.mechanism import Mechanism, PlansFromPrivateData
 
 
@@ -18,3 +19,17 @@ def client_class(mechanism: Mechanism) -> type[LayerwiseClient]:
     """
     planned = isinstance(mechanism, PlansFromPrivateData)
     return PublishedClient if planned else LayerwiseClient
+
+
+def planner_of(mechanism: Mechanism | None) -> ClientPlanner | None:
+    """What plans the releases of a client, if the round's plan does not; None without a
+    mechanism.
+
+    Example:
+        >>> from fedlgm import mechanisms
+        >>> planner_of(mechanisms.get("uniform")) is None
+        True
+        >>> type(planner_of(mechanisms.get("client-ladp"))).__name__
+        'AnswerFirst'
+    """
+    return None if mechanism is None else client_class(mechanism).planner(mechanism)

@@ -27,13 +27,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from clients.consent import Agreed, Consent
+from clients.own_plans import AnswerFirst
 from clients.replying import ReplyingApp, quiet
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
 from fedlgm import wire
-from fedlgm.aggregation.client_release import Asked, Contributions, client_release
+from fedlgm.aggregation.client_release import Asked, ClientPlanner, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.mechanism import Mechanism, PlansFromPrivateData
+from fedlgm.mechanisms.mechanism import (
+    Mechanism,
+    PlansFromAnswers,
+    PlansFromPrivateData,
+)
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -87,7 +92,8 @@ class LayerwiseClient:
             raise ConfigError(
                 f"{mechanism.name}: clients.choice.client_class names the client of this mechanism"
             )
-        self._contributions = self._contribute(work, mechanism, numerics)
+        self._contributions = work.contributions(numerics)
+        self._contributions.planner = self.planner(mechanism)
 
     def as_app(self, app: ClientApp | None = None) -> ClientApp:
         """The client as a Flower `ClientApp`.
@@ -122,10 +128,10 @@ class LayerwiseClient:
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         return reply_with(message, {wire.SUM: block.total.cpu().numpy()}, metrics)
 
-    def _contribute(
-        self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None
-    ) -> Contributions:
-        return work.contributions(numerics)
+    @staticmethod
+    def planner(mechanism: Mechanism) -> ClientPlanner | None:
+        """What plans the releases of this class' clients; None if the round's plan does."""
+        return AnswerFirst(mechanism) if isinstance(mechanism, PlansFromAnswers) else None
 
     @property
     def _simulated(self) -> bool:

@@ -17,16 +17,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor, nn
 
+from clients.choice import planner_of
 from clients.consent import Agreed, Consent
 from clients.flower_private import called_by
 from clients.layerwise import asked_of, place_reply, reply_with
 from clients.replying import ReplyingApp, quiet
 from clients.serving import OneClient
-from fedlgm import wire
+from fedlgm import mechanisms, wire
 from fedlgm.aggregation.client_release import Asked, WholeUpdates, client_release
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.extension.loader import misfit
+from fedlgm.mechanisms.mechanism import Mechanism, require_mechanism
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.models.arrays import of_arrays
@@ -60,6 +62,9 @@ class PrivateUpdates:
         group_by: see `LayerTable.from_module`; it must equal the strategy's.
         consent: limits that this client accepts under local trust; without it the client refuses
             local trust.
+        mechanism: the run's mechanism, as in `PrivateFedAvg`, if it lets clients plan their own
+            releases: "ladp:published" or "client-ladp". With any other mechanism the round's plan
+            says all.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -76,8 +81,13 @@ class PrivateUpdates:
         *,
         group_by: str | Callable[[str], str] = "module",
         consent: Consent | None = None,
+        mechanism: str | Mechanism | None = None,
     ) -> None:
         require_trainable(model, repr(type(model).__name__), statistics=True)
+        if isinstance(mechanism, str):
+            name, variant = mechanisms.split(mechanism)
+            mechanism = mechanisms.get(name, variant=variant or "sound")
+        self._planner = planner_of(None if mechanism is None else require_mechanism(mechanism))
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
         self._module = copy_model(model)
 
@@ -101,6 +111,7 @@ class PrivateUpdates:
             )
         asked = asked_of(message, self._table(message), client)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
+        update.planner = self._planner
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
         total = client_release(update, agreed, asked)
         return reply_with(
@@ -249,7 +260,7 @@ class PrivateClientApp(ReplyingApp):
         wrong = misfit(PrivateUpdates, model, **options)
         if wrong:
             raise ConfigError(
-                f"PrivateClientApp {wrong}; its options are group_by, consent and mods"
+                f"PrivateClientApp {wrong}; its options are group_by, consent, mechanism and mods"
             )
         for mod in mods:
             _refuse_noise_of_flower(mod)

@@ -33,8 +33,8 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
-from fedlgm.mechanisms.mechanism import PlansFromPrivateData
 from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.training.devices import torch_threads
@@ -146,7 +146,7 @@ class LayerwiseFedAvg(FedAvg):
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         method.check_cohorts(sampler.sampling)
-        if isinstance(method.mechanism, PlansFromPrivateData) != self.plans:
+        if isinstance(method.mechanism, UsesPrivateNorms) and not self.plans:
             raise ConfigError(
                 f"{method.mechanism.name}: strategies.strategy_class names the strategy of this "
                 "mechanism"

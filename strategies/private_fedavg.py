@@ -29,7 +29,7 @@ from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning import trust as noised_by
-from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee, Trust
 from fedlgm.privacy.ledger import Ledger
@@ -109,6 +109,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: probability with which a client takes part in a round.
         ledger: SQLite file that records the spent budget.
         trust: trust model, which says who adds the noise.
+        training: what the app's training does, for mechanisms of the LaDP-FL paper's frame, whose
+            noise follows from it ("ladp:published"); nothing checks it.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is
             added.
         server_lr: learning rate of a named optimizer. The default is 1 for "sgd", 0.1 for
@@ -139,6 +141,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         mechanism: str | Mechanism = "snr-consistent",
         rate: float = 1.0,
         trust: Trust = "central",
+        training: LocalTraining | None = None,
         optimizer: str | ServerStep | None = None,
         server_lr: float | None = None,
         nodes: OneNodePerClient | None = None,
@@ -166,7 +169,18 @@ class PrivateFedAvg(LayerwiseFedAvg):
             )
         step = _step(optimizer, server_lr)
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
-        facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)
+        if not isinstance(training, LocalTraining | None):
+            raise ConfigError(f"training must be a fedlgm.LocalTraining(...), got {training!r}")
+        facts = RunFacts(
+            0.0,
+            sampling,
+            relation,
+            trust,
+            rounds,
+            epsilon=epsilon,
+            delta=delta,
+            training=training or LocalTraining(),
+        )
         method, keys = Method.of(module, chosen, facts, group_by), KeyRing.from_seed(None)
         start = Transcript.start(method.layers.flatten(module))
         if any(noisy.query.of_data for noisy in method.plan(start).queries):

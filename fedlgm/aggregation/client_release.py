@@ -8,7 +8,7 @@ contributions (`Contributions`) and the party that keeps the client's budget (`B
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -72,6 +72,26 @@ class Noised:
     plan: ReleasePlan
 
 
+Follow = Callable[[Asked, KeyRing], Noised]
+"""A client's release by the plan of a request, with the noise of a ring."""
+
+
+class ClientPlanner(Protocol):
+    """Makes a client's release under local trust by a plan of the client's own."""
+
+    def release(
+        self, follow: Follow, update: Updates | None, asked: Asked, noise: KeyRing
+    ) -> Noised:
+        """The client's release.
+
+        Args:
+            follow: makes the release of this client's update by a given plan.
+            update: the client's update [1, D]; None without data.
+            asked: the request, with the round's common plan.
+            noise: ring of the client's noise.
+        """
+
+
 class Contributions(ABC):
     """Makes clients' contributions.
 
@@ -85,6 +105,8 @@ class Contributions(ABC):
 
     of: SharedUnit | None = None
     answers: frozenset[str] = frozenset()
+    planner: ClientPlanner | None = None
+    """What plans the clients' releases, if not the round's plan does."""
 
     def __init__(self, numerics: Numerics | None = None) -> None:
         self.numerics = numerics or Numerics()
@@ -127,11 +149,17 @@ class WholeUpdates(Contributions):
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
         """The release of one client's update [1, D]; None for a client without an update."""
-        numerics, plan = self.numerics, asked.plan
-        total, name = local_release(
-            update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device
-        )
-        return Noised(client, total, name, plan)
+
+        def follow(asked: Asked, noise: KeyRing) -> Noised:
+            numerics, plan = self.numerics, asked.plan
+            total, name = local_release(
+                update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device
+            )
+            return Noised(client, total, name, plan)
+
+        if self.planner is None:
+            return follow(asked, noise)
+        return self.planner.release(follow, update, asked, noise)
 
 
 class Budget(Protocol):

@@ -33,6 +33,7 @@ from fedlgm.mechanisms.layerwise_gaussian import (
 from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
+    PlansFromAnswers,
     PlansFromPrivateData,
     code_of,
     rule_hint,
@@ -54,6 +55,7 @@ _PAPERS = {
     "sensitive": "fedlgm.papers.ladp.sensitive:SensitiveDP",
     "dpa": "fedlgm.papers.ladp.dpa:DynamicPrivacyAllocation",
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
+    "client-ladp": "fedlgm.papers.ladp.client_choice:ClientLaDP",
 }
 """Mechanisms that only one paper's tables need. They are imported on first use, and all of them
 protect clients."""
@@ -246,6 +248,7 @@ def _variants(name: str) -> _Variants:
 __all__ = [
     "BoundsExamples",
     "Mechanism",
+    "PlansFromAnswers",
     "PlansFromPrivateData",
     "UsesPrivateNorms",
     "UsesPrivateSums",

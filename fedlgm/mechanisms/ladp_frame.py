@@ -87,8 +87,8 @@ def bound_by_training(training: LocalTraining) -> float:
     if training.gradient_clip is None:
         raise ConfigError(
             "training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity depends "
-            "on it; a Flower app trains with code of its own, which states no such bound: run "
-            "this method as a recipe"
+            "on it; a Flower app states it, as in PrivateFedAvg(training=fedlgm.LocalTraining("
+            "lr=..., epochs=..., gradient_clip=...))"
         )
     if training.optimizer != "sgd" or training.momentum or training.weight_decay is not None:
         raise ConfigError(

@@ -195,6 +195,24 @@ class PlansFromPrivateData:
     """
 
 
+class PlansFromAnswers:
+    """A mechanism under local trust in which every client plans its layers from its own answer to
+    the round's queries, after the noise.
+
+    The answer and the layers are two releases of the client. Both together cost what the round's
+    plan costs, whatever the answer is, so they are charged by that plan.
+    """
+
+    def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
+        """A client's own plan, which has no queries.
+
+        Args:
+            plan: the round's common plan.
+            answer: the client's noisy answers to its queries, float64.
+        """
+        raise NotImplementedError
+
+
 def require_mechanism(found: Any) -> Mechanism:
     """The user's object, checked to be a mechanism.
 

@@ -6,99 +6,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from pandas import DataFrame
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm_lab.studies import frames
+from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.results import Sides, pair_seeds
 from fedlgm_lab.studies.statistics import MOST_SEEDS, Difference, over_cells
 from fedlgm_lab.studies.verdicts import Case, Outcome, decide
 from simulations.runs.headline import is_share
-
-LEVEL_MARGIN = 0.01
-"""Differences of shares that count as level, unless a claim states its own: one point."""
-
-
-class Claim(BaseModel):
-    """A statement about the difference of two methods, of one method at two values of a key, or
-    about the order of several methods.
-
-    Attributes:
-        says: the statement, in one sentence.
-        paper: figures that the paper prints for the statement, with their place; empty if it prints
-            none.
-        a: label of a method.
-        b: label of the method with which `a` is compared; not used with `along` or `then`.
-        along: a key of the grid; `a` at its last value is compared with `a` at its first.
-        then: a ranking: labels of the methods that follow `a`, in this order.
-        at: values of the grid's keys to which the statement is restricted.
-        metric: column of the frame; default: the task's headline.
-        expect: expected order of `a`'s figures: "higher", "lower", "equal", which means within
-            `margin`, or "not lower", which means lower by less than `margin` (non-inferiority).
-        at_least: smallest difference that the statement claims, in the metric's unit; 0 for a
-            direction.
-        margin: largest difference that counts as equal, as not lower or, for a direction, as level.
-            A direction's default is a point, or half of `effect` if that is less, for shares; other
-            metrics have none.
-        effect: difference that the paper prints, a - b, in the metric's unit; the smallest if it
-            prints several.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    says: str
-    paper: str = ""
-    a: str
-    b: str | None = None
-    along: str | None = None
-    then: list[str] | None = Field(default=None, min_length=2)
-    at: dict[str, Any] = {}
-    metric: str | None = None
-    expect: Literal["higher", "lower", "equal", "not lower"] = "higher"
-    at_least: float = Field(default=0.0, ge=0)
-    margin: float = Field(default=0.0, ge=0)
-    effect: float | None = None
-
-    @model_validator(mode="after")
-    def _one_comparison(self) -> Claim:
-        if (self.b, self.along, self.then).count(None) != 2:
-            raise ValueError(
-                "a claim compares with `b`, `along` a key, or ranks with `then`: give one of them"
-            )
-        if not self.directed:
-            if not self.margin:
-                raise ValueError("expect = 'equal' and 'not lower' need a `margin`")
-            if self.at_least or self.effect is not None or self.then is not None:
-                raise ValueError(
-                    "`at_least`, `effect` and `then` belong to expect = 'higher' and 'lower'"
-                )
-        elif self.then is not None and (self.margin or self.effect is not None):
-            raise ValueError("a ranking with `then` has neither a `margin` nor an `effect`")
-        elif self.effect is not None and (self.effect > 0) != (self.expect == "higher"):
-            raise ValueError(
-                f"`effect` is the paper's difference a - b, so it has the sign of expect = "
-                f"{self.expect!r}; got {self.effect:g}"
-            )
-        return self
-
-    @property
-    def directed(self) -> bool:
-        """Whether the claim is about a direction."""
-        return self.expect in ("higher", "lower")
-
-    @property
-    def labels(self) -> list[str]:
-        """Labels of the methods that the claim compares."""
-        return [self.a, *(self.then or []), *([] if self.b is None else [self.b])]
-
-    def level_margin(self, metric: str) -> float:
-        """See `margin`; 0 if no difference counts as level."""
-        if not self.directed or self.then is not None:
-            return 0.0
-        default = LEVEL_MARGIN if is_share(metric) else 0.0
-        return self.margin or min(default, abs(self.effect or math.inf) / 2)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.wording import alternatives, describe_problem
-from fedlgm_lab.studies.claims import Claim
+from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.search import LEAST_SEEDS
 from fedlgm_lab.studies.tables.titles import TITLES
 from simulations.config import extends

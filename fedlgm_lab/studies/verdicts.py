@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, p_at, seeds_to_reject
-
-if TYPE_CHECKING:
-    from fedlgm_lab.studies.claims import Claim
 
 Outcome = Literal["reproduced", "refuted", "level", "effect excluded", "not decided", "fragile"]
 

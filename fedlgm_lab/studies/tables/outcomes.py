@@ -20,6 +20,7 @@ from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Values
+from fedlgm_lab.studies.verdicts import Outcome
 from simulations.runs import strict_json
 from simulations.runs.headline import is_share
 
@@ -152,7 +153,7 @@ def checked_in(name: str, file: Path) -> list[claims.Checked]:
 def counted(outcomes: Sequence[str]) -> str:
     """How many claims have which outcome."""
     number = collections.Counter(outcomes)
-    return ", ".join(f"{number[one]} {one}" for one in get_args(claims.Outcome) if number[one])
+    return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
 
 def summary(folder: Path, found: Mapping[str, Any]) -> str:

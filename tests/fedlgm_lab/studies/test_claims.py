@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedlgm_lab.studies import files
-from fedlgm_lab.studies.claims import Claim, check, count_once
+from fedlgm_lab.studies.claim import Claim
+from fedlgm_lab.studies.claims import check, count_once
 from fedlgm_lab.studies.records import KeptRecords
 from fedlgm_lab.studies.results import Study
 

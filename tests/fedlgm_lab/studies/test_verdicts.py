@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlgm_lab.studies.claims import Claim
+from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.statistics import Difference, difference, p_at, seeds_to_reject
 from fedlgm_lab.studies.verdicts import Case, decide
 

@@ -1,0 +1,59 @@
+"""Releases of clients that plan for themselves, from a noisy answer that they have released."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedlgm.aggregation.client_release import Asked, Follow, Noised
+from fedlgm.aggregation.contributions import Updates
+from fedlgm.errors import PrivacyError
+from fedlgm.mechanisms import PlansFromAnswers
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.plan import ReleasePlan
+
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class AnswerFirst:
+    """A client releases its noisy answer, then its layers by the plan that follows from it.
+
+    The layers of the first step stay on the client. The name covers the noise of both steps, so a
+    repetition is the same release only if both are.
+
+    Attributes:
+        mechanism: makes the client's plan from its answer.
+    """
+
+    mechanism: PlansFromAnswers
+
+    def release(
+        self, follow: Follow, update: Updates | None, asked: Asked, noise: KeyRing
+    ) -> Noised:
+        """See `ClientPlanner`.
+
+        Raises:
+            PrivacyError: both steps together cost more than the round's plan.
+        """
+        answered = follow(asked, noise)
+        answer = answered.total[asked.plan.layers.size :]
+        plan = self.mechanism.plan_from_answer(asked.plan, answer.double().cpu().numpy())
+        _check_cost(asked.plan, plan)
+        layers = follow(asked._replace(plan=plan), noise.derive(b"the layers of an own plan"))
+        name = hashlib.sha256(f"{answered.name} {layers.name}".encode()).hexdigest()[:32]
+        return replace(answered, total=torch.cat([plan.expand(layers.total), answer]), name=name)
+
+
+def _check_cost(common: ReleasePlan, own: ReleasePlan) -> None:
+    """Refuse a client's plan that with its answer costs more than the round's plan."""
+    answered = sum((noisy.query.bound / noisy.sigma) ** 2 for noisy in common.queries)
+    if not own.protected or own.queries or own.layers is not common.layers:
+        raise PrivacyError("a client's own plan must be a protected plan of the layers alone")
+    if answered + own.effective_multiplier**-2 > common.effective_multiplier**-2 * _ROUNDING:
+        raise PrivacyError(
+            "a client's own plan and its answer cost more than the round's plan: leave the share "
+            "of the answer to it"
+        )

@@ -1,0 +1,114 @@
+"""LaDP-FL with the client's own selection and scores, in a sound form.
+
+As in the paper, every client selects layers of its own update and scores them. The strengths that
+it selects by are released first, with noise and for a share of the round's budget.
+
+Source: LaDP-FL paper, Sections V and VI.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm.checks import check_positive, check_share
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.mechanism import Bounded, PlansFromAnswers, released_scales
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import LayerStrength, beside_layers
+from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.guarantee import Guarantee
+
+_PROVEN = (
+    "each client selects and scores its layers by an answer that is bounded and noised first; "
+    "the answer and the layers are charged together"
+)
+
+
+@dataclass(frozen=True)
+class ClientLaDP(Bounded, PlansFromAnswers):
+    """Each client releases the layers that its noisy answer finds strongest, with noise in
+    proportion to 1 / P_j.
+
+    The answer is each layer's share of the update's norm, a vector of norm 1
+    (`fedlgm.planning.queries.LayerStrength`), with noise for `share` of the round's budget. A
+    client releases ceil(keep K) layers. P_j is the layer's noisy strength over the mean of those
+    selected, clipped to [score_floor, score_cap]. The noise of the layers is scaled so that it
+    takes exactly the rest of the budget, whatever the scores. It needs local trust.
+
+    The divergence that the paper scores by is a second moment of a layer's change, for small
+    changes. The strength is its root, and has a bound without clipping.
+
+    Attributes:
+        bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).
+        share: share of the round's budget for the answer, in (0, 1).
+        keep: share of the layers that a client releases, in (0, 1].
+        score_floor: least P_j, > 0.
+        score_cap: largest P_j.
+
+    Raises:
+        ConfigError: an option is outside its range; in `plan`, the trust is not local.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> mechanism, layers = ClientLaDP("client-ladp", share=0.19), LayerTable.from_sizes({"a": 4, "b": 1})
+        >>> facts = RunFacts(2.0, Sampling("poisson", 100, 0.1), "replace-one", "local")
+        >>> common = mechanism.plan(layers, facts, Transcript(0, ()))
+        >>> own = mechanism.plan_from_answer(common, np.array([0.2, 0.9]))
+        >>> own.released.tolist(), own.clip.tolist(), round(own.effective_multiplier, 6)  # 2 / sqrt(0.81)
+        ([False, True], [0.0, 1.0], 2.222222)
+    """
+
+    share: float = 0.2
+    keep: float = 0.5
+    score_floor: float = 0.5
+    score_cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.name, share=self.share)
+        check_positive(self.name, score_floor=self.score_floor, score_cap=self.score_cap)
+        if not 0 < self.keep <= 1:
+            raise ConfigError(f"{self.name}: keep must be in (0, 1], got {self.keep}")
+        if self.score_floor > self.score_cap:
+            raise ConfigError(
+                f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = "
+                f"{self.score_cap}"
+            )
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The common plan of the round: the answer, and equal noise in all layers, which clients
+        replace by their own plans at the same cost.
+        """
+        if facts.trust != "local":
+            raise ConfigError(
+                f"{self.name}: each client chooses its own layers, so it adds its own noise: set "
+                "privacy.trust = 'local'"
+            )
+        queries, multiplier = beside_layers(
+            LayerStrength, layers, facts.noise_multiplier, self.share
+        )
+        every = np.ones(len(layers), dtype=bool)
+        clip, sigma = released_scales("uniform", self.bound, layers, every, multiplier)
+        return ReleasePlan(
+            layers, clip, sigma, facts, Guarantee("proven", _PROVEN), queries=queries
+        )
+
+    def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
+        """See `PlansFromAnswers`."""
+        layers, count = plan.layers, math.ceil(self.keep * len(plan.layers))
+        selected = np.zeros(len(layers), dtype=bool)
+        selected[np.argsort(-answer, kind="stable")[:count]] = True
+        strengths = np.maximum(answer, 0.0)
+        mean = strengths[selected].mean()
+        scores = strengths / mean if mean > 0 else np.ones(len(layers))
+        scores = np.clip(scores, self.score_floor, self.score_cap)
+        clip = np.where(selected, self.bound / math.sqrt(count), 0.0)
+        multiplier = plan.facts.noise_multiplier / math.sqrt(1 - self.share)
+        total = math.sqrt(float(np.sum((clip * scores) ** 2)))
+        sigma = np.where(selected, multiplier * total / scores, math.inf)
+        return ReleasePlan(layers, clip, sigma, plan.facts, plan.guarantee)
