@@ -81,7 +81,7 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            recipe.privacy.trust == "distributed" and recipe.federation.rate < 1,
+            recipe.privacy.trust == "distributed" and recipe.sampling.rate < 1,
             (
                 "a certificate names who took part in a round, and the smaller epsilon of readers "
                 "counts on their not knowing it: set federation.rate = 1"
