@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from itertools import chain, count
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
@@ -64,23 +62,25 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says
             why, if possible before anything is written.
     """
-    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
+    recipe = resolve_hardware(recipe)
+    options = EngineOptions(workers, ray_address, supernodes)
+    device, threads = recipe.training.device, recipe.run.threads
+    chosen = engines.get(engine, options, device=device, threads=threads)
     if run_dir is not None:
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
-    recipe, objects = _split_trackers(resolve_hardware(recipe), trackers, chosen)
+    recipe, objects = _split_trackers(recipe, trackers, chosen)
     assembly = Assembly(recipe, own)
-    with chosen.started(assembly) as serve:
+    with chosen.start(assembly):
+        assembly.check()
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
-        folder = (
-            new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
-        )
+        folder = new_folder.create(run_dir, recipe)
         if on_folder is not None:
             on_folder(folder.path)
         try:
             with new_folder.removed_if_refused(folder):
-                return serve(assembly, folder, progress, objects)
+                return chosen.serve(assembly, folder, progress, objects)
         except KeyboardInterrupt as stop:
             again = "".join(f", {name}=..." for name in assembly.own.object_names())
             stop.add_note(f"continue the run with simulations.resume({str(folder.path)!r}{again})")
@@ -109,8 +109,10 @@ def resume(
         ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message
             says why.
     """
-    chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     folder = RunFolder.open(run)
+    recipe, options = folder.recipe(), EngineOptions(workers, ray_address, supernodes)
+    device, threads = recipe.training.device, recipe.run.threads
+    chosen = engines.get(engine, options, device=device, threads=threads)
     finished = folder.result()
     if finished is None:
         folder.verify()
@@ -121,17 +123,18 @@ def resume(
     if finished is not None:
         folder.forget_noise()
         if own and own.object_names():
-            folder.provenance.check_objects(Assembly(folder.recipe(), own).fingerprints())
+            folder.provenance.check_objects(Assembly(recipe, own).fingerprints())
         return finished
     try:
-        assembly = Assembly(resolve_hardware(folder.recipe()), own)
+        assembly = Assembly(resolve_hardware(recipe), own)
     except ConfigError as error:
         raise RunError(
             f"{run} can be resumed only where it can draw the same noise: {error}"
         ) from error
     _check_trackers(assembly.recipe, trackers, chosen)
-    with chosen.started(assembly) as serve, folder.writing():
-        return serve(assembly, folder, progress, trackers)
+    with chosen.start(assembly), folder.writing():
+        assembly.check()
+        return chosen.serve(assembly, folder, progress, trackers)
 
 
 def _split_trackers(
@@ -161,29 +164,3 @@ def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) 
             f"with engine {engine.name!r} the server is another process, which a tracker object "
             "cannot reach: name it as 'package.module:name'"
         )
-
-
-def _fresh_folder(recipe: Recipe) -> RunFolder:
-    """A new folder of the default name; another process may take the same name in the same
-    second.
-    """
-    while True:
-        path = default_folder(recipe)
-        try:
-            return new_folder.create(path, recipe)
-        except RunError:
-            if not path.exists():
-                raise
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """A folder under `runs` that does not exist yet.
-
-    Example:
-        >>> from simulations.config.recipe import load
-        >>> default_folder(load("digits")).name.startswith("digits-")
-        True
-    """
-    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(path for path in chain([first], later) if not path.exists())

@@ -47,7 +47,7 @@ REGISTRIES = {
         "fedlgm.training.models",
         "fedlgm.training.tasks",
     ),
-    *("simulations.config.recipe", "strategies"),
+    *("simulations.config.recipe", "simulations.engines", "strategies"),
 }
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
@@ -58,6 +58,7 @@ _DEFAULTS = {
     "fedlgm.training.tasks": "classification evaluation set_metrics task",
     "simulations.config": "client_level extends fixed_noise kept_releases messages named_sections overrides "
     "public_seed sections statement_section unit",
+    "simulations.engines": "base",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }
 """Modules of the core that registries import."""

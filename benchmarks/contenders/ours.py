@@ -25,9 +25,8 @@ from fedlgm.privacy import Ledger
 from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import resolve_auto
+from simulations.config.decided import resolve_auto, resolve_hardware
 from simulations.engines import EngineOptions
-from simulations.engines.auto import AutoEngine
 from simulations.engines.base import GridEngine
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
@@ -79,16 +78,18 @@ def main() -> None:
         changes = ["training.kernel=torch"] if "torch" in how else []
         if work.DEVICE.type != "cpu":
             changes.append(f"training.device={work.DEVICE}")
-        recipe = recipes.load("fashion-mnist", changes)
+        recipe = resolve_hardware(recipes.load("fashion-mnist", changes))
         assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
         engine = engines.get(
-            "ray" if "ray" in how else AutoEngine(options).choose(assembly), options
+            "ray" if "ray" in how else "auto", options, device=recipe.training.device
         )
         assert isinstance(engine, GridEngine)
-        with engine.grids(assembly) as grid_of:
+        with engine.start(assembly):
+            assembly.check()
             assembly = resolve_auto(assembly, work.WORKERS)
-            serve(grid_of(assembly, keys), assembly, keys)
+            with engine.grid(assembly, keys) as grid:
+                serve(grid, assembly, keys)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,8 @@ from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed_messag
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
-from simulations.engines.flower_command import (
-    CONNECTION,
-    config_file,
-    first_exception,
-    reason,
-    require_summary,
-)
+from simulations.engines.flower import require_summary
+from simulations.engines.flower_command import CONNECTION, config_file, first_exception, reason
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary

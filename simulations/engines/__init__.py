@@ -22,9 +22,10 @@ _ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry(
         "ray": "simulations.engines.ray_engine:RayEngine",
         "flower": "simulations.engines.flower:FlowerEngine",
         "processes": "simulations.engines.processes:ProcessEngine",
-        "auto": "simulations.engines.auto:AutoEngine",
     },
 )
+_AUTO = "auto"
+"""The name for which `simulations.engines.auto` chooses one of the engines."""
 
 
 def names() -> list[str]:
@@ -34,7 +35,7 @@ def names() -> list[str]:
         >>> {"local", "ray", "flower"} <= set(names())
         True
     """
-    return list(_ENGINES.names())
+    return [*_ENGINES.names(), _AUTO]
 
 
 @registers
@@ -58,15 +59,25 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         raise ConfigError(
             f"engine {name!r}: it must be a class or function of the options, got {make!r}"
         )
+    if name == _AUTO:
+        raise ConfigError(f"there is an engine {_AUTO!r} already: choose another name")
     _ENGINES.add(name, make)
 
 
-def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
+def get(
+    engine: str | Engine,
+    options: EngineOptions | None = None,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+) -> Engine:
     """An engine by name, by reference ("package.module:name"), or the given object.
 
     Args:
         engine: a name, a reference, or an `Engine`, which has its own options.
         options: the caller's options.
+        device: device of the run's clients, by which "auto" chooses.
+        threads: threads of each of its workers, likewise.
 
     Raises:
         ConfigError: the engine is unknown, or does not support the options.
@@ -84,6 +95,10 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
                 f"engine {engine.name!r} was given as an object: pass its options to it"
             )
         return engine
+    if engine == _AUTO:
+        from simulations.engines.auto import choose
+
+        engine = choose(asked, device, threads)
     maker = engine if callable(engine) else _ENGINES.find(engine)
     label = f"engine {shown_name(engine)}"
     wrong = misfit(maker, asked) if callable(maker) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,20 +15,13 @@ from typing_extensions import override
 
 from fedlgm.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what starts a deployment's processes is in this package, and needs no torch
     from fedlgm.noise.keys import KeyRing
     from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
     from simulations.runs.folder import RunFolder
     from simulations.runs.rows import OnRound, RunSummary
     from simulations.runs.trackers import Tracker
-
-Serve = Callable[["Assembly", "RunFolder", "OnRound | None", "Sequence[Tracker]"], "RunSummary"]
-"""Runs (or continues) the run in a folder, by `simulations.runs.server.serve` over the engine's
-grid."""
-
-OpenGrid = Callable[["Assembly", "KeyRing"], Grid]
-"""Returns the grid whose clients are made from the run's objects and the clients' keys."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +85,33 @@ class Engine(ABC):
         """
         return self.options.workers or recipe.run.workers or os.cpu_count() or 1
 
-    @abstractmethod
-    def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
-        """Start the engine, call `assembly.check()`, and yield a function that serves a run.
+    @contextmanager
+    def start(self, assembly: Assembly) -> Iterator[None]:
+        """Refuse a run that the engine cannot serve, and hold the services that it needs.
 
-        The engine calls the check itself, so that it can start at the same time. The assembly
-        served later may differ from this one in the clients' training, but not in data or model.
+        The block checks the run and then calls `serve`, so that slow services start meanwhile.
+
+        Args:
+            assembly: the run's objects. Those that are served later may differ in the clients'
+                training, but not in data or model.
+        """
+        yield
+
+    @abstractmethod
+    def serve(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        progress: OnRound | None,
+        trackers: Sequence[Tracker],
+    ) -> RunSummary:
+        """Run, or continue, the checked run in a folder, within a block of `start`.
+
+        Args:
+            assembly: the run's objects.
+            folder: the run's folder.
+            progress: called with each round's row.
+            trackers: objects that follow the run.
         """
 
 
@@ -113,42 +127,35 @@ class GridEngine(Engine):
         ...     name = "here"
         ...
         ...     @contextmanager
-        ...     def grids(self, assembly):
-        ...         assembly.check()
-        ...         yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))
+        ...     def grid(self, assembly, keys):
+        ...         yield LocalGrid.of(assembly.client(keys, AnyClient()))
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> simulations.simulate(overrides=["federation.rounds=1"], engine=Here(), run_dir=folder)["engine"]
         'here'
     """
 
     @abstractmethod
-    def grids(self, assembly: Assembly) -> AbstractContextManager[OpenGrid]:
-        """Like `started`, but yield a function that returns the grid."""
+    def grid(self, assembly: Assembly, keys: KeyRing) -> AbstractContextManager[Grid]:
+        """The grid whose clients are made from the run's objects, until the block ends.
 
-    @contextmanager
+        Args:
+            assembly: the run's objects.
+            keys: key ring of the clients.
+        """
+
     @override
-    def started(self, assembly: Assembly) -> Iterator[Serve]:
-        with self.grids(assembly) as grid_of:
+    def serve(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        progress: OnRound | None,
+        trackers: Sequence[Tracker],
+    ) -> RunSummary:
+        from simulations.runs.server import serve  # which workers do without
 
-            def serve(
-                assembly: Assembly,
-                folder: RunFolder,
-                progress: OnRound | None,
-                trackers: Sequence[Tracker],
-            ) -> RunSummary:
-                from simulations.runs.server import serve as serve_run
-
-                keys, _ = folder.keys(assembly.recipe.run.seed)
-                return serve_run(
-                    grid_of(assembly, keys),
-                    assembly,
-                    folder,
-                    self.name,
-                    progress,
-                    trackers=trackers,
-                )
-
-            yield serve
+        keys, _ = folder.keys(assembly.recipe.run.seed)
+        with self.grid(assembly, keys) as grid:
+            return serve(grid, assembly, folder, self.name, progress, trackers=trackers)
 
 
 def require_ray(engine: str, address: str | None = None) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 from typing_extensions import override
 
+from fedlgm.errors import RunError
 from fedlgm.extension.registration import registrations
 from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
-from simulations.engines.flower_command import FlwrCommand, config_file, reason, require_summary
+from simulations.engines.base import Engine, EngineOptions, require_ray
+from simulations.engines.flower_command import FlwrCommand, config_file, reason
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
@@ -52,27 +53,22 @@ class FlowerEngine(Engine):
         super().__init__(options)
         require_ray(self.name)
 
-    @contextmanager
     @override
-    def started(self, assembly: Assembly) -> Iterator[Serve]:
+    def serve(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        progress: OnRound | None,
+        trackers: Sequence[Tracker],
+    ) -> RunSummary:
         import torch
 
         from simulations.engines.ray import gpu_share
 
-        assembly.check()
         workers = self.workers(assembly.recipe)
+        share = gpu_share(assembly.model.device, workers, torch.cuda.device_count())
         supernodes = self.options.supernodes or workers
-
-        def serve(
-            assembly: Assembly,
-            folder: RunFolder,
-            progress: OnRound | None,
-            trackers: Sequence[Tracker],
-        ) -> RunSummary:
-            share = gpu_share(assembly.model.device, workers, torch.cuda.device_count())
-            return run_flower(folder, supernodes, workers, progress, assembly.own, share)
-
-        yield serve
+        return run_flower(folder, supernodes, workers, progress, assembly.own, share)
 
 
 def run_flower(
@@ -130,6 +126,24 @@ def run_flower(
         )
         result.update(folder.audit_summary())
         return result
+
+
+def require_summary(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
+    """The summary of a run that has ended according to Flower.
+
+    Args:
+        folder: the run's folder.
+        status: Flower's status of the run.
+        why: function that says why the run did not complete.
+
+    Raises:
+        DivergedError: a round's model is NaN or infinite.
+        RunError: the run did not complete.
+    """
+    result = folder.result()
+    if status == "finished:completed" and result is not None:
+        return result
+    raise folder.diverged.read() or RunError(why())
 
 
 def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dict[str, str | bool]:

@@ -10,15 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
 from fedlgm.errors import RunError
-
-if TYPE_CHECKING:
-    from simulations.runs.folder import RunFolder
-    from simulations.runs.rows import RunSummary
 
 CONNECTION = "fedlgm"
 """Name of the SuperLink in Flower's configuration."""
@@ -131,24 +127,6 @@ def config_file(file: Path, config: Mapping[str, Any]) -> str:
     """
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
     return str(file.resolve())
-
-
-def require_summary(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
-    """The summary of a run that has ended according to Flower.
-
-    Args:
-        folder: the run's folder.
-        status: Flower's status of the run.
-        why: function that says why the run did not complete.
-
-    Raises:
-        DivergedError: a round's model is NaN or infinite.
-        RunError: the run did not complete.
-    """
-    result = folder.result()
-    if status == "finished:completed" and result is not None:
-        return result
-    raise folder.diverged.read() or RunError(why())
 
 
 def tail(text: str) -> str:

@@ -29,7 +29,6 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_hardware
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
-from simulations.launch import default_folder
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.headline import headline
@@ -65,7 +64,7 @@ def make_server_app() -> ServerApp:
             recipe = asked
             _require_nodes(recipe, context.run_config)
             Assembly(recipe).model.check()
-            folder = new_folder.create(given or default_folder(recipe).resolve(), recipe)
+            folder = new_folder.create(given or new_folder.default_path(recipe).resolve(), recipe)
         with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))
             config = context.run_config

@@ -13,8 +13,9 @@ from flwr.clientapp import ClientApp
 from typing_extensions import override
 
 from clients import AnyClient, LayerwiseClient
+from fedlgm.noise.keys import KeyRing
 from simulations.config.assembly import Assembly
-from simulations.engines.base import GridEngine, OpenGrid
+from simulations.engines.base import GridEngine
 from simulations.engines.grid import WorkerGrid
 
 
@@ -66,6 +67,5 @@ class LocalEngine(GridEngine):
 
     @contextmanager
     @override
-    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        assembly.check()
-        yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))
+    def grid(self, assembly: Assembly, keys: KeyRing) -> Iterator[LocalGrid]:
+        yield LocalGrid.of(assembly.client(keys, AnyClient()))

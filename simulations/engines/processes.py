@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -35,7 +35,7 @@ from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
 from simulations.config.assembly import Assembly
-from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
+from simulations.engines.base import EngineOptions, GridEngine
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 
 _WORKER_GIB = 0.1  # that a worker writes, with a small model
@@ -280,36 +280,34 @@ class ProcessEngine(GridEngine):
 
     @contextmanager
     @override
-    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        problem = fork_problem(assembly)
+    def start(self, assembly: Assembly) -> Iterator[None]:
+        recipe = assembly.recipe
+        problem = fork_problem(recipe.training.device, recipe.run.threads)
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
-        workers = self.workers(assembly.recipe)
-        require_memory(workers, _WORKER_GIB)
-        assembly.check()
-        with ExitStack() as grids:
+        require_memory(self.workers(recipe), _WORKER_GIB)
+        yield
 
-            def open_grid(assembly: Assembly, keys: KeyRing) -> ProcessGrid:
-                assembly.data.partition  # noqa: B018  (inherited, not made by every worker)
-                if assembly.recipe.noised_by.uploads_released:
-                    assembly.privacy.method  # noqa: B018  (likewise)
-                grid = ProcessGrid(workers, assembly, keys)
-                grids.callback(grid.close)
-                return grid
-
-            yield open_grid
+    @contextmanager
+    @override
+    def grid(self, assembly: Assembly, keys: KeyRing) -> Iterator[ProcessGrid]:
+        assembly.data.partition  # noqa: B018  (inherited, not made by every worker)
+        if assembly.recipe.noised_by.uploads_released:
+            assembly.privacy.method  # noqa: B018  (likewise)
+        with closing(ProcessGrid(self.workers(assembly.recipe), assembly, keys)) as grid:
+            yield grid
 
 
-def fork_problem(assembly: Assembly | None) -> str:
-    """The reason why forked workers cannot train these clients (None: any that train on the CPU);
-    "" if they can.
+def fork_problem(device: str, threads: int) -> str:
+    """The reason why forked workers cannot train clients on this device, with this number of
+    threads; "" if they can.
     """
-    if assembly is not None and assembly.model.device.type != "cpu":
-        return f"trains on the CPU, not on {assembly.model.device}"
+    if device != "cpu":
+        return f"trains on the CPU, not on {device}"
     if torch.cuda.is_available():
         return (
             "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"
         )
-    if assembly is not None and assembly.recipe.run.threads != 1:
-        return f"has one thread per worker, not run.threads = {assembly.recipe.run.threads}"
+    if threads != 1:
+        return f"has one thread per worker, not run.threads = {threads}"
     return ""

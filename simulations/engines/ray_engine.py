@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flwr.serverapp import Grid
 from typing_extensions import override
 
+from fedlgm.noise.keys import KeyRing
 from simulations.config.assembly import Assembly
-from simulations.engines.base import EngineOptions, GridEngine, OpenGrid, require_ray
+from simulations.engines.base import EngineOptions, GridEngine, require_ray
 
 
 class RayEngine(GridEngine):
@@ -38,7 +40,7 @@ class RayEngine(GridEngine):
 
     @contextmanager
     @override
-    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
+    def start(self, assembly: Assembly) -> Iterator[None]:
         from simulations.engines import cluster
         from simulations.engines.ray import RayGrid, gpu_share
 
@@ -50,5 +52,10 @@ class RayEngine(GridEngine):
         with cluster.session(address, workers, start_actors, leave=RayGrid.close) as ready:
             if address is not None:
                 ready()  # joining is quick, so report a wrong address now
-            assembly.check()
-            yield ready().serving
+            self._actors = ready
+            yield
+
+    @contextmanager
+    @override
+    def grid(self, assembly: Assembly, keys: KeyRing) -> Iterator[Grid]:
+        yield self._actors().serving(assembly, keys)

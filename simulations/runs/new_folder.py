@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 
 from fedlgm.errors import DiskError, RunError
@@ -13,13 +15,19 @@ from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 
 
-def create(path: Path, recipe: Recipe) -> RunFolder:
+def create(path: Path | None, recipe: Recipe) -> RunFolder:
     """Make a new folder, which contains its recipe from the start, and the folders above it.
+
+    Args:
+        path: the folder; None for one of the default name.
+        recipe: the run's recipe.
 
     Raises:
         RunError: the folder exists and is not empty, and nothing is changed.
         DiskError: the folder cannot be created.
     """
+    if path is None:
+        return _create_default(recipe)
     refuse_existing(path)
     missing = tuple(parent for parent in path.parents if not parent.exists())
     try:
@@ -31,6 +39,32 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
             f"cannot create the run folder {path}: {why(error)}; choose another folder"
         ) from error
     return RunFolder(path, missing)
+
+
+def _create_default(recipe: Recipe) -> RunFolder:
+    """A new folder of the default name; another process may take the same name in the same
+    second.
+    """
+    while True:
+        path = default_path(recipe)
+        try:
+            return create(path, recipe)
+        except RunError:
+            if not path.exists():
+                raise
+
+
+def default_path(recipe: Recipe) -> Path:
+    """A folder under `runs` that does not exist yet.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> default_path(load("digits")).name.startswith("digits-")
+        True
+    """
+    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(path for path in chain([first], later) if not path.exists())
 
 
 def refuse_existing(path: Path) -> None:

@@ -24,6 +24,7 @@ from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.ending import ending
 from simulations.entry import end_at_once
+from simulations.runs import new_folder
 from tests.support.forked import ForkedCommand
 
 SLOW = (
@@ -391,7 +392,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
 
     def take() -> None:
         together.wait()
-        launch._fresh_folder(recipe)
+        new_folder.create(None, recipe)
 
     processes = [context.Process(target=take) for _ in range(4)]
     for process in processes:

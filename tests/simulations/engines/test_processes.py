@@ -29,8 +29,8 @@ from simulations import engines, launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
-from simulations.config.run_model import RunModel
 from simulations.engines import processes
+from simulations.engines.auto import choose
 from simulations.engines.base import EngineOptions
 from simulations.engines.processes import ProcessGrid
 from simulations.runs.folder import RunFolder
@@ -335,7 +335,7 @@ def test_the_command_ends_in_order(
 
 
 def refused(recipe: Recipe, **options: Any) -> None:
-    with engines.get("processes", EngineOptions(**options)).started(Assembly(recipe)):
+    with engines.get("processes", EngineOptions(**options)).start(Assembly(recipe)):
         raise AssertionError("it started")
 
 
@@ -344,10 +344,8 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
         ConfigError, match=r"has one thread per worker, not run\.threads = 2: use engine 'ray'"
     ):
         refused(recipes.load("digits", ["run.threads=2"]))
-    monkeypatch.setattr(RunModel, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="trains on the CPU, not on cuda"):
-        refused(RECIPE)
-    monkeypatch.setattr(RunModel, "device", torch.device("cpu"))
+        refused(RECIPE.with_values(training={"device": "cuda"}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="cannot fork its workers on a machine with a GPU"):
         refused(RECIPE)
@@ -362,16 +360,13 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def picked(overrides: tuple[str, ...] = (), **options: Any) -> str:
-        return engines.get("auto", EngineOptions(**options)).choose(
-            Assembly(recipes.load("digits", overrides))
-        )  # type: ignore[attr-defined,no-any-return]
+    def picked(device: str = "cpu", threads: int = 1, **options: Any) -> str:
+        return choose(EngineOptions(**options), device, threads)
 
     assert picked() == "processes"
-    assert picked(("run.threads=2",)) == "ray"
+    assert picked(threads=2) == "ray"
     assert picked(ray_address="auto") == "ray"
     assert picked(supernodes=3) == "flower"
-    monkeypatch.setattr(RunModel, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert picked() == "ray"
     for count, name, engine in (
@@ -381,8 +376,7 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, "mps", "local"),
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        monkeypatch.setattr(RunModel, "device", torch.device(name))
-        assert picked() == engine
+        assert picked(device=name) == engine
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert picked() == "ray"

@@ -12,11 +12,11 @@ from flwr.common.config import parse_config_args
 import simulations
 from clients import AnyClient
 from fedlgm.errors import ConfigError
+from fedlgm.noise.keys import KeyRing
 from simulations import engines
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import load as load_recipe
 from simulations.engines import EngineOptions, GridEngine
-from simulations.engines.base import OpenGrid
 from simulations.engines.flower import _run_config
 from simulations.engines.flower_command import config_file
 from simulations.engines.local import LocalEngine, LocalGrid
@@ -35,10 +35,9 @@ class Counting(GridEngine):
     served = 0
 
     @contextmanager
-    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
-        assembly.check()
+    def grid(self, assembly: Assembly, keys: KeyRing) -> Iterator[LocalGrid]:
         Counting.served += 1
-        yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))
+        yield LocalGrid.of(assembly.client(keys, AnyClient()))
 
 
 def not_an_engine(options: EngineOptions) -> str:
@@ -69,6 +68,8 @@ def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) 
     assert "counting" in engines.names()
     with pytest.raises(ConfigError, match="there is an engine 'local' already"):
         engines.register("local", Counting)
+    with pytest.raises(ConfigError, match="there is an engine 'auto' already"):
+        engines.register("auto", Counting)
     with pytest.raises(
         ConfigError, match="engine 'three': it must be a class or function of the options, got 3"
     ):
