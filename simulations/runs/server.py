@@ -24,7 +24,6 @@ from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from simulations.runs.frozen import FrozenBase
 from simulations.runs.protection import is_own
-from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
@@ -34,7 +33,6 @@ from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
-from strategies.releaser import ReleaseKeeper
 
 TEST_MODE = (
     "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
@@ -80,46 +78,35 @@ def serve(
     with folder.lock():
         if folder.result() is not None:
             return _finished(folder)
-        folder.provenance.settle(provenance_of(assembly, nodes))
-        folder.verify()
-        start = resume(assembly, folder)
-        base, started, audit = FrozenBase(assembly.model), time.perf_counter(), watch_of(assembly)
+        begun, audit = time.perf_counter(), watch_of(assembly)
+        start = resume(assembly, folder, nodes)
+        frozen = FrozenBase(assembly.model)
         with (
             _start_trackers(assembly, folder, start.transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             if assembly.data.spent is not None:
                 assembly.data.spent.charge(ledger)
-            start = redraw(start, assembly, nodes, ledger, attempt)
+            if not nodes.repeats:
+                start = redraw(start, assembly, ledger, attempt)
             if not continued:
                 warn_of_cost(ledger, start.transcript, start.abandoned)
             recorder = Recorder(
-                assembly,
-                folder,
-                start.optimizer,
-                progress,
-                start.abandoned,
-                followers,
+                assembly, folder, start.optimizer, progress, start.abandoned, followers,
                 overlaps=nodes.repeats,
-            )
-            canaries = (
-                audit.observer(assembly, folder, start.keys, nodes.simulated)
-                if audit is not None
-                else None
-            )
-            keeper = None
-            if assembly.recipe.run.keep_releases:
-                keeper = tools.release_log(assembly, folder, ledger)
-            strategy = _strategy(assembly, start, ledger, nodes, recorder, canaries, keeper)
-            _run(grid, strategy, recorder, folder, assembly.recipe.federation.rounds)
-            result = _summarise(assembly, folder, engine, strategy.transcript, recorder, ledger)
-        result.update(base.check(strategy.transcript))
+            )  # fmt: skip
+            observer = None
+            if audit is not None:
+                observer = audit.observer(assembly, folder, start.keys, nodes.simulated)
+            final = _run(grid, assembly, folder, start, ledger, nodes, recorder, observer)
+            result = _summarise(assembly, folder, engine, final, recorder, ledger)
+        result.update(frozen.check(final))
         if audit is not None:
             strict_json.write(folder.audit_file, audit.figures(assembly, folder, result), PRIVATE)
         rows = folder.rows(private=True)
         folder.finish(result)
         followers.end(result)
-        return _for_operator(result, folder, rows, time.perf_counter() - started)
+        return _for_operator(result, folder, rows, time.perf_counter() - begun)
 
 
 def _finished(folder: RunFolder) -> RunSummary:
@@ -132,55 +119,51 @@ def _finished(folder: RunFolder) -> RunSummary:
     return finished
 
 
-def _strategy(
+def _run(
+    grid: Grid,
     assembly: Assembly,
+    folder: RunFolder,
     start: Start,
     ledger: Ledger,
     nodes: Nodes,
     recorder: Recorder,
-    canaries: ReleaseObserver | None,
-    keeper: ReleaseKeeper | None,
-) -> LayerwiseFedAvg:
+    observer: ReleaseObserver | None,
+) -> Transcript:
+    """Run the remaining rounds, leave a checkpoint of the last, and return what was released.
+
+    Raises:
+        DivergedError: a round's model is NaN or infinite.
+    """
     recipe = assembly.recipe
     releaser = Releaser(
         start.keys,
         ledger,
         assembly.model.numerics,
         start.attempt,
-        canaries,
+        observer,
         start.noise,
         start.redrawn,
         is_own(recipe),
-        keeper,
+        tools.release_log(assembly, folder, ledger) if recipe.run.keep_releases else None,
     )
-    return LayerwiseFedAvg(
+    strategy = LayerwiseFedAvg(
         assembly.privacy.method,
         start.transcript,
-        CohortSampler(assembly.recipe.sampling, start.draws, recipe.federation.dropout),
+        CohortSampler(recipe.sampling, start.draws, recipe.federation.dropout),
         start.optimizer,
         releaser,
         nodes,
         on_round=recorder,
         continue_ledger=True,  # warn_of_cost names what is charged again
     )
-
-
-def _run(
-    grid: Grid, strategy: LayerwiseFedAvg, recorder: Recorder, folder: RunFolder, rounds: int
-) -> None:
-    """Run the remaining rounds, and leave a checkpoint of the last.
-
-    Raises:
-        DivergedError: a round's model is NaN or infinite.
-    """
     try:
         with closing(recorder), suppress(StoppedEarly):
             recorder.check_stopped()
             strategy.start(
                 grid,
                 strategy.initial_arrays(),
-                num_rounds=rounds - strategy.transcript.rounds,
-                timeout=strategy.nodes.round_timeout or 3600.0,
+                num_rounds=recipe.federation.rounds - start.transcript.rounds,
+                timeout=nodes.round_timeout or 3600.0,
             )
     except DivergedError as error:
         recorder.checkpoint()
@@ -188,6 +171,7 @@ def _run(
         diverged.largest = error.largest
         raise diverged from error
     recorder.checkpoint()
+    return strategy.transcript
 
 
 def _summarise(

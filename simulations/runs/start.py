@@ -14,6 +14,7 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
+from simulations.runs.provenance import provenance_of
 from strategies.nodes import Nodes
 from strategies.server_optimizer import ResumableStep
 
@@ -43,8 +44,16 @@ class Start:
     attempt: bytes = b""
 
 
-def resume(assembly: Assembly, folder: RunFolder) -> Start:
-    """The latest checkpoint's state, or that before the first round; later rows are removed."""
+def resume(assembly: Assembly, folder: RunFolder, nodes: Nodes) -> Start:
+    """The latest checkpoint's state, or that before the first round; later rows are removed.
+
+    Raises:
+        RunError: the run was started with other objects, files or clients, or cannot go on from its
+            files.
+        LedgerError: the ledger does not fit the run.
+    """
+    folder.provenance.settle(provenance_of(assembly, nodes))
+    folder.verify()
     seed = assembly.recipe.run.seed
     optimizer = assembly.model.server_optimizer()
     checkpoint = folder.checkpoints.latest(assembly.model.layers)
@@ -61,12 +70,10 @@ def resume(assembly: Assembly, folder: RunFolder) -> Start:
     return Start(transcript, optimizer, keys, keys, abandoned, abandoned, noise)
 
 
-def redraw(start: Start, assembly: Assembly, nodes: Nodes, ledger: Ledger, attempt: bytes) -> Start:
+def redraw(start: Start, assembly: Assembly, ledger: Ledger, attempt: bytes) -> Start:
     """The start of a run whose nodes make other updates when a round is made again, as real nodes
     do unless they keep their answers.
     """
-    if nodes.repeats:
-        return start
     attempt, abandoned = attempt or secrets.token_bytes(16), ledger.position()
     start = replace(start, attempt=attempt, abandoned=abandoned)
     one_mechanism = charging.of(assembly.privacy.facts).joint
