@@ -26,7 +26,6 @@ from simulations import launch, tools
 from simulations.arguments import refuse_unknown, require_callback, resolve
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import resolve_hardware
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
@@ -441,4 +440,4 @@ def resume(
 def result_of(summary: RunSummary, own: Own) -> RunResult:
     """A finished run from its summary and objects."""
     recipe = RunFolder.open(Path(summary["run"])).recipe()
-    return RunResult(summary, Assembly(resolve_hardware(recipe), own))
+    return RunResult(summary, Assembly(recipe, own))

@@ -13,7 +13,7 @@ import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
-from simulations.ending import ending, report_interruption
+from simulations.ending import ending, offer_to_continue
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -145,54 +145,38 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a private federation."""
-    from fedlgm.errors import ConfigError, DivergedError, FedlgmError
+    from fedlgm.errors import ConfigError
     from simulations import launch
+    from simulations.config import recipe as recipes
     from simulations.runs.folder import RunFolder
     from simulations.summaries import terminal as display
 
+    changes = list(overrides or [])
+    changes += [f"federation.rounds={rounds}"] if rounds is not None else []
+    changes += [f"run.seed={seed}"] if seed is not None else []
+    if resume is None:
+        parsed = recipes.load(recipe, changes)
+    elif recipe is not None or changes or run_dir is not None:
+        raise ConfigError(
+            "--resume continues a run as it was started: leave out the recipe and every override"
+        )
+    else:
+        parsed = RunFolder.open(resume).recipe()
     options: dict[str, Any] = {
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
     }  # fmt: skip
-    if resume is not None:
-        if (
-            recipe is not None
-            or overrides
-            or rounds is not None
-            or seed is not None
-            or run_dir is not None
-        ):
-            raise ConfigError(
-                "--resume continues a run as it was started: leave out the recipe and every "
-                "override"
-            )
-        parsed = RunFolder.open(resume).recipe()
-    else:
-        parsed = _recipe(recipe, overrides, rounds, seed)
-    folders = [resume] if resume is not None else []
-    try:
+    with (
+        offer_to_continue(resume, engine) as set_folder,
         # What Ray prints when it loses a worker is not this command's output.
-        with (
-            contextlib.redirect_stdout(sys.stderr),
-            display.progress(parsed, shown=not as_json) as on_round,
-        ):
-            if resume is not None:
-                result = launch.resume(resume, progress=on_round, **options)
-            else:
-                result = launch.simulate(
-                    parsed, run_dir=run_dir, progress=on_round, on_folder=folders.append, **options
-                )
-    except DivergedError:  # going on would lead there again
-        raise
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
-            report_interruption("interrupted before the run had begun: nothing was written")
-        ended = isinstance(error, FedlgmError) and resume is not None
-        for folder in () if ended else filter(Path.exists, folders):  # a refused run has left none
-            how = "" if engine == "auto" else f" --engine {engine}"
-            report_interruption(
-                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}"
+        contextlib.redirect_stdout(sys.stderr),
+        display.progress(parsed, shown=not as_json) as on_round,
+    ):
+        if resume is None:
+            result = launch.simulate(
+                parsed, run_dir=run_dir, progress=on_round, on_folder=set_folder, **options
             )
-        raise
+        else:
+            result = launch.resume(resume, progress=on_round, **options)
     show(result, display.summary, as_json)
 
 
@@ -211,6 +195,7 @@ def pretrain(
     as_json: JsonOption = False,
 ) -> None:
     """Train the public base of a text recipe, without privacy, on public text."""
+    from simulations.config import recipe as recipes
     from simulations.pretrain import pretrain as pretraining
 
     def show(step: int, loss: float) -> None:
@@ -218,7 +203,7 @@ def pretrain(
             console.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
 
     done = pretraining(
-        _recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show
+        recipes.load(recipe, overrides or ()), out, texts=text or (), steps=steps, progress=show
     )
     if as_json:
         print_json(dict(done))
@@ -242,13 +227,15 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
+    from simulations.config import recipe as recipes
     from simulations.summaries import planning
     from simulations.summaries import terminal as display
 
     if sweep:
         show(tools.sweep_report(recipe, overrides or ()), tools.sweep_table, as_json)
     else:
-        show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
+        report = planning.plan_report(recipes.load(recipe, overrides or ()))
+        show(report, display.plan_table, as_json)
 
 
 @app.command(rich_help_panel=_PLAN)
@@ -409,20 +396,6 @@ def doctor(as_json: JsonOption = False) -> None:
 
     findings = health.examine()
     show(findings, display.doctor_table, as_json)
-
-
-def _recipe(
-    recipe: str | None,
-    overrides: list[str] | None,
-    rounds: int | None = None,
-    seed: int | None = None,
-) -> Any:
-    from simulations.config import recipe as recipes
-
-    extra = list(overrides or [])
-    extra += [f"federation.rounds={rounds}"] if rounds is not None else []
-    extra += [f"run.seed={seed}"] if seed is not None else []
-    return recipes.load(recipe, extra)
 
 
 tools.add_commands(app)

@@ -9,7 +9,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -27,6 +29,41 @@ def report_interruption(text: str) -> None:
     """Print how to continue an interrupted command."""
     _said.set()
     _err.print(text, style="yellow")
+
+
+@contextmanager
+def offer_to_continue(run: Path | None, engine: str) -> Iterator[Callable[[Path], None]]:
+    """Print how to continue a run that an error or an interruption ends within the block.
+
+    Args:
+        run: folder of a run that is continued; None for a new run.
+        engine: engine of the command.
+
+        Yields: function that takes the folder of a new run.
+    """
+    from fedlgm.errors import DivergedError, FedlgmError
+
+    folder = run
+
+    def set_folder(path: Path) -> None:
+        nonlocal folder
+        folder = path
+
+    try:
+        yield set_folder
+    except DivergedError:  # going on would lead there again
+        raise
+    except BaseException as error:
+        refused_again = isinstance(error, FedlgmError) and run is not None
+        if folder is None:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                report_interruption("interrupted before the run had begun: nothing was written")
+        elif folder.exists() and not refused_again:  # a refused run has left none
+            how = "" if engine == "auto" else f" --engine {engine}"
+            report_interruption(
+                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}"
+            )
+        raise
 
 
 class _Stopped(SystemExit):
