@@ -100,15 +100,15 @@ def _run(path: Path) -> Report:
     """Report on a run of fedlgm, by its verified ledger and the words of its guarantee."""
     from fedlgm.check import RULES, Report, Settings, Verdict
     from fedlgm.check.report import judge_statement
-    from fedlgm.privacy import Ledger, attack_rates
+    from fedlgm.privacy import attack_rates
     from simulations.runs.folder import RunFolder
-    from simulations.summaries.ledgers import ledger_report
+    from simulations.summaries.ledgers import checked_ledger_report
 
     folder = RunFolder.open(path)
-    recipe, read = folder.recipe(), ledger_report(path)
-    with Ledger(folder.ledger_file) as ledger:
-        rates = attack_rates(ledger)
-    guarantee = folder.stated_guarantee()
+    recipe = folder.recipe()
+    with folder.checked_ledger() as ledger:
+        read, rates = checked_ledger_report(folder, ledger), attack_rates(ledger)
+        guarantee = folder.guarantee_in(ledger)
     settings = Settings(
         mechanism="ledger",
         unit=recipe.unit,

@@ -48,8 +48,8 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     """
     folder = RunFolder.open(run)
     result, rows = folder.verified_result(), folder.rows(private=private)
-    ledger = checked_ledger_report(folder)
     with Ledger(folder.ledger_file) as charges:
+        ledger = checked_ledger_report(folder, charges)
         rates = reported_rates(folder.recipe(), charges)
     sections = [
         page.figure_list(page.key_figures(result)),

@@ -151,46 +151,51 @@ class RunFolder:
         return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
 
     def verify(self) -> None:
-        """Check the run's spending, before anything is changed.
+        """Check the run's spending, before anything is changed; the errors are those of
+        `checked_ledger`.
+        """
+        if self.ledger_file.exists() or self.begun():
+            with self.checked_ledger():
+                pass
+
+    @contextmanager
+    def checked_ledger(self) -> Iterator[Ledger]:
+        """The run's ledger, opened for reading once and checked.
 
         Raises:
             LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is
                 missing or behind although rounds have been released; or the result of a finished
                 run states another epsilon.
         """
-        if self.ledger_file.exists():
-            recipe, result = self.recipe(), self.result()
-            with Ledger(self.ledger_file) as ledger:
-                central = not recipe.noised_by.uploads_released
-                released = (
-                    self._last_released_round()
-                )  # before the ledger is read: another process may be at work
-                ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
-                charged = ledger.rounds()
-                if result is not None:
-                    guarantee, multiplier = self._guarantee(ledger), self._multiplier(ledger)
-                    recorded = max((row["round"] for row in self.metrics), default=0)
-                    check_summary(
-                        result,
-                        recipe,
-                        ledger,
-                        guarantee,
-                        multiplier,
-                        recorded,
-                        str(self.result_file),
-                    )
-                    check_rows(self.metrics, recipe, ledger, str(self.metrics.path))
+        if not self.ledger_file.exists() and self.begun():
+            raise LedgerError(
+                f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is "
+                "not known; restore the ledger from a backup or start a new run"
+            )
+        recipe, result = self.recipe(), self.result()
+        with Ledger(self.ledger_file) as ledger:
+            central = not recipe.noised_by.uploads_released
+            # Rows are read before the ledger, because another process may be at work.
+            released = self._last_released_round()
+            ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
+            charged = ledger.rounds()
+            if result is not None:
+                self._check_result(result, recipe, ledger)
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} "
                     f"rounds were released by {self.metrics.path.name}: it is an older copy; "
                     "restore a newer one or start a new run"
                 )
-        elif self.begun():
-            raise LedgerError(
-                f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is "
-                "not known; restore the ledger from a backup or start a new run"
-            )
+            yield ledger
+
+    def _check_result(self, result: RunSummary, recipe: Recipe, ledger: Ledger) -> None:
+        """Refuse figures of a finished run that do not follow from its recipe and ledger."""
+        guarantee, multiplier = self.guarantee_in(ledger), self._multiplier(ledger)
+        recorded = max((row["round"] for row in self.metrics), default=0)
+        where = str(self.result_file)
+        check_summary(result, recipe, ledger, guarantee, multiplier, recorded, where)
+        check_rows(self.metrics, recipe, ledger, str(self.metrics.path))
 
     def begun(self) -> bool:
         """Whether the run has charged or recorded a round."""
@@ -215,23 +220,13 @@ class RunFolder:
         """
         return max((int(row["round"]) for row in self.metrics if not row.get("skipped")), default=0)
 
-    def guarantee(self) -> str:
-        """The guarantee in one sentence, from the recipe and not from the summary, which may have
+    def guarantee_in(self, ledger: Ledger) -> Guarantee:
+        """The run's guarantee, from its recipe and ledger and not from the summary, which may have
         been edited.
 
         Raises:
             LedgerError: the mechanism's guarantee is not known.
         """
-        return self.stated_guarantee().sentence(
-            noise_reproducible=self.recipe().run.seed is not None
-        )
-
-    def stated_guarantee(self) -> Guarantee:
-        """The object behind `guarantee`, with the same errors."""
-        with Ledger(self.ledger_file) as ledger:
-            return self._guarantee(ledger)
-
-    def _guarantee(self, ledger: Ledger) -> Guarantee:
         recipe = self.recipe()
         first, multiplier = _first(ledger), self._multiplier(ledger)
         if not is_own(recipe):
@@ -459,10 +454,9 @@ class RunFolder:
                 self.diverged.read() or f"continue it with `fedlgm simulate --resume {self.path}`"
             )
             raise RunError(f"{self.path} is not finished: {remedy}")
-        self.verify()
         checked, recipe = result.copy(), self.recipe()
-        with Ledger(self.ledger_file) as ledger:
-            guarantee = self._guarantee(ledger)
+        with self.checked_ledger() as ledger:
+            guarantee = self.guarantee_in(ledger)
             checked["statement"] = statement_of(
                 recipe, ledger, guarantee, result["rounds"], result["noise_backend"]
             )

@@ -20,35 +20,33 @@ def ledger_report(run: Path) -> LedgerReport:
             hashes.
     """
     folder = RunFolder.open(run)
-    folder.verify()
-    report = checked_ledger_report(folder)
     recipe = folder.recipe()
-    with Ledger(folder.ledger_file) as ledger:
-        rates = reported_rates(recipe, ledger)
+    with folder.checked_ledger() as ledger:
+        report, rates = checked_ledger_report(folder, ledger), reported_rates(recipe, ledger)
     report["attack_rates"] = rates.figures()
     report["attack"] = rates.sentence(f"{recipe.unit}s")
     return report
 
 
-def checked_ledger_report(folder: RunFolder) -> LedgerReport:
+def checked_ledger_report(folder: RunFolder, ledger: Ledger) -> LedgerReport:
     """See `ledger_report`; for a run whose ledger has been checked."""
     recipe = folder.recipe()
     privacy = recipe.privacy
-    with Ledger(folder.ledger_file) as ledger:
-        head = ledger.head()
-        groups = event_groups(ledger, recipe.unit)
-        return {
-            "run": str(folder.path),
-            "ledger_head": str(head),
-            "anchors": len(folder.anchors()),
-            "guarantee": folder.guarantee() if groups else "",
-            "noise_reproducible": recipe.run.seed is not None,
-            "events": groups,
-            "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
-            "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
-            "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),
-            "delta": privacy.delta,
-            "budget": privacy.epsilon,
-            "accountant": privacy.accountant,
-            "clients": client_rows(ledger, privacy.delta, privacy.accountant),
-        }
+    reproducible, spent = recipe.run.seed is not None, (privacy.delta, privacy.accountant)
+    groups = event_groups(ledger, recipe.unit)
+    guarantee = folder.guarantee_in(ledger) if groups else None
+    return {
+        "run": str(folder.path),
+        "ledger_head": str(ledger.head()),
+        "anchors": len(folder.anchors()),
+        "guarantee": guarantee.sentence(noise_reproducible=reproducible) if guarantee else "",
+        "noise_reproducible": reproducible,
+        "events": groups,
+        "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
+        "epsilon": ledger.epsilon(*spent),
+        "claimed_epsilon": ledger.claimed_epsilon(*spent),
+        "delta": privacy.delta,
+        "budget": privacy.epsilon,
+        "accountant": privacy.accountant,
+        "clients": client_rows(ledger, *spent),
+    }

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedlgm.noise.keys import KeyRing
 from fedlgm.package_conflicts import PACKAGES
 from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.ledger_file import connect
 from fedlgm_lab.reports import report as reporting
 from fedlgm_lab.studies import comparison, running
 from fedlgm_lab.studies.jobs import jobs
@@ -96,6 +97,17 @@ class TestOneSentence:
         assert summary["guarantee"] == expected(runs[kind])
         assert summary["noise_reproducible"] is (kind != "unseeded")
         assert expected(runs[kind]) in plain(terminal.ledger_table(summary))
+
+    def test_the_ledger_is_opened_once(self, runs, kind, monkeypatch):
+        opened = []
+
+        def count(path, *, reading):
+            opened.append(path)
+            return connect(path, reading=reading)
+
+        monkeypatch.setattr("fedlgm.privacy.ledger.connect", count)
+        ledgers.ledger_report(runs[kind])
+        assert opened == [runs[kind] / "ledger.sqlite"]
 
     def test_command(self, runs, kind):
         for command in (["ledger"], ["report"]):
