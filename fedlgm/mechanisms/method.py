@@ -86,7 +86,6 @@ class Method:
         mechanism: Mechanism,
         layers: LayerTable,
         facts: RunFacts,
-        by: Callable[[Mechanism, RunFacts], RunFacts] | None = None,
     ) -> Method:
         """The mechanism on its own layer table, its noise calibrated to the budget of `facts`.
 
@@ -95,7 +94,6 @@ class Method:
             layers: `mechanism.table(...)` of the model's layers.
             facts: the run's facts with a budget; without epsilon their own `noise_multiplier`
                 stays.
-            by: function that returns the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
             ConfigError: the facts have a budget and a `noise_multiplier` that does not meet it
@@ -107,11 +105,7 @@ class Method:
             if facts.noise_multiplier and facts.epsilon is None:
                 return cls(mechanism, layers, facts)
             unset = facts.with_multiplier(0.0)
-            to = (
-                unset.with_multiplier(mechanism.calibrate(unset))
-                if by is None
-                else by(mechanism, unset)
-            )
+            to = unset.with_multiplier(mechanism.calibrate(unset))
         if facts.noise_multiplier and not math.isclose(
             facts.noise_multiplier, to.noise_multiplier, rel_tol=_AGREE
         ):

@@ -8,6 +8,7 @@ from typing import Any
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.recommend.public import (
     examples_of,
     of_public,
@@ -71,10 +72,11 @@ def setting_of(
         if total is not None
         else float(parsed.training.batch_size)
     )
-    return Setting(assembly, _facts(parsed, total), share, total is None), source
+    facts = _facts(parsed, LayerTable.from_module(assembly.model.module()), total)
+    return Setting(assembly, facts, share, total is None), source
 
 
-def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
+def _facts(recipe: Recipe, layers: LayerTable, examples: int | None) -> RunFacts:
     """The run's facts at the multiplier of its budget."""
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:
@@ -83,4 +85,5 @@ def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
             "pass that number"
         )
     facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
-    return unit.calibrate(mechanisms.get(unit.flat), facts)
+    flat = mechanisms.get(unit.flat)
+    return unit.calibrate(flat, flat.table(layers), facts).facts

@@ -20,7 +20,9 @@ from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.restored import fresh
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.method import Method
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.training.example_level.native import NativeExampleGradients
@@ -197,12 +199,12 @@ class ExampleLevel(UnitKind):
         """Whether the server adds the noise."""
         return not recipe.noised_by.uploads_released
 
-    def calibrate(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-        """See `UnitKind.calibrate`; if nothing meets the budget, the message gives a possible
-        number of steps.
+    def calibrate(self, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
+        """See `Method.calibrate`; if nothing meets the budget, the message gives a possible number
+        of steps.
         """
         try:
-            return super().calibrate(mechanism, facts)
+            return super().calibrate(mechanism, layers, facts)
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
 

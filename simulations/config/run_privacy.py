@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from clients import Consent
-from fedlgm.data.spent import division_name
+from fedlgm.data.spent import Spent, division_name
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
@@ -35,19 +35,25 @@ class RunPrivacy:
         """Mechanism, layers and facts, with the noise calibrated so that the run stays within the
         recipe's budget.
         """
-        model, data = self.model, self.model.data
-        conditions = self.recipe.protects.conditions(model) if model.users_parts else ()
-        facts = facts_of(self.recipe, self._examples).assuming(*conditions)
-        make = partial(
-            Method.calibrate, model.mechanism, model.layers, by=self.recipe.protects.calibrate
-        )
-        if data.spent is None:
-            method = make(facts)
+        recipe, model, spent = self.recipe, self.model, self.model.data.spent
+        conditions = recipe.protects.conditions(model) if model.users_parts else ()
+        facts = facts_of(recipe, self._examples).assuming(*conditions)
+        if spent is None:
+            method = recipe.protects.calibrate(model.mechanism, model.layers, facts)
         else:
-            division = division_name(data.partition) if data.spent.clients else ""
-            method = method_beside(data.spent, facts, make, self.start(), division)
-        require_noise(self.recipe, method)
+            method = self._method_beside(spent, facts)
+        require_noise(recipe, method)
         return method
+
+    def _method_beside(self, spent: Spent, facts: RunFacts) -> Method:
+        """The method for the part of the budget that the data's statistics leave."""
+        model, calibrate = self.model, self.recipe.protects.calibrate
+        division = division_name(model.data.partition) if spent.clients else ""
+
+        def make(left: RunFacts) -> Method:
+            return calibrate(model.mechanism, model.layers, left)
+
+        return method_beside(spent, facts, make, self.start(), division)
 
     @property
     def facts(self) -> RunFacts:

@@ -15,6 +15,7 @@ from fedlgm.data import Partition
 from fedlgm.extension.loader import package_of
 from fedlgm.extension.trial import Examples
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.method import Method
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -228,14 +229,9 @@ class UnitKind:
         """Whether the number of all clients' examples is a public fact of the run."""
         return False
 
-    def calibrate(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-        """The facts with the noise multiplier that meets their budget.
-
-        Raises:
-            ConfigError, PrivacyError: no multiplier meets the budget, or the mechanism does not
-                support the facts.
-        """
-        return facts.with_multiplier(mechanism.calibrate(facts))
+    def calibrate(self, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
+        """See `Method.calibrate`."""
+        return Method.calibrate(mechanism, layers, facts)
 
     def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
         """The server's step.
