@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedlgm import privacy
 from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
 from fedlgm.check.verdict import Verdict
 from fedlgm.privacy.guarantee import Relation
-
-if TYPE_CHECKING:
-    from fedlgm.privacy.attackers import AttackRates
 
 _ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
 _LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
@@ -38,7 +35,7 @@ class Proof:
 
     epsilon: float | None
     relation: Relation
-    rates: AttackRates | None
+    rates: privacy.AttackRates | None
 
 
 def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
@@ -85,7 +82,7 @@ def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, in
 
 def _unsampled(
     settings: Settings, verdicts: Sequence[Verdict]
-) -> tuple[float, AttackRates | None] | None:
+) -> tuple[float, privacy.AttackRates | None] | None:
     """Epsilon and attack rates without amplification; the contributions of a group add up."""
     multiplier, times, units = _effects(settings, verdicts)
     count = (settings.participation_count or 0) * times
@@ -94,7 +91,7 @@ def _unsampled(
 
 def _sampled(
     settings: Settings, verdicts: Sequence[Verdict]
-) -> tuple[float, AttackRates | None] | None:
+) -> tuple[float, privacy.AttackRates | None] | None:
     """Epsilon and attack rates of Poisson samples; a group by the group property of the profile."""
     multiplier, times, units = _effects(settings, verdicts)
     count = (settings.releases or 0) * times
@@ -105,7 +102,7 @@ def _sampled(
 
 def _figures(
     settings: Settings, multiplier: float, rate: float, count: int, units: int
-) -> tuple[float, AttackRates | None] | None:
+) -> tuple[float, privacy.AttackRates | None] | None:
     """None if a setting is missing; infinite if there is too little noise for a useful figure."""
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.attackers import AttackRates, attack_rates
@@ -133,7 +130,7 @@ def _figures(
     return composed_epsilon([(event, count)], settings.delta), rates
 
 
-def group_epsilon(rates: AttackRates, units: int, delta: float) -> float:
+def group_epsilon(rates: privacy.AttackRates, units: int, delta: float) -> float:
     """Epsilon of a group of `units` units at `delta`, from the profile of one unit.
 
     A unit's (e, d) gives a group of k units (k e, d (1 + exp(e) + ... + exp((k - 1) e))) (Vadhan

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedlgm import privacy
 from fedlgm.check import claims  # noqa: F401  (registers its rules)
 from fedlgm.check.proof import prove
 from fedlgm.check.rules import RULES as RULES
 from fedlgm.check.settings import Settings
 from fedlgm.check.verdict import STATUSES, Status, Verdict
 from fedlgm.privacy.guarantee import Relation
-
-if TYPE_CHECKING:
-    from fedlgm.privacy.attackers import AttackRates
 
 _TOLERANCE = (
     0.01  # relative or absolute, of a stated epsilon: it is rounded, or has an error of 0.01
@@ -48,7 +46,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
     epsilon: float | None
     relation: Relation
-    rates: AttackRates | None
+    rates: privacy.AttackRates | None
 
     @property
     def status(self) -> Status:

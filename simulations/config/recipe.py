@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
+from fedlgm import noise as noises  # whose correlations load SciPy's optimisers
 from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
@@ -48,9 +49,6 @@ from simulations.config.sections import (
 from simulations.config.statement_section import StatementSection
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
-
-if TYPE_CHECKING:
-    from fedlgm.noise.correlation import Correlation, Workload
 
 UNITS: dict[Unit, UnitKind] = {
     "client": ClientLevel(),
@@ -222,13 +220,12 @@ class Recipe(Section):
         return Sampling(scheme, federation.participants, share, separation, self.protects.of)
 
     @property
-    def noise(self) -> Correlation | None:
+    def noise(self) -> noises.correlation.Correlation | None:
         """Correlation of the noise over the rounds; None for independent noise."""
         privacy, rounds = self.privacy, self.federation.rounds
         if privacy.noise == "independent":
             return None
-        from fedlgm.noise import correlation  # SciPy's optimisers
-
+        correlation = noises.correlation
         if privacy.noise == "given":
             with prefix_key("privacy.correlation"):
                 noise = correlation.Correlation.from_dict(privacy.correlation or {})
@@ -252,17 +249,15 @@ class Recipe(Section):
         return correlation.get(privacy.noise, rounds, **given)
 
     @property
-    def workload(self) -> Workload:
+    def workload(self) -> noises.correlation.Workload:
         """The server's linear map of the releases, for which noise is optimised: averaging, or
         momentum.
 
         Plain averaging also replaces optimizers that are not linear, and users' own. No privacy
         figure depends on it.
         """
-        from fedlgm.noise.correlation import Workload
-
         federation = self.federation
-        return Workload(
+        return noises.correlation.Workload(
             federation.server_momentum if federation.server_optimizer == "momentum" else 0.0
         )
 

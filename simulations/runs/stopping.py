@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedlgm.privacy.attackers import AttackRates, attack_rates
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
-
-if TYPE_CHECKING:
-    from fedlgm.privacy.attackers import AttackRates
 
 
 class StoppedEarly(Exception):
@@ -67,8 +65,6 @@ def reported_rates(recipe: Recipe, ledger: Ledger) -> AttackRates:
     """Bounds on attacks on one unit of a run; if a rule has stopped the run, those that follow from
     the epsilon of all rounds.
     """
-    from fedlgm.privacy.attackers import AttackRates, attack_rates  # loads the accountants
-
     if not ended_early(recipe, ledger.rounds()):
         return attack_rates(ledger)
     delta, accountant = recipe.privacy.delta, recipe.privacy.accountant
