@@ -57,30 +57,26 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
         >>> raw["privacy"]["epsilon"], raw["mechanism"]["name"]
         (2, 'gaussian')
     """
-    sections: dict[str, dict[str, Any]] = {}
+    layer: dict[str, dict[str, Any]] = {}
     changed: set[str] = set()
-    for path, parsed in settings(texts):
+    for path, value in settings(texts):
         section, *keys = path.split(".")
         if not section or len(keys) > 1 or not all(keys):
             raise ConfigError(
                 f"--set and overrides take section.key=value, got {path!r}{_table(path)}"
             )
-        removed = parsed is None
         changed.add(section)
-        if not keys and removed:
-            raw.pop(section, None)
-            sections.pop(section, None)
-        elif not keys:
-            raw[section] = parsed
-        elif not isinstance(raw.get(section, {}), dict):
+        if keys and not isinstance(raw.get(section, {}), dict):
             raise ConfigError(f"--set {path!r}: {section} is not a section")
-        elif removed:
-            raw.setdefault(section, {}).pop(keys[0], None)
-            sections.get(section, {}).pop(keys[0], None)
+        if keys:
+            layer.setdefault(section, {})[keys[0]] = value
+        elif value is None:
+            raw.pop(section, None)
+            layer.pop(section, None)
         else:
-            sections.setdefault(section, {})[keys[0]] = parsed
-    for section, values in sections.items():
-        raw[section] = laid_over(section, raw.get(section, {}), values)
+            raw[section] = value
+    for section, values in layer.items():
+        raw[section] = lay_over(section, raw.get(section, {}), values)
     public_seed.drop(raw)
     if changed - {"name", "run"} and "title" not in changed:
         raw.pop("title", None)
@@ -145,13 +141,15 @@ def removes(section: str, key: str, value: Any) -> bool:
     return bool(value == "none") and not (key and _NAMING.get(section) == key)
 
 
-def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values, merged over the previous values. Options that only the previously named
-    object has are dropped.
+def lay_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A section's values, merged over the previous values; None removes a value. Options that only
+    the previously named object has are dropped.
     """
+    below = {key: value for key, value in below.items() if above.get(key, value) is not None}
+    above = {key: value for key, value in above.items() if value is not None}
     base = dict(below)
     replacing = _REPLACING.get(section, frozenset())
-    if any(key in replacing and not removes(section, key, value) for key, value in above.items()):
+    if not replacing.isdisjoint(above):
         base = {key: value for key, value in base.items() if key not in replacing}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         base.pop("pixels", None)  # other examples, another interval

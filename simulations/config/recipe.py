@@ -34,7 +34,7 @@ from simulations.config.named_sections import (
     TaskSection,
     TrainerSection,
 )
-from simulations.config.overrides import Overrides, laid_over, override, removes
+from simulations.config.overrides import Overrides, lay_over, override, removes
 from simulations.config.sections import (
     Deployment,
     Distributed,
@@ -372,11 +372,8 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
             merged.pop("title", None)  # it described the other recipe
         for key, value in raw.items():
             if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
-                value = {
-                    name: setting
-                    for name, setting in laid_over(key, below, value).items()
-                    if not removes(key, name, setting)
-                }
+                above = {name: None if removes(key, name, v) else v for name, v in value.items()}
+                value = lay_over(key, below, above)
             merged[key] = value
         if path.resolve().parent == BUNDLED.resolve():
             public_seed.mark(merged)

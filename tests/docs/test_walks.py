@@ -1,4 +1,4 @@
-"""The way of a recipe is the one that docs/decisions/walks.md lists, in its order."""
+"""A run enters the functions that docs/decisions/walks.md lists, in its order."""
 
 from __future__ import annotations
 

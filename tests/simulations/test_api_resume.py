@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import simulations
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
+from fedlgm.training import devices
 from simulations import launch
 from simulations.exports.export import export
 from tests.support.own_objects import (
@@ -213,3 +214,15 @@ def test_a_finished_run_opens_from_another_directory_and_after_a_move(
         assert found.folder == where
         assert found.report() == where / "report.html"
         assert (len(found.history), found["model_sha256"]) == (1, made["model_sha256"])
+
+
+def test_a_finished_run_opens_on_a_machine_without_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = simulations.simulate(overrides=SMALL, run_dir=tmp_path / "run")
+    monkeypatch.setattr(devices, "available_devices", lambda: ["mps"])
+    with pytest.raises(ConfigError, match="'cpu' is not available"):
+        devices.resolve("cpu")
+    opened = simulations.resume(tmp_path / "run")
+    assert opened["model_sha256"] == finished["model_sha256"]
+    assert all(torch.isfinite(weights).all() for weights in opened.model().parameters())
