@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
 from fedlgm.privacy import AttackRates
-from fedlgm.privacy.attackers import percent
 from fedlgm_lab.attacks.runs import results_file
 from simulations.runs.folder import RunFolder
 
@@ -98,38 +95,3 @@ class Measurements:
             return None
         epsilon, delta = self.audited
         return np.minimum(1.0, delta + np.exp(epsilon) * alarms)
-
-    def describe(self, bounds: AttackRates) -> str:
-        """Paragraphs on what was measured; a contradiction comes first."""
-        return "".join(self._paragraphs(bounds))
-
-    def _paragraphs(self, bounds: AttackRates) -> Sequence[str]:
-        parts, excesses = [], self.excesses(bounds)
-        if excesses:
-            told = "; ".join(
-                f"{rate.attack}: {percent(rate.low)} or more at {percent(rate.fpr_high)} false "
-                "alarms or fewer"
-                for rate in excesses
-            )
-            parts.append(
-                '<p class="guarantee none"><strong>Measured attacks find more than the bound '
-                f"allows</strong> ({escape(told)}). The stated privacy does not hold: do not "
-                "release this model, and report this.</p>"
-            )
-        elif self.rates:
-            names = ", ".join(dict.fromkeys(rate.attack for rate in self.rates))
-            parts.append(
-                f"<p>No measured attack contradicts the bound: {escape(names)}. The points show "
-                "the measured rates with their intervals.</p>"
-            )
-        if self.audited is not None:
-            parts.append(
-                f"<p>The audit shows an epsilon of at least {self.audited[0]:.3g}. Some attack "
-                "therefore reaches the dashed line.</p>"
-            )
-        if self.others:
-            parts.append(
-                f'<p class="note">Not shown: {escape(", ".join(self.others))}. The bounds are about '
-                f"{self.unit}s.</p>"
-            )
-        return parts

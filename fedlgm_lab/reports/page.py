@@ -1,15 +1,15 @@
-"""Pieces of HTML that the report and the notebook summary share: figures, guarantee, layer table,
-pictures.
+"""Pages from the templates of this folder, and what the report and the notebook summary share: key
+figures, layer table, curves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 
 from fedlgm.privacy.attackers import percent
@@ -19,40 +19,37 @@ from simulations.runs.headline import format_metric, further_metrics, headline
 from simulations.runs.rows import LayerRow
 from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, number
 
+_FOLDER = Path(__file__).parent
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader([_FOLDER / "templates", _FOLDER]),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+)
+_TEMPLATES.filters |= {"uri": to_uri, "percent": percent}
 
-def document(
-    title: str, sections: Iterable[str], *, heading: str = "", footer: str = "", kind: str = ""
-) -> str:
-    """One self-contained HTML page.
 
-    Args:
-        title: heading of the page, as text.
-        sections: HTML of its parts; empty ones are left out.
-        heading: HTML below the title.
-        footer: HTML after the parts.
-        kind: text after the title in the browser's own title.
+class Table(NamedTuple):
+    """A table of a page.
+
+    Attributes:
+        head: names of the columns.
+        rows: cells; the first one names the row.
+        caption: description of the table.
+        words: whether the last column holds text instead of figures.
     """
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}{kind}</title><style>\n{style}</style></head>\n"
-        f"<body><header><h1>{escape(title)}</h1>{heading}</header>\n<main>"
-        + "\n".join(section for section in sections if section)
-        + f"</main>{footer}</body></html>\n"
-    )
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    words: bool = False
 
 
-def section(title: str, *parts: str) -> str:
-    """A part of a page with its heading."""
-    name = title.lower().replace(" ", "-")
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{"".join(parts)}</section>'
-
-
-def fact_list(facts: Iterable[tuple[str, str]]) -> str:
-    """Labels and texts as a description list of two columns."""
-    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
-    return f'<dl class="facts">{rows}</dl>'
+def render(template: str, **values: Any) -> str:
+    """HTML of a template; every value is escaped."""
+    return _TEMPLATES.get_template(template).render(values)
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -81,62 +78,9 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def figure_list(figures: Iterable[tuple[str, str]]) -> str:
-    """Labels and values as a description list."""
-    items = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures
-    )
-    return f'<dl class="figures">{items}</dl>'
-
-
-def guarantee(result: Mapping[str, Any]) -> str:
-    """The guarantee sentence. Its first words state its kind, and its colour shows it."""
-    return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{escape(str(result["guarantee"]))}</p>'
-
-
-def image(picture: Picture) -> str:
-    """A picture with its heading."""
-    return (
-        f'<figure><figcaption>{escape(picture.title)}</figcaption><img src="{to_uri(picture.svg)}" '
-        f'alt="{escape(picture.alt)}"></figure>'
-    )
-
-
-def gallery(pictures: Iterable[Picture | None]) -> str:
-    """Pictures side by side if there is room; empty without pictures."""
-    images = [image(picture) for picture in pictures if picture is not None]
-    return f'<div class="gallery">{"".join(images)}</div>' if images else ""
-
-
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False
-) -> str:
-    """A table that scrolls if it is too wide, and whose first column names the row.
-
-    Args:
-        head: names of the columns.
-        rows: cells.
-        caption: description of the table.
-        words: whether the last column holds text instead of figures.
-    """
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
-    kind = ' class="words"' if words else ""
-    return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" '
-        f'tabindex="0"><table{kind}>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
 def layer_table(
     layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *, correlated: bool = False
-) -> str:
+) -> Table:
     """Layers as `simulations.summaries.planning.layer_rows` describes them, then their totals.
 
     Args:
@@ -154,7 +98,7 @@ def layer_table(
         count = sum(row["size"] for row in layers)
         share = sum(float(row["share"]) for row in released)
         rows.append(["all", f"{count:,}", "", "", f"{share:.4f}", "", number(total)])
-    return table(head, rows, caption)
+    return Table(head, rows, caption)
 
 
 def curves(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,15 @@ from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
 from fedlgm_lab.reports.measured import Measurements
-from fedlgm_lab.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
-from fedlgm_lab.reports.trade_off import describe_attackers
+from fedlgm_lab.reports.pictures import (
+    Picture,
+    division,
+    heat_map,
+    layer_columns,
+    over_rounds,
+    per_layer,
+)
+from fedlgm_lab.reports.trade_off import bounds_table, draw_curve
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from simulations.runs.stopping import reported_rates
@@ -51,48 +57,40 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     with Ledger(folder.ledger_file) as charges:
         ledger = checked_ledger_report(folder, charges)
         rates = reported_rates(folder.recipe(), charges)
-    sections = [
-        page.figure_list(page.key_figures(result)),
-        page.section(
-            "Attackers",
-            describe_attackers(
-                rates, folder.recipe().unit, Measurements.of_run(folder) if private else None
-            ),
-        ),
-        _rounds(result, rows),
-        _layers(folder, rows),
-        _noise(folder, rows, float(result["noise_multiplier"])),
-        _division(folder, private),
-        _inputs(folder),
-        _ledger(ledger),
-        _origin(folder, result),
-        _operator(rows) if private else "",
-    ]
+    recipe = folder.recipe()
+    measured = Measurements.of_run(folder) if private else None
+    text = page.render(
+        "report.html",
+        title=str(result["recipe"]),
+        subtitle=recipe.title,
+        result=result,
+        infinity=float("inf"),
+        longest=_LONGEST,
+        figures=page.key_figures(result),
+        rates=rates,
+        measured=measured,
+        attackers={
+            "sentence": rates.sentence(f"{recipe.unit}s"),
+            "table": bounds_table(rates, recipe.unit),
+            "curve": draw_curve(rates, recipe.unit, measured),
+        },
+        curves=_curves(result, rows),
+        layers=_layers(folder, rows),
+        noise=_noise(folder, rows, float(result["noise_multiplier"])),
+        division=_division(folder, private),
+        inputs=_inputs(folder),
+        ledger=_ledger(ledger),
+        origin=_origin(folder, result),
+        operator=_operator(rows) if private else None,
+    )
     target = folder.private / "report.html" if private else folder.path / "report.html"
-    _write(target, _page(result, folder.recipe().title, sections), private)
+    _write(target, text, private)
     reported = result.copy()
     reported["report"] = str(target)
     return reported
 
 
-def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:
-    lead = escape(
-        f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine "
-        f"{result['engine']}"
-    )
-    subtitles = f'<p class="lead">{escape(subtitle)}</p>' if subtitle else ""
-    return page.document(
-        str(result["recipe"]),
-        sections,
-        heading=f'{subtitles}<p class="lead">{lead}</p>{page.guarantee(result)}',
-        footer="\n<footer><p>Written by fedlgm. Figures of the layers are those of the released "
-        "plans; test figures "
-        "are those of the released models on the public test set.</p></footer>",
-        kind=" · fedlgm run",
-    )
-
-
-def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _curves(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Picture | None]:
     pictures = page.curves(rows, str(result["guarantee_status"]))
     noise = [row["noise_norm"] for row in rows]
     if max(noise, default=0.0) > min(noise, default=0.0) * 1.001:
@@ -101,21 +99,13 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
                 "Noise on the mean update", [row["round"] for row in rows], {"noise norm": noise}
             )
         )
-    unbounded = (
-        ""
-        if result["epsilon"] != float("inf")
-        else (
-            '<p class="note">No epsilon is proven for this run, so there is no curve of it: it is '
-            "infinite.</p>"
-        )
-    )
-    return page.section("Over the rounds", unbounded, page.gallery(pictures))
+    return pictures
 
 
-def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
+def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     layers = folder.provenance.layers()
     if not rows or len(rows[-1]["clip"]) != len(layers):
-        return ""
+        return {}
     names, correlated = list(layers), folder.recipe().privacy.noise != "independent"
     wanted = (
         ("Bound s_j", "clip", True),
@@ -141,12 +131,12 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     )
     caption = f"Layers as planned for round {rows[-1]['round']}"
     table = page.layer_table(page.layer_rows(rows[-1], layers), caption, correlated=correlated)
-    if len(layers) > _LONGEST:
-        table = f"<details><summary>Table of {len(layers)} layers</summary>{table}</details>"
-    return page.section("Layers", table, page.gallery(pictures))
+    return {"table": table, "count": len(layers), "pictures": pictures}
 
 
-def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
+def _noise(
+    folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float
+) -> dict[str, Any]:
     """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one
     mechanism.
     """
@@ -154,23 +144,17 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
 
     recipe, layers = folder.recipe(), folder.provenance.layers()
     if len(rows) != recipe.federation.rounds:
-        return ""
+        return {}
     if recipe.sampling.separation is None:
-        return ""
+        return {}
     sigma = stored_sigma(rows)
     facts = facts_of(recipe).with_multiplier(multiplier)
     noise = noise_over_rounds(facts, sigma, np.array(list(layers.values())), recipe.workload)
     if noise is None:
-        return ""
+        return {}
     rounds, values = layer_columns(rows, "layer_noise", len(layers))
     series = {name: list(values) for name, values in noise.series().items()}
     told = "; ".join(f"{name} {number(value)}" for name, value in noise.means().items())
-    note = (
-        f"<p>Here it is {escape(noise_in_words(recipe))}. Noise that is correlated over rounds is "
-        "larger in a single round and smaller in the model, which is made of all rounds. Root "
-        "mean square over the rounds of the model's noise, the server's learning rate aside: "
-        f"{escape(told)}, at the same epsilon.</p>"
-    )
     pictures = [
         heat_map(
             "Noise norm of one round's mean",
@@ -181,10 +165,10 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         ),
         over_rounds("Noise norm of the model", range(1, noise.rounds + 1), series),
     ]
-    return page.section("Noise over the rounds", note, page.gallery(pictures))
+    return {"words": noise_in_words(recipe), "means": told, "pictures": pictures}
 
 
-def _division(folder: RunFolder, private: bool) -> str:
+def _division(folder: RunFolder, private: bool) -> dict[str, Any]:
     """The division of the data; for data that may be private, only for the operator."""
     from simulations.config.assembly import Assembly
 
@@ -192,52 +176,38 @@ def _division(folder: RunFolder, private: bool) -> str:
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = data_sets.is_bundled(recipe.data.name)
     if not simulated:
-        return page.section(
-            "Clients", "<p>Real nodes: this server does not know how their data are divided.</p>"
-        )
+        return {"facts": None, "note": "", "picture": None}
     facts = [
         ("data", str(recipe.data.name)),
         ("partition", _options(recipe.data.partition, recipe.data.options)),
         ("clients", f"{recipe.federation.clients:,}"),
         ("drawn per round", f"{recipe.sampling.expected:g} expected, {recipe.federation.sampling}"),
     ]
+    shown: dict[str, Any] = {"facts": facts, "note": "", "picture": None}
     if not public and not private:
-        hidden = (
-            '<p class="note">The division of this data set is not released: '
-            "`fedlgm report --private` shows it.</p>"
-        )
-        return page.section("Clients", page.fact_list(facts), hidden)
+        note = "The division of this data set is not released: `fedlgm report --private` shows it."
+        return shown | {"note": note}
     try:
-        histogram = class_counts(Assembly(recipe))
+        return shown | {"picture": division(class_counts(Assembly(recipe)))}
     except (FedlgmError, ImportError) as error:
-        missing = f'<p class="note">The division cannot be drawn here: {escape(str(error))}</p>'
-        return page.section("Clients", page.fact_list(facts), missing)
-    picture = page.image(division(histogram)).replace("<figure>", '<figure class="wide">')
-    return page.section("Clients", page.fact_list(facts), picture)
+        return shown | {"note": f"The division cannot be drawn here: {error}"}
 
 
-def _inputs(folder: RunFolder) -> str:
+def _inputs(folder: RunFolder) -> dict[str, Any]:
     """The columns of a table, in the order of the model's inputs, and the names of the classes."""
     columns, labels = folder.provenance.read().get("columns"), folder.labels()
-    facts = page.fact_list([("names, in their order", ", ".join(labels))]) if labels else ""
-    classes = page.section("Classes", facts) if labels else ""
-    if not columns:
-        return classes
     rows = [
         (
             column["name"],
             column["dtype"],
             *(f"{column[key]:.6g}" if key in column else "" for key in ("mean", "deviation")),
         )
-        for column in columns
+        for column in columns or ()
     ]
-    table = page.table(
-        ("column", "kind", "mean", "deviation"),
-        rows,
-        "Columns, in the order of the inputs",
-        words=True,
-    )
-    return page.section("Inputs", table, facts)
+    head = ("column", "kind", "mean", "deviation")
+    table = page.Table(head, rows, "Columns, in the order of the inputs", words=True)
+    names = [("names, in their order", ", ".join(labels))] if labels else []
+    return {"labels": names, "table": table if columns else None}
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
@@ -248,7 +218,7 @@ def _options(name: str, options: Mapping[str, Any]) -> str:
     )
 
 
-def _ledger(ledger: Mapping[str, Any]) -> str:
+def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
     events = ledger["events"]
     rows = [
         (
@@ -258,7 +228,6 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
         )
         for row in events[:_LONGEST]
     ]
-    more = len(events) - len(rows)
     accounted = f"{str(ledger['accountant']).upper()} accountant, budget {ledger['budget']:g}"
     charged = f"epsilon {number(ledger['epsilon'])} at delta {ledger['delta']:g} ({accounted})"
     heads = f"{ledger['anchors']} heads kept in checkpoints and result"
@@ -268,19 +237,13 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
         ("head", str(ledger["ledger_head"])),
         ("verified", f"rows follow from each other and from the recipe, and agree with {heads}"),
     ]
-    table = page.table(
-        ("rounds", "releases", "what was released, and its noise"), rows, "Charges", words=True
-    )
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in ledger["notes"])
-    rest = (
-        f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>'
-        if more > 0
-        else ""
-    )
-    return page.section("Ledger", page.fact_list(facts), table, rest, notes)
+    head = ("rounds", "releases", "what was released, and its noise")
+    table = page.Table(head, rows, "Charges", words=True)
+    more = len(events) - len(rows)
+    return {"facts": facts, "table": table, "more": more, "notes": ledger["notes"]}
 
 
-def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
+def _origin(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
     provenance = folder.provenance.read()
     versions = provenance.get("versions", {})
     facts = [
@@ -302,12 +265,11 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
         ),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
-    recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
-    details = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
-    return page.section("Origin", page.fact_list([fact for fact in facts if fact[1]]), details)
+    recipe = folder.recipe_file.read_text(encoding="utf-8")
+    return {"facts": [fact for fact in facts if fact[1]], "recipe": recipe}
 
 
-def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
+def _operator(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures for the operator only."""
     private_rows = [row for row in rows if "cohort" in row]
     rounds = [row["round"] for row in private_rows]
@@ -323,36 +285,15 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     discarded = [(row["round"], row["discarded"]) for row in private_rows if row["discarded"]]
     failed = [(row["round"], failure) for row in private_rows for failure in row["failures"]]
-    warning = "These figures have no noise and depend on who took part: do not pass this page on."
-    parts = [
-        f"<p><strong>Only for the run's operator.</strong> {warning}</p>",
-        page.gallery(pictures),
-        f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as "
-        "zero"
-        + (
-            f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}"
-            if discarded
-            else ""
-        )
-        + ".</p>",
+    cells = [
+        (str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"]))
+        for r, f in failed
     ]
-    if failed:
-        cells = [
-            (str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"]))
-            for r, f in failed
-        ]
-        caption = f"Failures, the first {min(len(cells), 10 * _LONGEST)} of {len(cells)}"
-        parts.append(
-            page.table(
-                ("round", "kind", "node", "client", "reason"),
-                cells[: 10 * _LONGEST],
-                caption,
-                words=True,
-            )
-        )
-    return page.section("Private diagnostics", *parts).replace(
-        "<section ", '<section class="operator" '
-    )
+    most = min(len(cells), 10 * _LONGEST)
+    caption = f"Failures, the first {most} of {len(cells)}"
+    head = ("round", "kind", "node", "client", "reason")
+    table = page.Table(head, cells[:most], caption, words=True) if cells else None
+    return {"pictures": pictures, "discarded": discarded, "failures": table}
 
 
 def _write(target: Path, text: str, private: bool) -> None:

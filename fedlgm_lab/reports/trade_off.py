@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from fedlgm.privacy import AttackRates
 from fedlgm.privacy.attackers import percent
-from fedlgm_lab.reports import page
 from fedlgm_lab.reports.measured import Measurements
+from fedlgm_lab.reports.page import Table
 from fedlgm_lab.reports.pictures import Picture
 from fedlgm_lab.reports.svg import drawing, to_svg
 
@@ -18,13 +17,12 @@ _ALARMS = np.logspace(-4, 0, 161)
 _GROUPS = (1, 2, 5, 10)
 
 
-def describe_attackers(rates: AttackRates, unit: str, measured: Measurements | None = None) -> str:
-    """Sentence, curve and table of the bounds on attacks, for one unit and for groups of units.
+def bounds_table(rates: AttackRates, unit: str) -> Table:
+    """Bounds on attacks, for one unit and for groups of units.
 
     Args:
         rates: bounds of the run.
         unit: its unit, such as "client".
-        measured: attacks and audits of the run; None for a page that does not show them.
     """
     shares = list(rates.figures()["tpr"])
     groups = [(count, rates.of_units(count)) for count in _GROUPS]
@@ -41,10 +39,7 @@ def describe_attackers(rates: AttackRates, unit: str, measured: Measurements | N
         *(f"found at {100 * float(share):g} % false alarms" for share in shares),
         "advantage",
     )
-    table = page.table(columns, rows, "Upper bounds on every attack")
-    told = f"<p>With all that was released, {escape(rates.sentence(f'{unit}s'))}.</p>"
-    results = "" if measured is None else measured.describe(rates)
-    return told + results + table + page.gallery([draw_curve(rates, unit, measured)])
+    return Table(columns, rows, "Upper bounds on every attack")
 
 
 def draw_curve(rates: AttackRates, unit: str, measured: Measurements | None = None) -> Picture:

@@ -18,8 +18,7 @@ def to_markdown(title: str, answers: Answers) -> str:
 
 def to_html(title: str, answers: Answers) -> str:
     """One self-contained page."""
-    sections = (page.section(name, page.fact_list(rows)) for name, rows in answers.items())
-    return page.document(title, sections)
+    return page.render("statement.html", title=title, answers=answers)
 
 
 def _cell(text: str) -> str:

@@ -39,7 +39,8 @@ from fedlgm_lab.studies.tables import noise_and_split
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread as plus_minus
 from fedlgm_lab.studies.tables.pages import table
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, Search, change
+from fedlgm_lab.studies.tables.searched import Cell, Search
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change
 from strategies.server_optimizer import ServerOptimizer
 
 CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
@@ -240,41 +241,31 @@ def trained(
     return federation.accuracy(transcript.models[-1])
 
 
-def searched(store: Kept, name: str, method: str) -> dict[float, float]:
-    """Accuracies of a method's search so far, by rate."""
-    rows = store.find(task=name, method=method, seed=TASKS[name].search.seed)
-    return {row["rate"]: row["accuracy"] for row in rows}
+def runs_of(store: Kept, name: str, method: str) -> Cell:
+    """The runs of a method on a task."""
+    task = TASKS[name]
+    label = {"task": name, "method": method}
+    return Cell(
+        store, label, task.search, partial(run, task, task.methods[method]), figure="accuracy"
+    )
 
 
 def best_rate(store: Kept, name: str, method: str) -> float | None:
     """The rate that the search chose, once it is over; the only one where there is no choice."""
     search = TASKS[name].search
-    return (
-        search.grid[0]
-        if search.least == search.most
-        else search.chosen(searched(store, name, method))
-    )
+    only = search.grid[0] if search.least == search.most else None
+    return only if only is not None else runs_of(store, name, method).best()
 
 
 def measure(store: Kept) -> None:
-    """Remaining runs in order: a task's search, then all methods seed by seed."""
+    """Missing runs in order: a task's search, then all methods seed by seed."""
     for name, task in TASKS.items():
-        for method in task.methods:
-            while best_rate(store, name, method) is None:
-                rate = task.search.following(searched(store, name, method))
-                assert rate is not None
-                measure_one(store, name, method, rate, task.search.seed)
+        if task.search.least < task.search.most:
+            for method in task.methods:
+                runs_of(store, name, method).finish_search()
         for seed, method in itertools.product(SEEDS, task.methods):
             if seed in task.seeds(method):
-                rate = best_rate(store, name, method)
-                assert rate is not None
-                measure_one(store, name, method, rate, seed)
-
-
-def measure_one(store: Kept, name: str, method: str, rate: float, seed: int) -> None:
-    """One run of a method."""
-    label = {"task": name, "method": method, "rate": rate, "seed": seed}
-    store.keep(label, partial(run, TASKS[name], TASKS[name].methods[method], rate, seed))
+                runs_of(store, name, method).measure(best_rate(store, name, method), seed)
 
 
 def found(store: Kept, name: str) -> dict[str, dict[int, float]]:

@@ -8,10 +8,13 @@ All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell 
 from __future__ import annotations
 
 import itertools
+import math
 
+from fedlgm_lab.studies.tables import searched
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, Search, change
+from fedlgm_lab.studies.tables.searched import Search, measure_cells
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, figures
 
 RECIPE = "dp-sgd-fashion-mnist"
 EPOCH = 117  # steps of 512 examples, on average
@@ -50,12 +53,6 @@ NOT_PRIVATE: tuple[Cell, ...] = tuple(
 """Measured once the others are there: not private, and every step passes its batch twice."""
 
 
-def measure(store: Kept, cell: Cell, lr: float, seed: int) -> Row:
-    """One run of a cell."""
-    label = {"rule": cell[0], "clip": cell[1], "lr": lr, "steps": STEPS, "seed": seed}
-    return store.measure(label, RECIPE, overrides(cell, lr))
-
-
 def overrides(cell: Cell, lr: float) -> list[str]:
     """A cell's changes of the recipe."""
     rule, clip = cell
@@ -67,56 +64,38 @@ def overrides(cell: Cell, lr: float) -> list[str]:
     return [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
 
 
-def searched(store: Kept, cell: Cell, steps: int = STEPS) -> dict[float, float]:
-    """Figures of a cell's search so far, by learning rate."""
-    rows = store.find(rule=cell[0], clip=cell[1], seed=SEARCH.seed, steps=steps)
-    return {row["lr"]: row["final"] for row in rows}
+def runs_of(store: Kept, cell: Cell, steps: int = STEPS) -> searched.Cell:
+    """The runs of a cell."""
+    name = {"rule": cell[0], "clip": cell[1], "steps": steps}
 
+    def run(lr: float, seed: int) -> Row:
+        return figures(RECIPE, overrides(cell, lr), seed)
 
-def best_rate(store: Kept, cell: Cell, steps: int = STEPS) -> float | None:
-    """The learning rate that the search chose, once it is over; that of earlier runs had an upper
-    edge.
-    """
-    found = searched(store, cell, steps)
-    return (
-        SEARCH.chosen(found)
-        if steps == STEPS
-        else max(found, key=lambda lr: found[lr], default=None)
-    )
+    # The search of the earlier runs ended at the edge of its grid.
+    search = SEARCH if steps == STEPS else Search((), math.inf, 0.0)
+    return searched.Cell(store, name, search, run, rate="lr")
 
 
 def measure_all(store: Kept) -> None:
-    """Make missing runs: the search, then all cells seed by seed."""
+    """The private cells, then the others."""
     for cells in (CELLS, NOT_PRIVATE):
-        for cell in cells:
-            while (rate := SEARCH.following(searched(store, cell))) is not None:
-                measure(store, cell, rate, SEARCH.seed)
-        for seed, cell in itertools.product(SEEDS, cells):
-            lr = best_rate(store, cell)
-            assert lr is not None
-            measure(store, cell, lr, seed)
-
-
-def figures(store: Kept, cell: Cell, steps: int = STEPS) -> dict[int, float]:
-    """Accuracies of a cell's final models at the rate that its search chose, by seed."""
-    rows = store.find(rule=cell[0], clip=cell[1], lr=best_rate(store, cell, steps), steps=steps)
-    return {row["seed"]: row["final"] for row in rows if row["seed"] in SEEDS}
+        measure_cells([runs_of(store, cell) for cell in cells], SEEDS)
 
 
 def results(store: Kept, steps: int = STEPS) -> str:
     """A row for every cell."""
     rows = []
-    reference = figures(store, FLAT, steps)
+    reference = runs_of(store, FLAT, steps).figures()
     for rule, clip in itertools.product(("flat", *RULES), CLIPS):
         cell = (SAME.get(rule, rule) if clip == "EqClip" else rule, clip)
-        lr = best_rate(store, cell, steps)
-        own = figures(store, cell, steps) if lr is not None else {}
+        runs = runs_of(store, cell, steps)
+        own = runs.figures() if runs.tried() else {}
         if not own:
             continue
         rows.append([
             "standard Gaussian (flat)" if rule == "flat" else rule,
             "-" if rule == "flat" else clip,
-            f"{lr:g}",
+            f"{runs.best():g}",
             spread(list(own.values())),
             str(len(own)),
             *([""] * len(CHANGE) if cell == FLAT else change(own, reference)),
@@ -129,9 +108,9 @@ def results(store: Kept, steps: int = STEPS) -> str:
 def search(store: Kept, steps: int = STEPS) -> str:
     """Accuracy of every cell's search."""
     found = {
-        cell: figures
+        cell: tried
         for cell in (*CELLS, *NOT_PRIVATE)
-        if (figures := searched(store, cell, steps))
+        if (tried := runs_of(store, cell, steps).tried())
     }
     rates = sorted({lr for figures in found.values() for lr in figures})
     rows = [

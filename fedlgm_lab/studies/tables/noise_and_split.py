@@ -16,9 +16,11 @@ import numpy as np
 
 from fedlgm import data
 from fedlgm.data import DataSet
+from fedlgm_lab.studies.tables import searched
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, Search, change
+from fedlgm_lab.studies.tables.searched import Search, measure_cells
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, figures
 
 WINDOWS, TESTED = 8, 2000
 CYCLE = "federation.sampling=cyclic"
@@ -116,56 +118,28 @@ NARROWED = ("FashionMNIST, MLP", "text, GRU")
 """Tasks with runs of the adaptive split at span 2."""
 
 
-def measure(store: Kept, name: str, cell: Cell, rate: float, seed: int) -> Row:
-    """One run of a cell."""
+def runs_of(store: Kept, name: str, cell: Cell) -> searched.Cell:
+    """The runs of a cell of a task."""
     task, (noise, split) = TASKS[name], cell
-    label = {"task": name, "noise": noise, "split": split, "rate": rate, "seed": seed}
-    overrides = [
-        *task.overrides,
-        *NOISES[noise],
-        *MECHANISMS[split],
-        f"federation.server_lr={rate}",
-    ]
-    return store.measure(label, task.recipe, overrides)
 
+    def run(rate: float, seed: int) -> Row:
+        changes = [*task.overrides, *NOISES[noise], *MECHANISMS[split]]
+        return figures(task.recipe, [*changes, f"federation.server_lr={rate}"], seed)
 
-def searched(store: Kept, name: str, cell: Cell) -> dict[float, float]:
-    """Figures of a cell's search so far, by rate."""
-    runs = store.find(task=name, noise=cell[0], split=cell[1], seed=TASKS[name].search.seed)
-    return {row["rate"]: row["final"] for row in runs}
-
-
-def best_rate(store: Kept, name: str, cell: Cell) -> float | None:
-    """The rate that the search chose, once it is over."""
-    return TASKS[name].search.chosen(searched(store, name, cell))
+    label = {"task": name, "noise": noise, "split": split}
+    return searched.Cell(store, label, task.search, run)
 
 
 def measure_all(store: Kept) -> None:
-    """Make missing runs: the searches of a task, then all cells seed by seed."""
+    """Make missing runs, task by task."""
     jobs = [(CELLS, name) for name in TASKS] + [(NARROW_CELLS, name) for name in NARROWED]
     for cells, name in jobs:
-        search = TASKS[name].search
-        for cell in cells:
-            while (rate := search.following(searched(store, name, cell))) is not None:
-                measure(store, name, cell, rate, search.seed)
-        for seed, cell in itertools.product(TASKS[name].seeds, cells):
-            rate = best_rate(store, name, cell)
-            assert rate is not None
-            measure(store, name, cell, rate, seed)
+        measure_cells([runs_of(store, name, cell) for cell in cells], TASKS[name].seeds)
 
 
-def found(store: Kept, name: str, of: Iterable[Cell] | None = None) -> dict[Cell, dict[int, float]]:
+def found(store: Kept, name: str, cells: Iterable[Cell] = CELLS) -> dict[Cell, dict[int, float]]:
     """Figures of every cell at the rate that its search chose, by seed."""
-    return {
-        cell: {
-            row["seed"]: row["final"]
-            for row in store.find(
-                task=name, noise=cell[0], split=cell[1], rate=best_rate(store, name, cell)
-            )
-            if row["seed"] != TASKS[name].search.seed
-        }
-        for cell in (CELLS if of is None else of)
-    }
+    return {cell: runs_of(store, name, cell).figures() for cell in cells}
 
 
 def mean(
@@ -195,7 +169,7 @@ def tables(store: Kept, name: str) -> str:
         row = [noise]
         for split in SPLITS:
             rate, figures = (
-                best_rate(store, name, (noise, split)),
+                runs_of(store, name, (noise, split)).best(),
                 list(cells[noise, split].values()),
             )
             row.append(f"{spread(figures)} (lr {rate:g})")
@@ -241,7 +215,9 @@ def narrow(store: Kept, name: str) -> str:
     rows = []
     for noise in NOISES:
         own, best = cells[noise, NARROW], best_fixed(cells, noise, better)
-        shown = f"{spread(list(own.values()))} (lr {best_rate(store, name, (noise, NARROW)):g})"
+        shown = (
+            f"{spread(list(own.values()))} (lr {runs_of(store, name, (noise, NARROW)).best():g})"
+        )
         rows.append(
             [
                 noise,
@@ -258,7 +234,7 @@ def search(store: Kept, name: str) -> str:
     """What the search found so far, on its own seed: a row for each cell, a column for each
     rate.
     """
-    found = {cell: searched(store, name, cell) for cell in CELLS}
+    found = {cell: runs_of(store, name, cell).tried() for cell in CELLS}
     rates = sorted(set(itertools.chain.from_iterable(found.values())))
     rows = [
         [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)]

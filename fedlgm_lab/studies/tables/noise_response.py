@@ -38,7 +38,8 @@ from fedlgm_lab.studies.tables import noise_and_split
 from fedlgm_lab.studies.tables.maker import Maker
 from fedlgm_lab.studies.tables.noise_and_split import MLP, NOISES
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, Search, change
+from fedlgm_lab.studies.tables.searched import Cell, Search, measure_cells
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, figures
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 
@@ -203,26 +204,16 @@ def measure_all(store: Kept) -> None:
     for seed, setting in itertools.product(RESPONSE_SEEDS, SETTINGS):
         label = {"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": seed}
         store.keep(label, partial(responses, setting, seed))
-    for cell in CELLS:
-        while (rate := SEARCH.following(searched(store, cell))) is not None:
-            measure(store, cell, rate, SEARCH.seed)
-        chosen = SEARCH.chosen(searched(store, cell))
-        assert chosen is not None
-        for seed in SEEDS:
-            measure(store, cell, chosen, seed)
+    measure_cells([runs_of(store, cell) for cell in CELLS], SEEDS)
 
 
-def measure(store: Kept, cell: str, rate: float, seed: int) -> Row:
-    """One run of a cell."""
-    label = {"study": "levels", "cell": cell, "rate": rate, "seed": seed}
-    return store.measure(label, RECIPE, [*MLP, *CELLS[cell], f"federation.server_lr={rate}"])
+def runs_of(store: Kept, cell: str) -> Cell:
+    """The runs of a cell."""
 
+    def run(rate: float, seed: int) -> Row:
+        return figures(RECIPE, [*MLP, *CELLS[cell], f"federation.server_lr={rate}"], seed)
 
-def searched(store: Kept, cell: str) -> dict[float, float]:
-    """Figures of a cell's search so far, by rate."""
-    return {
-        row["rate"]: row["final"] for row in store.find(study="levels", cell=cell, seed=SEARCH.seed)
-    }
+    return Cell(store, {"study": "levels", "cell": cell}, SEARCH, run)
 
 
 # --- what the runs show
@@ -284,28 +275,26 @@ def levels_table(store: Kept) -> str:
     own = noise_and_split.found(others, TASK)
     if not all(own.values()):
         return ""
-    reference = {seed: figure for seed, figure in own[POISSON, "uniform"].items() if seed in SEEDS}
+    reference = {seed: own[POISSON, "uniform"][seed] for seed in SEEDS}
     cells: list[tuple[str, dict[int, float], float | None]] = []
     for cell in CELLS:
-        rate = SEARCH.chosen(searched(store, cell)) if searched(store, cell) else None
-        rows = store.find(study="levels", cell=cell, rate=rate)
-        cells.append(
-            (cell, {row["seed"]: row["final"] for row in rows if row["seed"] != SEARCH.seed}, rate)
-        )
+        runs = runs_of(store, cell)
+        if runs.tried():
+            cells.append((cell, runs.figures(), runs.best()))
     for noise in NOISES:
-        figures = {seed: figure for seed, figure in own[noise, "uniform"].items() if seed in SEEDS}
+        accuracies = {seed: own[noise, "uniform"][seed] for seed in SEEDS}
         cells.append(
             (
                 f"{noise}, epsilon 3",
-                figures,
-                noise_and_split.best_rate(others, TASK, (noise, "uniform")),
+                accuracies,
+                noise_and_split.runs_of(others, TASK, (noise, "uniform")).best(),
             )
         )
     lines = [
-        [cell, f"{rate:g}", spread(list(figures.values()))]
-        + (["", "", ""] if figures == reference else change(figures, reference))
-        for cell, figures, rate in cells
-        if figures and rate is not None
+        [cell, f"{rate:g}", spread(list(accuracies.values()))]
+        + (["", "", ""] if accuracies == reference else change(accuracies, reference))
+        for cell, accuracies, rate in cells
+        if accuracies and rate is not None
     ]
     return table(["run", "lr", "accuracy (%)", *CHANGE], lines) if lines else ""
 

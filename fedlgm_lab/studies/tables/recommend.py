@@ -26,7 +26,8 @@ from fedlgm_lab.recommend.recommend import recommend
 from fedlgm_lab.studies.tables import adaptive, central_allocations, noise_and_split
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
-from fedlgm_lab.studies.tables.store import Kept, Search, Values, against, change
+from fedlgm_lab.studies.tables.searched import Cell, Search, measure_cells
+from fedlgm_lab.studies.tables.store import Kept, Values, against, change, figures
 
 PREDICTED, SCORED = "recommend-predicted.json", "recommend-screened.json"
 FLAT, RULES = "gaussian", ("uniform", "dimension-adjusted", "snr-consistent")
@@ -91,29 +92,23 @@ class Setting:
         return () if rule == FLAT else ("mechanism.style=per-layer", f"mechanism.allocation={rule}")
 
 
-def beside(store: Kept, file: str) -> Kept:
-    """Runs of another study in the same folder."""
-    return Kept(store.folder / file)
-
-
 def _of_split(task: str) -> Callable[[Kept], Measured]:
     """Runs of docs/results/correlated.md with independent noise and secret sampling, at each
     split's own rate.
     """
 
     def read(store: Kept) -> Measured:
+        runs = Kept(store.folder / noise_and_split.MAKER.file)
         noise = "independent, secret Poisson sampling"
         sign = float(noise_and_split.TASKS[task].search.better)
         names = {"gaussian": "flat", "uniform": "uniform", "snr-consistent": "SNR-consistent"}
         return {
-            rule: _seeds(
-                beside(store, noise_and_split.MAKER.file),
-                sign,
-                task=task,
-                noise=noise,
-                split=split,
-                search=noise_and_split.TASKS[task].search,
-            )
+            rule: {
+                seed: sign * figure
+                for seed, figure in noise_and_split.runs_of(runs, task, (noise, split))
+                .figures()
+                .items()
+            }
             for rule, split in names.items()
         }
 
@@ -124,40 +119,23 @@ def _of_adaptive(task: str) -> Callable[[Kept], Measured]:
     """Runs of docs/results/adaptive.md."""
 
     def read(store: Kept) -> Measured:
+        runs = Kept(store.folder / adaptive.MAKER.file)
         names = {
             "gaussian": "flat Gaussian",
             "uniform": "uniform",
             "snr-consistent": "SNR-consistent",
         }
-        search = adaptive.TASKS[task].search
-        return {
-            rule: _seeds(
-                beside(store, adaptive.MAKER.file),
-                1.0,
-                "accuracy",
-                task=task,
-                method=m,
-                search=search,
-            )
-            for rule, m in names.items()
-        }
+        return {rule: adaptive.runs_of(runs, task, name).figures() for rule, name in names.items()}
 
     return read
 
 
 def _of_central(store: Kept) -> Measured:
     """Runs of docs/results/central-allocations.md, 1,170 steps under EqClip."""
+    runs = Kept(store.folder / central_allocations.MAKER.file)
     names = {"gaussian": "flat"} | {rule: rule for rule in RULES}
     return {
-        rule: _seeds(
-            beside(store, central_allocations.MAKER.file),
-            1.0,
-            rate="lr",
-            rule=name,
-            clip="EqClip",
-            steps=central_allocations.STEPS,
-            search=central_allocations.SEARCH,
-        )
+        rule: central_allocations.runs_of(runs, (name, "EqClip")).figures()
         for rule, name in names.items()
     }
 
@@ -166,31 +144,11 @@ def _of_table_3(store: Kept) -> Measured:
     """Runs of docs/results/fashion-mnist.md at one server rate, that of the paper's experiment: not
     searched.
     """
-    runs = beside(store, "fashion-mnist.json")
+    runs = Kept(store.folder / "fashion-mnist.json")
     names = {"gaussian": "flat Gaussian"} | {rule: f"{rule}, EqClip" for rule in RULES}
     return {
         rule: {row["seed"]: row["final"] for row in runs.find(study="table-3", variant=variant)}
         for rule, variant in names.items()
-    }
-
-
-def _seeds(
-    store: Kept,
-    sign: float,
-    figure: str = "final",
-    rate: str = "rate",
-    *,
-    search: Search,
-    **name: Any,
-) -> dict[int, float]:
-    """Figures by seed at the rate that the search of a cell chose."""
-    rows = store.find(**name)
-    found = {row[rate]: row[figure] for row in rows if row["seed"] == search.seed}
-    best = search.chosen(found) if found else None
-    return {
-        row["seed"]: sign * row[figure]
-        for row in rows
-        if row["seed"] != search.seed and row[rate] == best
     }
 
 
@@ -300,38 +258,25 @@ def measure(store: Kept) -> None:
     own = {name: setting for name, setting in SETTINGS.items() if setting.earlier is None}
     for rules in ((FLAT, "uniform", "snr-consistent"), ("dimension-adjusted",)):
         for name, setting in own.items():
-            best = {rule: _searched(store, name, setting, rule) for rule in rules}
-            for seed in setting.seeds:
-                for rule, rate in best.items():
-                    _run(store, name, setting, rule, rate, seed)
+            cells = [_cell(store, name, setting, rule) for rule in rules]
+            measure_cells(cells, setting.seeds)
 
 
-def _searched(store: Kept, name: str, setting: Setting, rule: str) -> float:
-    """The rate that a rule's search chose."""
-    found: dict[float, float] = {}
-    while (rate := setting.search.following(found)) is not None:
-        found[rate] = _run(store, name, setting, rule, rate, setting.search.seed)["final"]
-    best = setting.search.chosen(found)
-    assert best is not None
-    return best
+def _cell(store: Kept, name: str, setting: Setting, rule: str) -> Cell:
+    """The runs of a rule in a setting."""
 
+    def run(rate: float, seed: int) -> dict[str, Any]:
+        changes = [*setting.changes, *setting.of(rule), f"{setting.rate}={rate}", *setting.faster]
+        return figures(setting.recipe, changes, seed)
 
-def _run(
-    store: Kept, name: str, setting: Setting, rule: str, rate: float, seed: int
-) -> dict[str, Any]:
-    label = {"setting": name, "rule": rule, "rate": rate, "seed": seed}
-    changes = [*setting.changes, *setting.of(rule), f"{setting.rate}={rate}", *setting.faster]
-    return store.measure(label, setting.recipe, changes)
+    return Cell(store, {"setting": name, "rule": rule}, setting.search, run)
 
 
 def measured(name: str, setting: Setting, store: Kept) -> Measured:
     """The measured figures of a setting's rules."""
     if setting.earlier is not None:
         return setting.earlier(store)
-    return {
-        rule: _seeds(store, 1.0, setting=name, rule=rule, search=setting.search)
-        for rule in (FLAT, *RULES)
-    }
+    return {rule: _cell(store, name, setting, rule).figures() for rule in (FLAT, *RULES)}
 
 
 def repeated(figures: Measured) -> float:

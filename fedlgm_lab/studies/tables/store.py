@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,43 +133,6 @@ class Values(_Store):
             seconds = time.process_time() - started
             print(f"{name}: {seconds:.0f} s of processor time", file=sys.stderr, flush=True)
         return self.values[name]
-
-
-@dataclass(frozen=True)
-class Search:
-    """A search of one rate by factors of two: first those of a grid, then beyond it while the best
-    lies at an edge.
-
-    Attributes:
-        grid: rates that are always tried, each twice the previous one.
-        least: smallest rate to try.
-        most: largest rate to try.
-        better: 1 if a higher figure is better, -1 if a lower one is.
-        seed: seed of the search's runs, not used for anything else.
-    """
-
-    grid: tuple[float, ...]
-    least: float
-    most: float
-    better: int = 1
-    seed: int = 100
-
-    def following(self, found: Mapping[float, float]) -> float | None:
-        """The next rate to try after these figures by rate; None once the search is over."""
-        for rate in self.grid:
-            if rate not in found:
-                return rate
-        best = self._best(found)
-        if best == max(found) and 2 * best <= self.most:
-            return 2 * best
-        return best / 2 if best == min(found) and best / 2 >= self.least else None
-
-    def chosen(self, found: Mapping[float, float]) -> float | None:
-        """The best rate, once the search is over."""
-        return self._best(found) if self.following(found) is None else None
-
-    def _best(self, found: Mapping[float, float]) -> float:
-        return max(sorted(found), key=lambda rate: self.better * found[rate])
 
 
 def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:

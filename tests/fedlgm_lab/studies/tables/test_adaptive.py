@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedlgm_lab.studies.tables import adaptive
-from fedlgm_lab.studies.tables.store import Kept, Search
+from fedlgm_lab.studies.tables.searched import Search
+from fedlgm_lab.studies.tables.store import Kept
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 
 from fedlgm_lab.studies.tables import fashion_mnist, noise_and_split
 from fedlgm_lab.studies.tables.pages import put, spread
-from fedlgm_lab.studies.tables.store import Kept, OutOfTimeError, Search, against, change
+from fedlgm_lab.studies.tables.searched import Search
+from fedlgm_lab.studies.tables.store import Kept, OutOfTimeError, against, change
 from simulations.config import recipe as recipes
 
 
@@ -140,7 +141,8 @@ def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
         == noise_and_split.changes(kept, "FashionMNIST, MLP")
         == ""
     )
-    assert noise_and_split.best_rate(kept, "FashionMNIST, MLP", noise_and_split.CELLS[0]) is None
+    runs = noise_and_split.runs_of(kept, "FashionMNIST, MLP", noise_and_split.CELLS[0])
+    assert (runs.best(), runs.figures()) == (None, {})
 
 
 def test_p_values_need_three_seeds() -> None:
