@@ -25,7 +25,8 @@ from flwr.app import ConfigRecord
 from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import correlation
-from fedlgm.noise.correlation import CorrelatedStream, Correlation
+from fedlgm.noise.correlation import Correlation
+from fedlgm.noise.correlation.stream import CorrelatedStream
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise

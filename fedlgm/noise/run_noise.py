@@ -262,7 +262,7 @@ class RunNoise:
                 "a run"
             )
         if self._stream is None or not 0 <= self._done < round:
-            from fedlgm.noise.correlation import CorrelatedStream
+            from fedlgm.noise.correlation.stream import CorrelatedStream
 
             self._stream, self._done = (noise, size, CorrelatedStream(noise, size, device)), 0
         stream = self._stream[2]

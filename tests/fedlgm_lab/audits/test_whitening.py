@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlgm.noise import correlation
-from fedlgm.noise.correlation import CorrelatedStream
+from fedlgm.noise.correlation.stream import CorrelatedStream
 from fedlgm_lab.audits.whitening import Whitening, whiten, whitenable
 
 ROUNDS, SIZE = 12, 5

@@ -16,7 +16,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import correlation
-from fedlgm.noise.correlation import CorrelatedStream
+from fedlgm.noise.correlation.stream import CorrelatedStream
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.noise.run_noise import RunNoise

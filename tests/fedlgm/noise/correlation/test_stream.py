@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise import correlation
-from fedlgm.noise.correlation import CorrelatedStream
+from fedlgm.noise.correlation.stream import CorrelatedStream
 
 STRATEGIES = [
     correlation.get("identity", 40),
