@@ -14,6 +14,7 @@ from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
 from simulations.ending import ending, report_interruption
+from simulations.projects.new_command import new
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -194,6 +195,9 @@ def simulate(
             )
         raise
     show(result, display.summary, as_json)
+
+
+app.command(rich_help_panel=_TRAIN)(new)
 
 
 @app.command(rich_help_panel=_TRAIN)
