@@ -29,7 +29,7 @@ _VARIANTS = {
     "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule "
     "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
-    "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
+    "fedlgm.training.tasks": "binary causal_lm hazards next_token ranked regression",
     "clients": "example_level mod users",
     "strategies": "private_fedavg",
     "simulations.config": "example_level user_level",
