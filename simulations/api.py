@@ -32,6 +32,7 @@ from simulations.config.recipe import Recipe
 from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
+from simulations.runs.recorder import measure
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary, Statement
 from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
@@ -50,7 +51,7 @@ class RunResult(Figures):
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> result = simulations.simulate(overrides=["federation.rounds=1"], run_dir=folder)
         >>> result.guarantee.startswith("proven"), len(result.history), len(list(result.model().parameters()))
-        (True, 1, 4)
+        (True, 2, 4)
 
     Args:
         summary: the run's summary.
@@ -112,9 +113,18 @@ class RunResult(Figures):
         return dict(self["metrics"])
 
     @cached_property
+    @plain_defaults()
     def history(self) -> list[RoundRow]:
-        """One public row per round (see `simulations.runs.rows.RoundRow`)."""
-        return list(self._folder.rows())
+        """One public row per round (see `simulations.runs.rows.RoundRow`), after row 0 with the
+        "metrics" of the initial model, which is evaluated when the history is first read.
+
+        Raises:
+            DataError: the test data are no longer there.
+        """
+        before = measure(self._assembly, self._assembly.model.module(), 0)
+        initial: Any = {"round": 0, "metrics": before, "headline": self["headline"]}
+        initial |= {name: before[name] for name in ("loss", "accuracy") if name in before}
+        return [initial, *self._folder.rows()]
 
     @property
     def labels(self) -> list[str] | None:
@@ -281,7 +291,9 @@ class RunResult(Figures):
     def _repr_html_(self) -> str:
         """Notebook view: summary, guarantee, layers, curves."""
         correlated = self._assembly.privacy.facts.noise is not None
-        return tools.summary_html(self, self.history, self.layers(), correlated=correlated)
+        return tools.summary_html(
+            self, list(self._folder.rows()), self.layers(), correlated=correlated
+        )
 
 
 @plain_defaults()
@@ -319,8 +331,9 @@ def simulate(
         True
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`. The following
-            arguments replace its model, task, data and so on.
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `lora` for a model of
+            `transformers` or `peft`, and else `digits`. The following arguments replace its model,
+            task, data and so on.
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function
             that returns one; models of `transformers` and `peft` are modules. Like task, data and
             mechanism, it may also be a bundled name or "package.module:name".

@@ -13,6 +13,7 @@ from fedlgm.data import DataSet
 from fedlgm.data.division import needs_labels
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import shown_name
+from fedlgm.training.models.huggingface import is_huggingface
 from simulations.config import recipe as recipes
 from simulations.config.messages import keys_like
 from simulations.config.overrides import Overrides, override, settings
@@ -32,6 +33,8 @@ _KEYS = {
 """Keys of a recipe for arguments without a section."""
 _COMPARED = ("mechanism", "model")
 _FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
+LORA = "lora"
+"""Recipe of a Hugging Face model, if none is named."""
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 
 
@@ -141,7 +144,8 @@ def resolve(
     that are names, the changes.
 
     Args:
-        recipe: a recipe's name or file, or a `Recipe`.
+        recipe: a recipe's name or file, or a `Recipe`; default: `lora` for a Hugging Face model, and
+            else `digits`.
         given: arguments of `simulate` that take names or objects, and `noise`.
         changes: overrides, each in turn.
 
@@ -158,6 +162,8 @@ def resolve(
     """
     names, objects = apart(given)
     correlation, own = correlation_keys(objects.pop("noise", None)), own_of(objects)
+    if recipe is None and is_huggingface(own.model):
+        recipe = LORA
     raw = recipe.plain_values() if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())

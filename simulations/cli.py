@@ -14,6 +14,7 @@ from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
 from simulations.ending import ending, offer_to_continue
+from simulations.projects.new_command import new
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -178,6 +179,9 @@ def simulate(
         else:
             result = launch.resume(resume, progress=on_round, **options)
     show(result, display.summary, as_json)
+
+
+app.command(rich_help_panel=_TRAIN)(new)
 
 
 @app.command(rich_help_panel=_TRAIN)

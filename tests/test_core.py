@@ -17,19 +17,19 @@ PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
     "fedlgm": "check extension.testing papers privacy.floor privacy.selection",
     "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress "
-    "shell signals standardise summaries tables",
+    "projects shell signals standardise summaries tables",
 }
 """Modules that are built on runs."""
 _VARIANTS = {
     "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
-    "fedlgm.data": "bundled images named_tables sources text",
+    "fedlgm.data": "bundled encoding images named_tables site_files sources text",
     "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores "
     "layer_vote lm_dp_sgd profiles risk_aware voted_filling water_filling",
     "fedlgm.privacy": "random_allocation",
     "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule "
     "scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
-    "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
+    "fedlgm.training.tasks": "binary causal_lm hazards next_token ranked regression",
     "clients": "example_level mod published_client users",
     "strategies": "private_fedavg published_strategy",
     "simulations.config": "example_level user_level",

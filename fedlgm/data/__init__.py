@@ -23,11 +23,13 @@ import numpy as np
 from fedlgm.data.bundled import TRAINING_EXAMPLES, breast_cancer, digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
+from fedlgm.data.encoding import OPTIONS as ENCODING
+from fedlgm.data.encoding import from_tables
 from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
 from fedlgm.data.named_tables import NAME as TABLE
-from fedlgm.data.named_tables import read_files, read_hub
+from fedlgm.data.named_tables import read_files, read_hub, read_parts
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, rescale
@@ -67,7 +69,7 @@ _SYNTHETIC = re.compile(r"synthetic(?:-(\d+))?")
 _COLUMNS = ("target", "inputs", "users", "labels", "standardise")
 OPTIONS = {
     IMAGE_FOLDER: ("image_size", "channels", "attribute", "train_images", "image_classes"),
-    TABLE: ("file", "test_file", *_COLUMNS),
+    TABLE: ("file", "test_file", *_COLUMNS, *ENCODING),
     f"{HUB}owner/name": ("subset", "splits", *_COLUMNS, "image_size", "channels"),
 }
 """Options of `load` by kind of set."""
@@ -156,7 +158,7 @@ def load(
     if name == IMAGE_FOLDER:
         return load_folder(data_dir, **options)
     if name == TABLE:
-        return DataSet.from_mapping(read_files(**options))
+        return from_tables(read_files(**options))
     if name.startswith(HUB):
         return DataSet.from_mapping(read_hub(name, data_dir, download=download, **options))
     if is_reference(name):
@@ -428,7 +430,7 @@ def _own(source: Any, label: str) -> DataSet:
     if isinstance(source, DataSet):
         return source.validate()
     if isinstance(source, Mapping):
-        return DataSet.from_mapping(_two_parts(source))
+        return from_tables(read_parts(_two_parts(source)))
     if is_table(source):
         raise DataError(
             "data: one table has no test part of public examples: pass {'train': table, 'test': "

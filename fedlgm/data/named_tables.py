@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm import libraries
+from fedlgm.data.encoding import OPTIONS as ENCODING
+from fedlgm.data.encoding import Encoding
 from fedlgm.data.names import GAPS, spelled_once
+from fedlgm.data.site_files import Sites, is_pattern, mark_of, paths_of
 from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
@@ -19,37 +22,87 @@ from fedlgm.extension.loader import HUB
 from fedlgm.files import path_of
 
 NAME = "table"
-SPLITS = ("train", "test")
+SPLITS: tuple[str, str] = ("train", "test")
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
 def read_files(
-    file: str | Path | None = None, test_file: str | Path | None = None, **columns: Any
+    file: str | Path | Sequence[str | Path] | None = None,
+    test_file: str | Path | None = None,
+    **columns: Any,
 ) -> dict[str, Any]:
-    """Two files as a mapping of frames for `DataSet.from_mapping`.
+    """Files as a mapping of frames for `fedlgm.data.encoding.from_tables`.
+
+    A pattern such as "sites/*.csv", or a list, stands for one file of each site: the sites are then
+    the users, unless `users` names a column. The columns are those of the test file, in any order.
 
     Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
     is a name. Targets are numbers if all targets of the public test file are, and are not names
     among `labels`.
 
     Args:
-        file: training examples, .csv, .csv.gz or .parquet.
+        file: training examples, .csv, .csv.gz or .parquet; or a pattern or list of such files.
         test_file: test examples, which are public.
-        columns: further keys of the mapping: "target", "inputs", "users", "labels".
+        columns: further keys of the mapping: "target", "inputs", "users", "labels", "categories",
+            "fill".
 
     Raises:
         DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of
-            a target are one number.
+            a target are one number. The faults of the files of several sites are one message.
     """
+    return _tables((file, test_file), columns, ("file", "test_file"))
+
+
+def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A mapping with tables in place of the names of files as "train" and "test".
+
+    Raises:
+        DataError: only one of the two is a name, or as in `read_files`.
+    """
+    parts = [mapping.get(part) for part in SPLITS]
+    names = [
+        isinstance(part, str | Path)
+        or (isinstance(part, list) and all(isinstance(each, str | Path) for each in part))
+        for part in parts
+    ]
+    if not any(names):
+        return mapping
+    if not all(names):
+        part, other = SPLITS if names[0] else SPLITS[::-1]
+        raise DataError(
+            f"data: {part!r} names a file, but {other!r} does not: name both, or read the file with "
+            "pandas.read_csv(...)"
+        )
+    columns = {key: value for key, value in mapping.items() if key not in SPLITS}
+    return _tables((parts[0], parts[1]), columns, SPLITS)
+
+
+def _tables(
+    files: tuple[Any, Any], columns: Mapping[str, Any], keys: tuple[str, str]
+) -> dict[str, Any]:
+    """See `read_files`; `keys` are those of the two arguments, for messages."""
     names = _text_columns(columns)
-    train, test = read_frame(file, "file", names), read_frame(test_file, "test_file", names)
-    return _as_mapping(NAME, train, test, columns)
+    file, test = files[0], read_frame(files[1], keys[1], names)
+    several = isinstance(file, list | tuple) or (
+        file is not None and is_pattern(path_of(f"data.{keys[0]}", file))
+    )
+    if not several:
+        return _as_mapping(NAME, read_frame(file, keys[0], names), test, columns)
+    given = {key: columns[key] for key in ENCODING if columns.get(key) is not None}
+    sites = Sites(test, Path(files[1]), Encoding(**given), columns, lambda path: _read(path, names))
+    train, owners = sites.table(paths_of(f"data.{keys[0]}", file))
+    mapping = _as_mapping(NAME, train, test, columns)
+    return mapping if columns.get("users") is not None else mapping | {"users": owners}
 
 
 def _text_columns(columns: Mapping[str, Any]) -> list[str]:
     """Names that the columns of targets and users may have."""
     target = columns.get("target")
-    names = (*(TARGETS if target is None else (target,)), columns.get("users"))
+    names = (
+        *(TARGETS if target is None else (target,)),
+        columns.get("users"),
+        *(columns.get("categories") or ()),
+    )
     return [name for name in names if isinstance(name, str)]
 
 
@@ -224,7 +277,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def read_frame(file: str | Path | None, key: str, names: Sequence[str] = ()) -> libraries.DataFrame:
+def _read(path: Path, names: Sequence[str]) -> libraries.DataFrame:
+    import pandas
+
+    return pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, names)
+
+
+def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.DataFrame:
     """A file as a frame.
 
     Args:
@@ -235,10 +294,8 @@ def read_frame(file: str | Path | None, key: str, names: Sequence[str] = ()) -> 
     Raises:
         DataError: no file is named, or it is missing, damaged or without rows.
     """
-    import pandas
-
     if file is None:
-        what = "the training examples" if key == "file" else "public test examples"
+        what = "public test examples" if "test" in key else "the training examples"
         raise DataError(f"data.{key}: name the .csv or .parquet file with {what}")
     path = path_of(f"data.{key}", file)
     if not path.name.lower().endswith(_ENDINGS):
@@ -248,18 +305,12 @@ def read_frame(file: str | Path | None, key: str, names: Sequence[str] = ()) -> 
     if not path.is_file():
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
-        frame = (
-            pandas.read_parquet(path)
-            if path.suffix.lower() == ".parquet"
-            else read_csv(path, names)
-        )
+        frame = _read(path, names)
     except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
         raise DataError(
             f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}"
         ) from error
-    if len(frame.columns) == 1 and (
-        mark := next((sign for sign in ";\t|" if sign in str(frame.columns[0])), None)
-    ):
+    if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):
         raise DataError(
             f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "
             "with commas, or read it in Python and pass the table: pandas.read_csv(file, "

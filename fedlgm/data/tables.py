@@ -51,12 +51,17 @@ class Column(TypedDict):
         name: name of the column.
         dtype: "bool", "int" or "float", as in the public test table.
         mean, deviation: the model's input is (value - mean) / deviation.
+        of, categories: for one category of a column of text, that column and all its categories.
+        fill: public value in place of a missing one.
     """
 
     name: str
     dtype: str
     mean: NotRequired[float]
     deviation: NotRequired[float]
+    of: NotRequired[str]
+    categories: NotRequired[list[str]]
+    fill: NotRequired[Any]
 
 
 class Unfit(DataError):
@@ -93,7 +98,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         data: {"train": table, "test": table}, and where needed: "users", the column that names each
-            example's user; "target", the target's column (default: "labels" or "label"; tokens
+            example's user; "target", the target's column, or a list of several (default: "labels" or "label"; tokens
             without either are their own target, for the task "causal-lm"); "inputs", a column or a
             list of them, for the features (default: all others); "text"
             and "tokenizer": the column of texts, and their tokenizer; "length": the number of
@@ -151,7 +156,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     ):
         arrays["labels"] = classes
     targets = {
-        part: None if target is None else _take_column(columns, target, part)
+        part: None if target is None else _take_target(columns, target, part)
         for part, columns in parts.items()
     }
     if "input_ids" in parts["train"]:
@@ -360,6 +365,20 @@ def _take_column(columns: _Columns, name: Any, part: str) -> Any:
         )
     require_columns([name], columns, f"data: {part!r}")
     return columns.pop(name)
+
+
+def _take_target(columns: _Columns, target: Any, part: str) -> Any:
+    """The target's column [n], or several side by side [n, k]."""
+    if isinstance(target, list | tuple) and len(target) > 1:
+        remedy = "give numbers"
+        return np.stack(
+            [
+                numbers(_take_column(columns, name, part), f"data: column {name!r}", remedy)
+                for name in target
+            ],
+            axis=1,
+        )
+    return _take_column(columns, target, part)
 
 
 def _join_names(columns: Iterable[str]) -> str:

@@ -65,7 +65,8 @@ class Data(_OpenSection):
     `target`, `inputs` and `users` are for name = "table". The columns, `subset` and `splits` are
     for name = "hf:owner/name". `labels` names the classes of both. `standardise` is "test", for
     mean and standard deviation of the public test rows, or public figures by column: {age = [50,
-    20]}.
+    20]}. `categories` are the public categories of columns of text, and `fill` the public values of
+    gaps. `file` may be a pattern for one file of each site.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
@@ -88,11 +89,13 @@ class Data(_OpenSection):
     pixels: tuple[float, float] | None = None
     file: AbsolutePath | None = None
     test_file: AbsolutePath | None = None
-    target: str | None = None
+    target: str | tuple[str, ...] | None = None
     users: str | None = None
     inputs: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
     standardise: Literal["test"] | dict[str, tuple[float, float]] | None = None
+    categories: dict[str, tuple[str, ...]] | None = None
+    fill: dict[str, float | str] | None = None
     subset: str | None = None
     splits: tuple[str, str] | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from fedlgm.data import tables
+from fedlgm.data import encoding, tables
 from fedlgm.data.named_tables import read_csv
 from fedlgm.errors import ConfigError, DataError, RunError
 from simulations.exports.export import format_of
@@ -172,19 +172,26 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     if not path.name.lower().endswith((".csv", ".csv.gz")) or not path.is_file():
         raise DataError(f"{str(path)!r} must be a .csv or .csv.gz file that exists")
     try:
-        table = read_csv(path)
+        table = read_csv(path, [column["of"] for column in columns if "of" in column])
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {_first_line(error)}") from error
     if not len(table):
         raise DataError(f"{path} has no rows below its header: give a file with rows to predict")
     header = [str(name) for name in table.columns]
-    names = [column["name"] for column in columns]
+    names = [column.get("of", column["name"]) for column in columns]
     tables.require_columns(names, header, str(path))
     arrays = []
-    for column in columns:
-        what = f"{path}: column {column['name']!r}"
+    for column, name in zip(columns, names, strict=True):
+        what = f"{path}: column {name!r}"
+        given = table[name].to_numpy()
+        if "of" in column:
+            listed = encoding.Encoding({name: column["categories"]}, _fill_of(column, name))
+            if faults := listed.faults(table):
+                raise DataError(
+                    f"{path}: {'; '.join(faults)}: {', '.join(column['categories'])} are known"
+                )
         values = tables.numbers(
-            table[column["name"]].to_numpy(), what, "give numbers, as in training"
+            encoding.input_values(column, given), what, "give numbers, as in training"
         )
         if column["dtype"] == "int" and (values != np.rint(values)).any():
             raise DataError(f"{what} must hold whole numbers, as in training")
@@ -192,6 +199,10 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
             raise DataError(f"{what} must hold True and False, or 1 and 0, as in training")
         arrays.append(values)
     return np.stack(arrays, axis=1), [name for name in header if name not in names]
+
+
+def _fill_of(column: tables.Column, name: str) -> dict[str, Any]:
+    return {name: column["fill"]} if "fill" in column else {}
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:

@@ -8,7 +8,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlgm.extension.restored import fresh
 from fedlgm.planning.transcript import Transcript
@@ -33,6 +33,22 @@ from strategies import RoundRecord
 from strategies.server_optimizer import ResumableStep
 
 _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
+
+
+def measure(assembly: Assembly, module: nn.Module, round: int) -> dict[str, float]:
+    """Metrics of a released model on the test set, those of a user's functions included.
+
+    Args:
+        assembly: the run's objects.
+        module: the model.
+        round: number of its round; 0 is the initial model.
+    """
+    data, own = assembly.data.dataset, assembly.own
+    x, y = inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
+    metrics = evaluate(fresh(assembly.data.task), module, x, y, metrics=own.metrics)
+    if own.evaluate is not None:
+        metrics |= own_figures(own.evaluate, round, module, metrics)
+    return metrics
 
 
 class Recorder:
@@ -127,24 +143,16 @@ class Recorder:
         return self._latest[1].copy()
 
     def _measure(self, transcript: Transcript) -> Figures:
-        data, privacy = self._assembly.data.dataset, self._assembly.recipe.privacy
+        privacy = self._assembly.recipe.privacy
         self._assembly.model.layers.load_(self._module, transcript.models[-1])
-        task, x, y = (
-            fresh(self._assembly.data.task),
-            inputs.tensors(data.test_x),
-            torch.from_numpy(data.test_y),
-        )
-        user_objects = self._assembly.own
-        metrics = evaluate(task, self._module, x, y, metrics=user_objects.metrics)
-        if user_objects.evaluate is not None:
-            metrics |= own_figures(user_objects.evaluate, transcript.rounds, self._module, metrics)
+        metrics = measure(self._assembly, self._module, transcript.rounds)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(
             self._folder.ledger_file
         ) as ledger:  # a separate reader: the next round is charging already
             figures: Figures = {
                 "metrics": metrics,
-                "headline": task.headline,
+                "headline": self._assembly.data.task.headline,
                 "epsilon": reported_epsilon(self._assembly.recipe, ledger.epsilon(*spent)),
                 "claimed_epsilon": reported_epsilon(
                     self._assembly.recipe, ledger.claimed_epsilon(*spent)

@@ -164,8 +164,8 @@ def vote_of_a_run(*changes: str) -> tuple[float, float]:
         "privacy.epsilon=20",
     ]
     result = simulations.simulate("digits", overrides=[*common, *changes], engine="local")
-    assert "queries" not in result.history[1]
-    return result.history[0]["queries"]["cut-vote"][0], result.epsilon
+    assert "queries" not in result.history[2]
+    return result.history[1]["queries"]["cut-vote"][0], result.epsilon
 
 
 def test_clients_of_a_run_vote_as_their_model_needs():

@@ -277,7 +277,7 @@ def test_factors_in_turn_move_in_their_own_rounds_only(vectorize, tmp_path):
         )
         after = result.model().named_parameters()
         assert {factor_of(name) for name, p in after if not torch.equal(p, before[name])} == moved
-    assert [row["released"] for row in result.history] == [3, 3]
+    assert [row["released"] for row in result.history[1:]] == [3, 3]
     assert result.epsilon == pytest.approx(8, rel=1e-2)
 
 

@@ -49,7 +49,7 @@ def test_the_readmes_lines_train_ones_own_model(
     assert 7.9 < result.epsilon <= 8
     assert result.accuracy is not None
     assert result.accuracy > 0.6
-    assert len(result.history) == result["rounds"]
+    assert [row["round"] for row in result.history] == list(range(result["rounds"] + 1))
 
 
 def test_users_of_the_data_are_its_clients(tmp_path: Path) -> None:

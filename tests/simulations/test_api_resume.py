@@ -213,7 +213,7 @@ def test_a_finished_run_opens_from_another_directory_and_after_a_move(
         found = simulations.resume(where)
         assert found.folder == where
         assert found.report() == where / "report.html"
-        assert (len(found.history), found["model_sha256"]) == (1, made["model_sha256"])
+        assert (len(found.history), found["model_sha256"]) == (2, made["model_sha256"])
 
 
 def test_a_finished_run_opens_on_a_machine_without_its_device(

@@ -11,6 +11,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import models
 from fedlgm.training.models.huggingface import plain, task_of
+from simulations.arguments import resolve
 from simulations.runs.folder import RunFolder
 
 
@@ -137,3 +138,27 @@ def test_only_adapters_and_head_are_released():
     assert all("lora_" in name or "classifier" in name for name in names)
     built = models.build(lora(gpt2()), in_shape=((LENGTH,), (LENGTH,)), classes=None)
     assert sum(LayerTable.from_module(built).sizes) == 2 * (2 * 16 + 2 * 48)
+
+
+def test_a_model_of_transformers_has_the_defaults_of_lora_and_moves_its_adapters(tmp_path):
+    """Unless a recipe is named; the history begins with the metrics before training."""
+    torch.manual_seed(0)
+    short = {"federation.rounds": 3, "privacy.delta": 0.01, "run.evaluate_every": 1, "run.seed": 1}
+    options = {"data": sentences(labels=False), "users": "user"}
+    model = lora(gpt2())
+    result = simulations.simulate(
+        model=model, **options, overrides=short, run_dir=tmp_path / "default"
+    )
+    recipe = RunFolder.open(result.folder).recipe()
+    assert (recipe.training.optimizer, recipe.training.epochs) == ("adam", 1)
+    assert [row["round"] for row in result.history] == [0, 1, 2, 3]
+    assert "perplexity" in result.history[0]["metrics"]
+    start = dict(model.named_parameters())
+    trained = [
+        (value - start[name]).abs().max()
+        for name, value in result.model().named_parameters()
+        if value.requires_grad
+    ]
+    assert min(trained) > 0.05  # the server's Adam moves every coordinate by about 0.05 per round
+    named, _ = resolve("digits", {"model": gpt2()})
+    assert named.training.optimizer == "sgd"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising, fingerprint, release
+from fedlgm.planning.facts import LocalTraining
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
@@ -36,6 +38,8 @@ from fedlgm.training.example_level.trainer import (
     poisson_rows,
 )
 from fedlgm.training.inputs import Inputs
+from fedlgm.training.optimizers import FlatOptimizer
+from fedlgm.training.rates import factors
 from fedlgm.training.tasks.task import ExampleLosses
 
 
@@ -73,6 +77,10 @@ def train(
     keys: KeyRing,
     ledger: Ledger,
     lr: float,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float | None = None,
+    schedule: str | None = None,
     task: ExampleLosses | None = None,
     exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -99,6 +107,12 @@ def train(
             is only a simulation.
         ledger: charged before every release.
         lr: learning rate.
+        optimizer: step on the released gradient; "adam" with `weight_decay` is AdamW. No optimizer
+            changes epsilon, because it sees released values only.
+        momentum: for "sgd".
+        weight_decay: factor of decoupled weight decay.
+        schedule: "linear", "cosine", or "package.module:name" of a function (step, steps) ->
+            factor of the learning rate; see `fedlgm.training.rates.factors`.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
@@ -133,6 +147,11 @@ def train(
         raise ConfigError(
             "the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5"
         )
+    settings = LocalTraining(
+        optimizer=optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay
+    )
+    descent = FlatOptimizer.of(settings, trainer.weights)
+    rates = lr * (factors(schedule, facts.rounds, "step") if schedule else np.ones(facts.rounds))
     transcript = Transcript.start(trainer.weights.clone())
     with ledger.hold():
         if not continue_ledger:
@@ -166,7 +185,8 @@ def train(
                     event = plan.repeated_event
             ledger.charge(event, round=step, key=key, protects=plan.protects)
             mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
-            trainer.weights.add_(plan.expand(mean), alpha=lr)
+            descent.lr = float(rates[step - 1])
+            descent.step(-plan.expand(mean))
             transcript = transcript.extend(trainer.weights.clone(), mean, plan)
             if progress is not None:
                 progress(step)

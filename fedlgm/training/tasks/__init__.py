@@ -22,6 +22,7 @@ from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.causal_lm import CausalLM
 from fedlgm.training.tasks.classification import Classification
 from fedlgm.training.tasks.evaluation import evaluate
+from fedlgm.training.tasks.hazards import Hazards
 from fedlgm.training.tasks.next_token import PADDING, NextToken
 from fedlgm.training.tasks.ranked import AUC, Ranked, auc
 from fedlgm.training.tasks.regression import Regression
@@ -34,6 +35,7 @@ __all__ = [
     "Binary",
     "CausalLM",
     "Classification",
+    "Hazards",
     "Metric",
     "NextToken",
     "Ranked",
@@ -54,6 +56,7 @@ _TASKS: Registry[type[Task]] = Registry(
         "binary": Binary,
         "ranked": Ranked,
         "multi-label": Binary,
+        "hazards": Hazards,
         "next-token": NextToken,
         "causal-lm": CausalLM,
     },
@@ -76,7 +79,7 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('classification', 'regression', 'binary', 'ranked', 'multi-label', 'next-token', 'causal-lm')
+        ('classification', 'regression', 'binary', 'ranked', 'multi-label', 'hazards', 'next-token', 'causal-lm')
     """
     return _TASKS.names()
 
@@ -112,6 +115,12 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
+    if isinstance(task, str) and task.lower().startswith("cox"):
+        raise ConfigError(
+            f"task {task!r}: Cox's partial likelihood compares each patient with all others at "
+            "risk, so the loss of a row has no bound that holds for the row alone: use the task "
+            "'hazards' (discrete time), with breaks = the public ends of its intervals"
+        )
     candidate = (
         _TASKS.find(task) if isinstance(task, str) else Classification if task is None else task
     )

@@ -70,7 +70,7 @@ def vote(setting: Setting, seed: int) -> dict[str, float]:
         "run.seed": seed,
     }
     made = simulations.simulate(setting.recipe, overrides=setting.changes | one, engine="local")
-    return {"share": made.history[0]["queries"][CutVote.name][0]}
+    return {"share": made.history[1]["queries"][CutVote.name][0]}
 
 
 def compared(store: Kept) -> str:

@@ -43,7 +43,7 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
         result = simulations.simulate(
             RECIPE, overrides=[*frame, *overrides], run_dir=Path(folder) / "run"
         )
-        rows, sizes = result.history, np.array([row["size"] for row in result.layers()])
+        rows, sizes = result.history[1:], np.array([row["size"] for row in result.layers()])
     found: Row = {
         "accuracy": 100 * float(result["accuracy"]),
         "noise_scale": float(sum(row["noise_scale"] for row in rows)),

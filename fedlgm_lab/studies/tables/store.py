@@ -173,7 +173,7 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
         name = str(result["headline"])
         scale = 100.0 if name == "accuracy" else 1.0
         curve = [
-            round(scale * row["metrics"][name], 3) for row in result.history if "metrics" in row
+            round(scale * row["metrics"][name], 3) for row in result.history[1:] if "metrics" in row
         ]
     return {
         "final": curve[-1],

@@ -88,7 +88,7 @@ def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     )  # when it ended depends on the releases: the bound is that of all rounds
     bounds = AttackRates.of_budget(8, 0.01).figures()  # those of all rounds, as far as known
     assert result["attack_rates"] == result.attack_rates.figures() == bounds
-    assert len(result.history) == 3
+    assert len(result.history) == 4
     assert result.model()(torch.zeros(1, 4)).shape == (1, 2)
     RunFolder.open(tmp_path / "run").verify()
     assert ledger_report(tmp_path / "run")["notes"][-1].endswith(

@@ -300,3 +300,65 @@ def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
             again()
         assert ledger.position() == 2
         assert again(continue_ledger=True).epsilon > 2.2
+
+
+def weights_after(ledger, steps=6, **options):
+    x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    facts = RunFacts(0.0, Sampling("poisson", 40, 0.5), rounds=steps, epsilon=8.0, delta=1e-3)
+    method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+    with Ledger(ledger, "run") as book:
+        trained = train(model, x, y, method, keys=KeyRing.from_seed(3), ledger=book, **options)
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({"momentum": 0.9}, lambda w: torch.optim.SGD([w], lr=0.5, momentum=0.9)),
+        ({"optimizer": "adam"}, lambda w: torch.optim.Adam([w], lr=0.5)),
+        (
+            {"optimizer": "adam", "weight_decay": 0.1},
+            lambda w: torch.optim.AdamW([w], lr=0.5, weight_decay=0.1),
+        ),
+    ],
+)
+def test_steps_are_those_of_torchs_optimizers_and_change_no_epsilon(tmp_path, options, step):
+    """Both see the same released gradients: the first is that of plain SGD."""
+    plain = weights_after(tmp_path / "plain.sqlite", steps=1, lr=0.5)
+    trained = weights_after(tmp_path / "first.sqlite", steps=1, lr=0.5, **options)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    start = LayerTable.from_module(model).flatten(model)
+    weights = start.clone().requires_grad_()
+    optimizer = step(weights)
+    weights.grad = (start - plain.model) / 0.5
+    optimizer.step()
+    torch.testing.assert_close(trained.model, weights.detach(), rtol=1e-4, atol=1e-5)
+    longer = [
+        weights_after(tmp_path / f"{i}.sqlite", lr=0.5, **each)
+        for i, each in enumerate(({}, options))
+    ]
+    assert longer[0].epsilon == longer[1].epsilon
+    assert not torch.equal(longer[0].model, longer[1].model)
+
+
+def test_a_schedule_scales_the_rate_of_every_step(tmp_path):
+    """One step of a schedule that begins at 1 is a plain step; later ones are smaller."""
+    results = [
+        weights_after(tmp_path / f"{i}.sqlite", lr=0.5, steps=steps, schedule=schedule).model
+        for i, (steps, schedule) in enumerate(((1, None), (1, "linear"), (6, None), (6, "linear")))
+    ]
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[2], results[3])
+
+
+def test_unknown_settings_of_the_step_are_refused(tmp_path):
+    for options, said in (
+        ({"momentum": 0.9, "optimizer": "adam"}, "'adam' has its own"),
+        ({"schedule": "cosin"}, "cosine"),
+        ({"weight_decay": 4.0}, "must lie between 0 and 1"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            weights_after(tmp_path / "ledger.sqlite", lr=0.5, **options)

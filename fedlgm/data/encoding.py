@@ -1,0 +1,214 @@
+"""Columns of text as numbers, by public categories, and gaps filled with public figures.
+
+Nothing is taken from private rows: a category or figure that depended on them would be a release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from fedlgm import libraries
+from fedlgm.data.dataset import DataSet
+from fedlgm.data.names import missing
+from fedlgm.data.tables import Column, require_columns
+from fedlgm.errors import DataError
+
+OPTIONS = ("categories", "fill")
+"""Keys of data with tables that describe an encoding."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Public categories and fills of the columns of a table.
+
+    Attributes:
+        categories: categories of the columns of text, in order. Each one after the first becomes a
+            column of Booleans, "sex=M"; the first is the reference.
+        fill: value for the gaps of a column: a number, or one of its categories.
+
+    Raises:
+        DataError: a column has fewer than two categories or one twice, or a fill does not fit.
+
+    Example:
+        >>> import pandas
+        >>> rows = pandas.DataFrame({"sex": ["F", "M"], "age": [52.0, None]})
+        >>> encoding = Encoding({"sex": ["F", "M"]}, {"age": 60})
+        >>> encoding.apply(rows, "rows").to_dict("list")
+        {'sex=M': [False, True], 'age': [52.0, 60.0]}
+    """
+
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fill: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for option, example in (("categories", "{'sex': ['F', 'M']}"), ("fill", "{'age': 60}")):
+            if not isinstance(getattr(self, option), Mapping):
+                raise DataError(
+                    f"data.{option}: must name columns, as in {example}, got "
+                    f"{getattr(self, option)!r}"
+                )
+        for name, values in self.categories.items():
+            texts = [] if isinstance(values, str) else [as_text(value) for value in values]
+            if len(set(texts)) < max(2, len(texts)):
+                raise DataError(
+                    f"data.categories: {name!r} needs two or more categories, each once, as in "
+                    f"['F', 'M'], got {values!r}"
+                )
+        for name, value in self.fill.items():
+            if name in self.categories:
+                if as_text(value) not in self.texts(name):
+                    raise DataError(
+                        f"data.fill: {value!r} is none of the categories of {name!r} "
+                        f"({', '.join(self.texts(name))})"
+                    )
+            elif not isinstance(value, Real) or not np.isfinite(float(value)):
+                raise DataError(f"data.fill: {name!r} needs a finite public number, got {value!r}")
+
+    def texts(self, name: str) -> list[str]:
+        """Categories of a column as they stand in a file."""
+        return [as_text(value) for value in self.categories[name]]
+
+    def faults(self, table: libraries.DataFrame) -> list[str]:
+        """Gaps and unknown categories of the described columns, in words without their values."""
+        faults = []
+        for name in self.categories:
+            if name in table:
+                values = self._filled(table[name].to_numpy(dtype=object), name)
+                absent = missing(values) | (values == "")
+                unknown = ~absent & ~np.isin([as_text(value) for value in values], self.texts(name))
+                faults += [f"gaps in {name!r} ({absent.sum()} rows)"] if absent.any() else []
+                faults += (
+                    [f"other values of {name!r} than its categories ({unknown.sum()} rows)"]
+                    if unknown.any()
+                    else []
+                )
+        return faults
+
+    def apply(self, table: libraries.DataFrame, where: str) -> libraries.DataFrame:
+        """The table with categories as Booleans and without the gaps that are filled.
+
+        Args:
+            table: the table.
+            where: the table, for messages.
+
+        Raises:
+            DataError: a described column is missing, has a gap or holds another category.
+        """
+        import pandas
+
+        require_columns([*self.categories, *self.fill], map(str, table.columns), where)
+        if faults := self.faults(table):
+            raise DataError(
+                f"{where}: {'; '.join(faults)}: list all categories in data.categories, and the "
+                "category of a gap in data.fill"
+            )
+        columns = {}
+        for name in table.columns:
+            values = table[name]
+            for column in self._columns(str(name)):
+                columns[column["name"]] = input_values(column, values.to_numpy(dtype=object))
+            if name not in self.categories:
+                columns[name] = values.fillna(self.fill[name]) if name in self.fill else values
+        return pandas.DataFrame(columns, index=table.index)
+
+    def inputs(self, names: Sequence[str]) -> list[str]:
+        """Names of the columns after `apply`, for names before it."""
+        return [
+            column
+            for name in names
+            for column in ([each["name"] for each in self._columns(name)] or [name])
+        ]
+
+    def describe(self, columns: Sequence[Column] | None) -> tuple[Column, ...] | None:
+        """Descriptions of columns after `apply`, completed by what predictions need."""
+        if columns is None:
+            return None
+        by_name = {each["name"]: each for name in self.categories for each in self._columns(name)}
+        completed: list[Column] = []
+        for column in columns:
+            more: Any = by_name.get(column["name"], {})
+            if column["name"] in self.fill:
+                more = {"fill": self.fill[column["name"]]}
+            completed.append({**column, **more})
+        return tuple(completed)
+
+    def _columns(self, name: str) -> list[Column]:
+        """The columns of Booleans that a column of text becomes; none for other columns."""
+        if name not in self.categories:
+            return []
+        texts = self.texts(name)
+        columns: list[Column] = [
+            {"name": f"{name}={text}", "dtype": "bool", "of": name, "categories": texts}
+            for text in texts[1:]
+        ]
+        for column in columns if name in self.fill else ():
+            column["fill"] = as_text(self.fill[name])
+        return columns
+
+    def _filled(self, values: np.ndarray, name: str) -> np.ndarray:
+        return fill_gaps(values, self.fill[name]) if name in self.fill else values
+
+
+def as_text(value: Any) -> str:
+    """A category as it stands in a file; 2 and 2.0 are one.
+
+    Example:
+        >>> as_text(2.0), as_text("II")
+        ('2', 'II')
+    """
+    if isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer():
+        return f"{float(value):.0f}"
+    return str(value)
+
+
+def fill_gaps(values: np.ndarray, value: Any) -> np.ndarray:
+    """Values [n] of any type, with `value` in place of missing ones and empty texts."""
+    filled = values.astype(object)
+    filled[missing(filled) | (filled == "")] = value
+    return filled
+
+
+def input_values(column: Column, values: np.ndarray) -> np.ndarray:
+    """The values of a model's input, from those of the table's column [n], of any type.
+
+    Example:
+        >>> sex = {"name": "sex=M", "dtype": "bool", "of": "sex", "categories": ["F", "M"]}
+        >>> input_values(sex, np.array(["M", "F"], dtype=object)).tolist()
+        [True, False]
+    """
+    if "fill" in column:
+        values = fill_gaps(values, column["fill"])
+    if "of" not in column:
+        return values
+    category = column["name"].removeprefix(f"{column['of']}=")
+    return np.array([as_text(value) == category for value in values], dtype=bool)
+
+
+def from_tables(mapping: Mapping[str, Any]) -> DataSet:
+    """A data set of tables with `categories` or `fill`; see `DataSet.from_mapping`.
+
+    Raises:
+        DataError: a part is no pandas frame, or as in `Encoding` and `DataSet.from_mapping`.
+    """
+    given = {key: mapping[key] for key in OPTIONS if mapping.get(key) is not None}
+    plain = {key: value for key, value in mapping.items() if key not in OPTIONS}
+    if not given:
+        return DataSet.from_mapping(plain)
+    encoding = Encoding(**given)
+    for part in ("train", "test"):
+        if not hasattr(plain.get(part), "iloc"):
+            raise DataError(
+                f"data.{next(iter(given))}: is for pandas frames and CSV files, but {part!r} is of "
+                f"type {type(plain.get(part)).__name__}"
+            )
+        plain[part] = encoding.apply(plain[part], f"data: {part!r}")
+    if plain.get("inputs") is not None:
+        names = plain["inputs"]
+        plain["inputs"] = encoding.inputs([names] if isinstance(names, str) else list(names))
+    data = DataSet.from_mapping(plain)
+    return replace(data, columns=encoding.describe(data.columns))

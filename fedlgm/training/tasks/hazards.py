@@ -1,0 +1,129 @@
+"""Survival in discrete time: one hazard for each interval of the follow-up.
+
+Source: Singer and Willett, Journal of Educational Statistics 18 (1993). Unlike Cox's partial
+likelihood, which compares each patient with all others at risk, the loss of a row needs no other
+row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+from fedlgm.data import DataSet
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.training.tasks.set_metrics import Metric
+from fedlgm.training.tasks.task import Task, require_finite
+
+
+class Hazards(Task):
+    """Negative log-likelihood of the discrete-time hazards, and the concordance of their risks.
+
+    Targets are (time, event) [n, 2]: the time of the event, or of the last visit if there was none
+    (event 0). Output k is the logit of the hazard in interval k, given survival to its beginning.
+    A row that is censored within an interval counts for the intervals before it.
+
+    Args:
+        breaks: ends of the intervals, public and rising; what is later than the last one counts as
+            survival.
+
+    Raises:
+        ConfigError: the breaks are not positive and rising.
+
+    Example:
+        >>> task = Hazards([6, 12, 24])
+        >>> task.targets(np.array([[8.0, 1.0], [13.0, 0.0]]), "test")[..., 0].tolist()  # -1: not at risk
+        [[0.0, 1.0, -1.0], [0.0, 0.0, -1.0]]
+    """
+
+    name = "hazards"
+    headline = "concordance"
+    better = "higher"
+
+    def __init__(self, breaks: Sequence[float]) -> None:
+        try:
+            ends = np.asarray(breaks, np.float64).reshape(-1)
+        except (TypeError, ValueError):
+            ends = np.zeros(0)
+        if not (len(ends) and np.isfinite(ends).all() and (np.diff(ends, prepend=0) > 0).all()):
+            raise ConfigError(
+                "task 'hazards': breaks must be the rising ends of its intervals, above 0, such as "
+                f"[6, 12, 24], got {breaks!r}"
+            )
+        self._breaks = ends.tolist()
+
+    @override
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """For each interval 1 (the event), 0 (survival) or -1 (not at risk), float32 [n, K, 1]."""
+        if y.ndim == 3:
+            return y
+        if y.ndim != 2 or y.shape[1] != 2:
+            raise DataError(
+                "task 'hazards' needs two numbers per row, time and event, as in 'target': "
+                f"['months', 'died'], but the {part} targets have shape {y.shape}"
+            )
+        require_finite(y, part)
+        time, event = y.astype(np.float64).T
+        if (time < 0).any() or not np.isin(event, (0, 1)).all():
+            raise DataError(
+                f"task 'hazards' needs times of at least 0 and events 0 (censored) or 1, but some "
+                f"{part} targets are others"
+            )
+        number = np.arange(len(self._breaks))
+        died = np.searchsorted(self._breaks, time, side="left")[:, None]
+        survived = np.where(
+            event[:, None] == 1, died, np.searchsorted(self._breaks, time, side="right")[:, None]
+        )
+        codes = np.where(number < survived, 0.0, -1.0)
+        codes[(event[:, None] == 1) & (number == died)] = 1.0
+        return codes[..., None].astype(np.float32)
+
+    @override
+    def labels(self, y: np.ndarray) -> bool:
+        return False
+
+    @override
+    def outputs(self, data: DataSet) -> int:
+        return len(self._breaks)
+
+    @override
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        codes = targets.squeeze(-1)
+        losses = functional.binary_cross_entropy_with_logits(
+            outputs, codes.clamp(min=0), reduction="none"
+        )
+        return torch.where(codes >= 0, losses, torch.zeros_like(losses)).sum(1)
+
+    @override
+    def set_metrics(self) -> Mapping[str, Metric]:
+        return {"concordance": lambda outputs, targets: concordance(outputs, targets)}
+
+
+def concordance(outputs: Tensor, targets: Tensor) -> float:
+    """Share of the comparable pairs in which the row with the earlier event has the higher risk;
+    ties count half (Harrell's C). NaN if no pair is comparable.
+
+    Args:
+        outputs: logits of the hazards [n, K].
+        targets: as from `Hazards.targets`, [n, K, 1].
+
+    Example:
+        >>> targets = Hazards([1, 2]).targets(np.array([[1, 1], [2, 1], [2, 0]]), "test")
+        >>> concordance(torch.tensor([[2.0, 2.0], [0.0, 0.0], [-2.0, -2.0]]), torch.from_numpy(targets))
+        1.0
+    """
+    codes = targets.squeeze(-1)
+    survival = torch.cumprod(torch.sigmoid(-outputs.double()), 1).sum(1)  # intervals, expected
+    event, survived = (codes == 1).any(1), (codes == 0).sum(1)
+    earlier = survived[:, None] < survived
+    together = (survived[:, None] == survived) & ~event
+    comparable = event[:, None] & (earlier | together)
+    comparable &= ~torch.eye(len(codes), dtype=torch.bool)
+    right = (survival[:, None] < survival).double() + (survival[:, None] == survival).double() / 2
+    count = int(comparable.sum())
+    return float((right * comparable).sum() / count) if count else float("nan")

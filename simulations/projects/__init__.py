@@ -1,0 +1,1 @@
+"""Small projects that run at once: the files that `fedlgm new` writes."""

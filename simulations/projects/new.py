@@ -1,0 +1,226 @@
+"""New projects from templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedlgm.checks import check_positive
+from fedlgm.errors import ConfigError, DiskError
+from fedlgm.files import draft_folder, is_used, path_of, why
+from fedlgm.wording import alternatives
+
+TEMPLATES = Path(__file__).parent / "templates"
+_SUFFIX = ".template"
+_NOISED = {
+    "central": "a trusted server adds the noise",
+    "local": "each client adds its own noise",
+}
+
+
+@dataclass(frozen=True)
+class Protection:
+    """A unit and a trust model that a project can have, with the recipe that provides them.
+
+    Attributes:
+        unit: unit of protection.
+        trust: trust model.
+        recipe: name of a bundled recipe; empty for projects without one.
+        settings: further overrides.
+    """
+
+    unit: str
+    trust: str
+    recipe: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of project.
+
+    Attributes:
+        run: the command that runs the project, in its folder.
+        protections: what the project can protect; the first is the default.
+        why: why other units and trust models are not offered, with the alternative.
+    """
+
+    run: str
+    protections: tuple[Protection, ...]
+    why: str
+
+
+_CLIENTS = (
+    "client-level privacy without a trusted server needs thousands of clients, and secure "
+    "aggregation or distributed trust: see `fedlgm plan distributed-digits`"
+)
+_OWN_NOISE = {
+    "privacy.trust": "local",
+    "privacy.max_participations": 20,
+    "federation.rounds": 20,
+    "training.sampling_rate": 0.2,
+    "training.batch_size": 9,
+    "training.steps": 5,
+}
+KINDS: Mapping[str, Kind] = {
+    "pytorch": Kind(
+        "python train.py",
+        (
+            Protection("client", "central", "digits", {"federation.clients": 100}),
+            Protection("example", "central", "dp-sgd-digits"),
+            Protection("example", "local", "example-level-federation"),
+        ),
+        _CLIENTS,
+    ),
+    "hugging-face": Kind(
+        "python train.py",
+        (
+            Protection("client", "central", "lora"),
+            Protection(
+                "example",
+                "central",
+                "dp-sgd-digits",
+                {
+                    "training.optimizer": "adam",
+                    "training.lr": 0.01,
+                    "federation.rounds": 60,
+                    "data.partition": "iid",
+                },
+            ),
+        ),
+        _CLIENTS,
+    ),
+    "flower": Kind(
+        "python -m pytest",
+        (Protection("client", "central"),),
+        "the clients of a Flower app are the units, and its server adds the noise: for single "
+        "examples see `fedlgm new pytorch`",
+    ),
+    "hospitals": Kind(
+        "python train.py",
+        (
+            Protection("example", "central", "ten-hospitals"),
+            Protection("example", "local", "ten-hospitals", _OWN_NOISE),
+        ),
+        "a few hospitals are too few to protect a whole site, which needs hundreds: protect each "
+        "row (unit example)",
+    ),
+    "opacus": Kind(
+        "python train.py",
+        (Protection("example", "central"),),
+        "DP-SGD on one machine protects each example, and the machine adds the noise",
+    ),
+}
+"""The kinds of projects, by name."""
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of project of this name.
+
+    Raises:
+        ConfigError: there is none; the message names similar ones.
+
+    Example:
+        >>> kind_of("opacus").run
+        'python train.py'
+    """
+    if name not in KINDS:
+        raise ConfigError(f"unknown kind of project {name!r}; {alternatives(name, KINDS)}")
+    return KINDS[name]
+
+
+def protection_of(kind: str, unit: str | None = None, trust: str | None = None) -> Protection:
+    """The protection of a kind of project that has this unit and trust model.
+
+    Args:
+        kind: name of the kind.
+        unit: unit of protection; None takes that of the first protection that fits.
+        trust: trust model; None likewise.
+
+    Raises:
+        ConfigError: the kind does not offer them; the message says what it offers.
+
+    Example:
+        >>> protection_of("pytorch", unit="example").recipe
+        'dp-sgd-digits'
+    """
+    offered = kind_of(kind).protections
+    for protection in offered:
+        if unit in (None, protection.unit) and trust in (None, protection.trust):
+            return protection
+    choices = " or ".join(f"--unit {each.unit} --trust {each.trust}" for each in offered)
+    wanted = " ".join(
+        f"--{name} {value}" for name, value in (("unit", unit), ("trust", trust)) if value
+    )
+    raise ConfigError(
+        f"a project of kind {kind!r} has no {wanted}: {kind_of(kind).why}; it offers {choices}"
+    )
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a place for a project where something is that is not an empty folder.
+
+    Raises:
+        ConfigError: there is something.
+
+    Example:
+        >>> refuse_used(Path("a-folder-that-does-not-exist"))
+    """
+    if is_used(path):
+        raise ConfigError(
+            f"{path} already exists and is not an empty folder: name a new folder, so that no file "
+            "of yours is overwritten"
+        )
+
+
+def write(kind: str, folder: Path | str, protection: Protection, epsilon: float) -> list[Path]:
+    """Write a project into a new folder.
+
+    Args:
+        kind: name of the kind.
+        folder: folder to create; an empty one may exist.
+        protection: one of the kind's protections.
+        epsilon: budget of a run.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: the folder is not empty, or epsilon is not above 0; nothing is written.
+        DiskError: the folder cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> place = tempfile.mkdtemp() + "/project"
+        >>> [file.name for file in write("opacus", place, protection_of("opacus"), 8.0)]
+        ['README.md', 'test_train.py', 'train.py']
+    """
+    check_positive(epsilon=epsilon)
+    path = path_of("DIR", folder)
+    refuse_used(path)
+    values = {
+        "project": path.resolve().name,
+        "epsilon": f"{epsilon:g}",
+        "noised": _NOISED[protection.trust],
+        "unit": protection.unit,
+        "recipe": protection.recipe,
+        "settings": "".join(
+            f', "{key}": {json.dumps(value)}' for key, value in protection.settings.items()
+        ),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft_folder(path) as draft:
+            draft.mkdir()
+            for template in sorted((TEMPLATES / kind).iterdir()):
+                text = Template(template.read_text(encoding="utf-8")).substitute(values)
+                (draft / template.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskError(
+            f"cannot write the project {path}: {why(error)}; choose another folder"
+        ) from error
+    return sorted(path.iterdir())
