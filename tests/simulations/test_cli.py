@@ -142,6 +142,8 @@ def test_plan(run, tiny_file):
 @pytest.mark.parametrize("name", sorted(set(mechanisms.names()) - {"none"}))
 def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
     """Also where the rounds differ: a schedule's first round is its cheapest."""
+    if (name, trust) == ("client-ladp", "central"):
+        pytest.skip("clients that choose their layers add their own noise")
     federation = {"rate": 1.0, "rounds": 7}
     local = {"trust": "local", "max_participations": 4} if trust == "local" else {}
     report = plan_report(

@@ -46,7 +46,8 @@ LOCAL = RunFacts(
 
 @pytest.mark.parametrize("name", mechanisms.names())
 def test_bundled_mechanisms_pass(name: str) -> None:
-    check_mechanism(mechanisms.get(name))
+    if name != "client-ladp":  # whose clients add their own noise
+        check_mechanism(mechanisms.get(name))
     check_mechanism(mechanisms.get(name), facts=LOCAL)
 
 

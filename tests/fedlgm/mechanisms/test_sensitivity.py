@@ -29,7 +29,10 @@ SETTINGS = {
     "fixed": ("replace-one", Sampling("fixed", 12, 0.5), "central"),
     "local": ("replace-one", Sampling("poisson", 12, 0.5), "local"),
 }
-CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names() if name != "none"]
+LOCAL_ONLY = "client-ladp"  # tests/clients/test_own_plans.py has what its clients release
+CASES: list[tuple[str, dict]] = [
+    (name, {}) for name in mechanisms.names() if name not in ("none", LOCAL_ONLY)
+]
 CASES += [
     ("snr-consistent", {"clip": "med", "norms": norms})
     for norms in ("public", "stale", "quantile", "shares")
@@ -134,6 +137,13 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
 def _calibrated() -> list[Any]:
     """Every case in every setting; `dpa` calibrates as `time-varying` does, whose schedules take
     seconds."""
+    return [
+        pytest.param(LOCAL_ONLY, {}, "local", id=f"{LOCAL_ONLY}-local"),
+        *_in_every_setting(),
+    ]
+
+
+def _in_every_setting() -> list[Any]:
     return [
         pytest.param(
             name, options, setting, id=f"{id_}-{setting}", marks=pytest.mark.slow if again else ()
