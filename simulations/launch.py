@@ -73,6 +73,7 @@ def simulate(
     assembly = Assembly(recipe, own)
     with chosen.start(assembly):
         assembly.check()
+        chosen.wait()
         assembly = resolve_auto(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
         folder = new_folder.create(run_dir, recipe)
@@ -134,6 +135,7 @@ def resume(
     _check_trackers(assembly.recipe, trackers, chosen)
     with chosen.start(assembly), folder.writing():
         assembly.check()
+        chosen.wait()
         return chosen.serve(assembly, folder, progress, trackers)
 
 

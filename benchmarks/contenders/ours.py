@@ -87,6 +87,7 @@ def main() -> None:
         assert isinstance(engine, GridEngine)
         with engine.start(assembly):
             assembly.check()
+            engine.wait()
             assembly = resolve_auto(assembly, work.WORKERS)
             with engine.grid(assembly, keys) as grid:
                 serve(grid, assembly, keys)

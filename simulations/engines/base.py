@@ -89,13 +89,20 @@ class Engine(ABC):
     def start(self, assembly: Assembly) -> Iterator[None]:
         """Refuse a run that the engine cannot serve, and hold the services that it needs.
 
-        The block checks the run and then calls `serve`, so that slow services start meanwhile.
+        The block checks the run, while slow services start, and then calls `wait` and `serve`.
 
         Args:
             assembly: the run's objects. Those that are served later may differ in the clients'
                 training, but not in data or model.
         """
         yield
+
+    def wait(self) -> None:  # noqa: B027  (most engines hold nothing)
+        """Wait until the services are up, within a block of `start`.
+
+        Raises:
+            RunError: one cannot start; nothing has been written yet.
+        """
 
     @abstractmethod
     def serve(

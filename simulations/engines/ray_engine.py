@@ -52,10 +52,14 @@ class RayEngine(GridEngine):
         with cluster.session(address, workers, start_actors, leave=RayGrid.close) as ready:
             if address is not None:
                 ready()  # joining is quick, so report a wrong address now
-            self._actors = ready
+            self._ready = ready
             yield
+
+    @override
+    def wait(self) -> None:
+        self._ready()
 
     @contextmanager
     @override
     def grid(self, assembly: Assembly, keys: KeyRing) -> Iterator[Grid]:
-        yield self._actors().serving(assembly, keys)
+        yield self._ready().serving(assembly, keys)

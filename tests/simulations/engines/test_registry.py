@@ -11,7 +11,7 @@ from flwr.common.config import parse_config_args
 
 import simulations
 from clients import AnyClient
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
 from simulations import engines
 from simulations.config.assembly import Assembly
@@ -58,6 +58,23 @@ def test_an_object_serves_a_run_and_its_resumption(tmp_path: Path) -> None:
         simulations.resume(tmp_path / "own", engine=Counting())["model_sha256"]
         == local["model_sha256"]
     )
+
+
+class Failing(Counting):
+    def wait(self) -> None:
+        raise RunError("no actors")
+
+
+def test_a_run_whose_services_do_not_start_writes_nothing(tmp_path: Path) -> None:
+    folders: list[Path] = []
+    with pytest.raises(RunError, match="no actors"):
+        simulations.simulate(
+            overrides=TWO_ROUNDS,
+            engine=Failing(),
+            run_dir=tmp_path / "run",
+            on_folder=folders.append,
+        )
+    assert folders == list(tmp_path.iterdir()) == []
 
 
 def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
