@@ -22,6 +22,7 @@ from fedlgm_lab.certificate.certify import _round_up, certify
 from fedlgm_lab.certificate.verifier import chain, checks
 from fedlgm_lab.certificate.verifier.case import Case
 from fedlgm_lab.certificate.verifier.plans import read_plan
+from simulations.exports.export import export
 
 ROUNDS = 7
 SMALL = [
@@ -111,7 +112,9 @@ def certified_run(
     if beacon:
         settings.append(f"run.beacon='{folder / 'beacon.json'}'")
         answer(folder / "beacon.json", run / "releases" / "commitment.txt", witness)
-    simulations.simulate(recipe, overrides=settings, run_dir=run, model=model, data=data)
+    result = simulations.simulate(recipe, overrides=settings, run_dir=run, model=model, data=data)
+    if data is not None:
+        export(run, module=result.model())
     last = len((run / "releases" / "chain.jsonl").read_text().splitlines()) - 1
     anchored = anchors_of(run, witness, [5, last])
     path = certify(run, folder / "operator.pem", anchors=anchored)
