@@ -26,7 +26,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 from fedlgm_lab.certificate.beacon import beacon_text, commitment_of, noise_root
-from fedlgm_lab.certificate.verifier.checks import Case
+from fedlgm_lab.certificate.verifier.case import Case
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, is_signed
 from fedlgm_lab.certificate.verifier.replay import read_vectors
 

@@ -14,14 +14,9 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.signed import STATEMENT_TYPE, envelope_of
 from fedlgm_lab.certificate.releases import ReleaseLog
 from fedlgm_lab.certificate.signing import load_key, read_anchors
+from fedlgm_lab.certificate.verifier.case import Case, hash_of, population_of, words_of
 from fedlgm_lab.certificate.verifier.chain import merkle_root
-from fedlgm_lab.certificate.verifier.checks import (
-    Case,
-    check_model,
-    hash_of,
-    population_of,
-    words_of,
-)
+from fedlgm_lab.certificate.verifier.checks import check_model
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.plans import read_plan
 from fedlgm_lab.certificate.verifier.replay import ARITHMETIC

@@ -20,7 +20,9 @@ from fedlgm.privacy.signed import envelope_of
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.certify import _round_up, certify
 from fedlgm_lab.certificate.verifier import chain, checks
+from fedlgm_lab.certificate.verifier.case import Case
 from fedlgm_lab.certificate.verifier.plans import read_plan
+from simulations.exports.export import export
 
 ROUNDS = 7
 SMALL = [
@@ -57,7 +59,7 @@ class Certified:
         """The certificate that the operator signs."""
         return envelope_of(statement, self.operator)
 
-    def verify(self, certificate: bytes, model: bytes | None = None, **more: Any) -> checks.Case:
+    def verify(self, certificate: bytes, model: bytes | None = None, **more: Any) -> Case:
         """All checks of level 1, by a caller who names both keys."""
         given: dict[str, Any] = {
             "key": signing.public_hex(self.operator),
@@ -99,6 +101,7 @@ def certified_run(
     recipe: str = "digits",
     basis: Sequence[str] = SMALL,
     model: Any = None,
+    data: Any = None,
 ) -> Certified:
     """Train, anchor and certify a small run in a folder."""
     signing.create_key(folder / "operator.pem")
@@ -109,7 +112,9 @@ def certified_run(
     if beacon:
         settings.append(f"run.beacon='{folder / 'beacon.json'}'")
         answer(folder / "beacon.json", run / "releases" / "commitment.txt", witness)
-    simulations.simulate(recipe, overrides=settings, run_dir=run, model=model)
+    result = simulations.simulate(recipe, overrides=settings, run_dir=run, model=model, data=data)
+    if data is not None:
+        export(run, module=result.model())
     last = len((run / "releases" / "chain.jsonl").read_text().splitlines()) - 1
     anchored = anchors_of(run, witness, [5, last])
     path = certify(run, folder / "operator.pem", anchors=anchored)
@@ -165,7 +170,7 @@ def fit(statement: dict[str, Any], epsilon: bool = True) -> dict[str, Any]:
     predicate["keys_merkle_root"] = chain.merkle_root(row["key"] for row in charges)
     if epsilon:
         claim = predicate["claim"]
-        spending = checks.Case(statement, "", b"").spending
+        spending = Case(statement, "", b"").spending
         spent = spending.epsilon(claim["delta"], claim["composition"])
         claim["epsilon"] = claim["claimed_epsilon"] = _round_up(spent)
     return statement

@@ -1,7 +1,5 @@
 """The verifier as a program that loads neither PyTorch nor Flower."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -13,23 +11,16 @@ parser.add_argument("certificate", type=Path)
 parser.add_argument("model", type=Path, nargs="?", help="not for the statement of a node")
 parser.add_argument("--key", type=Path, help="public key of the seller, in PEM")
 parser.add_argument("--releases", type=Path, help="default: releases beside the certificate")
-parser.add_argument("--witness", type=Path, action="append", default=[])
+parser.add_argument("--witness", type=Path, action="append", dest="witnesses", default=[])
 parser.add_argument(
-    "--accept", action="append", default=[], help="unanchored, unreplayed, simulation"
+    "--accept",
+    action="append",
+    dest="accepts",
+    default=[],
+    help="unanchored, unreplayed, simulation",
 )
-parser.add_argument("--code", action="append", default=[])
-parser.add_argument("--json", action="store_true")
+parser.add_argument("--code", action="append", dest="codes", default=[])
+parser.add_argument("--json", action="store_true", dest="as_json")
 
 if __name__ == "__main__":
-    given = parser.parse_args()
-    status = run_checks(
-        given.certificate,
-        given.model,
-        key=given.key,
-        releases=given.releases,
-        witnesses=given.witness,
-        accepts=given.accept,
-        codes=given.code,
-        as_json=given.json,
-    )
-    sys.exit(status)
+    sys.exit(run_checks(**vars(parser.parse_args())))

@@ -17,43 +17,21 @@ _CODE = ("clients", "fedlgm", "fedlgm_lab", "fedlgm_nodes", "simulations", "stra
 
 
 def first_head(start: dict[str, Any]) -> str:
-    """Head of a chain of releases before round 1.
-
-    Args:
-        start: what is fixed before round 1: recipe, weights, code, commitment.
-
-    Example:
-        >>> len(first_head({}))
-        64
+    """Head of a chain of releases before round 1, over what is fixed then: recipe, weights, code,
+    commitment.
     """
     return digest("fedlgm releases v1", rfc8785.dumps(start))
 
 
 def next_head(before: str, round: int, ledger: str, plan: str, released: str) -> str:
-    """Head of a chain after one more release.
-
-    Args:
-        before: the previous head.
-        round: number of the round.
-        ledger: the ledger's head after the last row that charges the release.
-        plan: SHA-256 of the plan's text.
-        released: SHA-256 of the released vector.
-
-    Example:
-        >>> next_head("a", 1, "b", "c", "d") == next_head("a", 2, "b", "c", "d")
-        False
+    """Head of a chain after one more release: of the ledger's head after the last row that charges
+    it, and of the SHA-256 of plan and released vector.
     """
     return digest(before, round, ledger, plan, released)
 
 
 def ledger_heads(owner: str, rows: list[dict[str, Any]], events: dict[str, str]) -> list[str]:
-    """The ledger's head before the first row and after each row.
-
-    Args:
-        owner: identity of the ledger.
-        rows: the ledger's rows.
-        events: text of each event by its SHA-256.
-    """
+    """The ledger's head before the first row and after each row."""
     heads = [digest("", owner)]
     for row in rows:
         fields = [str(row["round"]), str(row["client"]), row["key"], events[row["event"]]]
@@ -79,12 +57,7 @@ def merkle_root(leaves: Iterable[str]) -> str:
 
 
 def code_digest() -> str:
-    """SHA-256 of the installed code of the packages of a run: every .py file, sorted by path.
-
-    Example:
-        >>> len(code_digest())
-        64
-    """
+    """SHA-256 of the installed code of the packages of a run: every .py file, sorted by path."""
     base, fields = Path(__file__).parents[3], list[str | bytes]()
     for package in _CODE:
         for path in sorted((base / package).rglob("*.py")):

@@ -35,6 +35,12 @@ class NotCheckable(Exception):
     """The certificate cannot be checked here (exit status 3)."""
 
 
+def must(check: int, holds: Any, problem: str) -> None:
+    """Refuse a certificate if a condition of a check does not hold (`Refused`)."""
+    if not holds:
+        raise Refused(check, problem)
+
+
 class Maybe(NamedTuple):
     """A value of this form, or null."""
 
@@ -65,8 +71,7 @@ def require(value: Any, form: Any, where: str, check: int = 2) -> None:
         if value is not None:
             require(value, form.form, where, check)
     elif isinstance(form, dict):
-        if not isinstance(value, dict):
-            raise Refused(check, f"{where} must be an object")
+        must(check, isinstance(value, dict), f"{where} must be an object")
         forms = dict.fromkeys(value, form["*"]) if "*" in form else form
         known = {name.removesuffix("?"): inner for name, inner in forms.items()}
         for name in sorted(set(value) ^ set(known)):
@@ -76,13 +81,13 @@ def require(value: Any, form: Any, where: str, check: int = 2) -> None:
         for name, part in value.items():
             require(part, known[name], f"{where}.{name}", check)
     elif isinstance(form, list | tuple):
-        if not isinstance(value, list) or (isinstance(form, tuple) and len(value) != len(form)):
-            raise Refused(check, f"{where} must be a list")
+        must(check, isinstance(value, list), f"{where} must be a list")
         inner = form if isinstance(form, tuple) else form * len(value)
+        must(check, len(value) == len(inner), f"{where} must have {len(inner)} values")
         for number, part in enumerate(value):
             require(part, inner[number], f"{where}[{number}]", check)
-    elif not form(value):
-        raise Refused(check, f"{where} has an impossible value, {str(value)[:60]!r}")
+    else:
+        must(check, form(value), f"{where} has an impossible value, {str(value)[:60]!r}")
 
 
 def is_text(value: Any) -> bool:
@@ -145,9 +150,6 @@ def read_json(
 def public_key(path: Path) -> str:
     """The Ed25519 public key in a PEM file, in hexadecimal; a name of 64 hexadecimal digits is the
     key itself, as in the `public.toml` of a node.
-
-    Raises:
-        NotCheckable: the file holds none.
     """
     if is_hash(str(path)):
         return str(path)
@@ -161,12 +163,7 @@ def public_key(path: Path) -> str:
 
 
 def is_signed(by: str, signature: str, text: bytes) -> bool:
-    """Whether an Ed25519 signature holds; key and signature in hexadecimal.
-
-    Example:
-        >>> is_signed("00" * 32, "00" * 64, b"a text"), is_signed("no key", "", b"")
-        (False, False)
-    """
+    """Whether an Ed25519 signature holds; key and signature in hexadecimal."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(by)).verify(bytes.fromhex(signature), text)
     except (InvalidSignature, ValueError, TypeError):
@@ -180,23 +177,18 @@ def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
     Args:
         data: content of the certificate's file.
         key: public key that must have signed; None accepts any, which the caller has to say.
-
-    Raises:
-        Refused: it is not an envelope, or the signature is of another key.
-        NotCheckable: the payload has another type.
     """
     envelope = read_json(data.removesuffix(b"\n"), 1, "the envelope")
     require(envelope, _ENVELOPE, "the envelope", 1)
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise NotCheckable(f"the payload's type is not {PAYLOAD_TYPE}")
-    if len(envelope["signatures"]) != 1:
-        raise Refused(1, "the envelope must have one signature")
+    must(1, len(envelope["signatures"]) == 1, "the envelope must have one signature")
     payload = _decode(envelope["payload"])
     signer, sig = (envelope["signatures"][0][name] for name in ("keyid", "sig"))
-    if key not in (None, signer):
-        raise Refused(1, f"the certificate is signed by {signer}, not by the named key {key}")
-    if not is_signed(signer, _decode(sig).hex(), signed_bytes(payload)):
-        raise Refused(1, f"the signature is not that of {signer} on this payload")
+    by = f"the certificate is signed by {signer}, not by the named key {key}"
+    must(1, key in (None, signer), by)
+    right = is_signed(signer, _decode(sig).hex(), signed_bytes(payload))
+    must(1, right, f"the signature is not that of {signer} on this payload")
     return payload, signer
 
 
@@ -205,6 +197,6 @@ def _decode(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         data = b""
-    if not data or base64.b64encode(data).decode() != text:
-        raise Refused(1, "the envelope has a field that is not base64")
+    same = base64.b64encode(data).decode() == text
+    must(1, data and same, "the envelope has a field that is not base64")
     return data

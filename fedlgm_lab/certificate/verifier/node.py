@@ -12,22 +12,20 @@ from fedlgm.privacy.attackers import percent
 from fedlgm.privacy.guarantee import COVERS
 from fedlgm.privacy.signed import NODE_PREDICATE
 from fedlgm.privacy.spending import Spending
-from fedlgm_lab.certificate.verifier.checks import hash_of, worst_rates
+from fedlgm_lab.certificate.verifier.case import worst_rates
+from fedlgm_lab.certificate.verifier.checks import LARGEST, check_texts, require_signer
 from fedlgm_lab.certificate.verifier.envelope import (
-    NotCheckable,
     Refused,
     is_count,
     is_hash,
     is_number,
     is_text,
+    must,
     open_envelope,
     read_json,
-    write_json,
 )
 from fedlgm_lab.certificate.verifier.statement import read_statement
 
-_LARGEST = 1.001
-"""Largest ratio of the stated epsilon to the computed one, above one unit of its last digit."""
 _LIMIT = (
     "The node's own statement holds: its epsilon follows from the releases that it names. It does not "
     "prove that the ledger names every release."
@@ -56,11 +54,7 @@ _FIELDS = {
 
 
 def is_node_statement(data: bytes) -> bool:
-    """Whether a file holds a node's statement, signed or not.
-
-    Raises:
-        Refused: it holds no envelope.
-    """
+    """Whether an envelope holds a node's statement, whoever signed it."""
     value = read_json(open_envelope(data, None)[0], 2, "the certificate")
     return isinstance(value, dict) and value.get("predicateType") == NODE_PREDICATE
 
@@ -71,29 +65,21 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
     Args:
         data: content of the file.
         key: public key of the node's service, in hexadecimal.
-
-    Raises:
-        Refused: a check does not hold.
-        NotCheckable: the caller names no key, or the statement is of another version.
     """
     payload, signer = open_envelope(data, key)
     told: dict[str, Any] = read_statement(payload, NODE_PREDICATE, _FIELDS)["predicate"]
     texts, charges = told["events"], told["charges"]
-    if told["node"]["service_key"] != signer:
-        raise Refused(3, "the statement is about another node than the one that signed it")
-    if {charge["event"] for charge in charges} != set(texts):
-        raise Refused(4, "the events are not those of the charges")
-    if sum(charge["count"] for charge in charges) != told["releases"]:
-        raise Refused(4, "the charges are not as many as the releases")
-    for name, text in texts.items():
-        if hash_of(text) != name:
-            raise Refused(6, f"the event {name[:8]} has another text than its hash says")
-        read_json(text.encode(), 6, f"event {name[:8]}", write_json)
+    signed = told["node"]["service_key"] == signer
+    must(3, signed, "the statement is about another node than the one that signed it")
+    used = {charge["event"] for charge in charges}
+    must(4, used == set(texts), "the events are not those of the charges")
+    total = sum(charge["count"] for charge in charges)
+    must(4, total == told["releases"], "the charges are not as many as the releases")
+    check_texts(texts)
+    protected, counts = f"{told['unit']}, {told['relation']}", Counter[str]()
     for charge in charges:
-        if f"{told['unit']}, {told['relation']}" not in COVERS.get(charge["protects"], ()):
-            raise Refused(3, f"a release protects ({charge['protects']}), not ({told['unit']})")
-    counts: Counter[str] = Counter()
-    for charge in charges:
+        covers = protected in COVERS.get(charge["protects"], ())
+        must(3, covers, f"a release protects ({charge['protects']}), not ({protected})")
         counts[texts[charge["event"]]] += charge["count"]
     spending = Spending(counts, {})
     try:
@@ -101,26 +87,22 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
         right = spending.epsilon(told["delta"], accountant)
     except (FedlgmError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise Refused(11, f"the charges cannot be composed ({error})") from None
-    if not right <= told["epsilon"] <= max(right * _LARGEST, right + 1e-6):
-        raise Refused(11, f"epsilon is stated as {told['epsilon']:.6g}, but it is {right:.6g}")
-    if key is None:
-        raise NotCheckable(
-            f"check 1: everything else holds, but who signed? The statement is signed by {signer}: "
-            "name the node's public key (--key)"
-        )
+    close = right <= told["epsilon"] <= max(right * LARGEST, right + 1e-6)
+    must(11, close, f"epsilon is stated as {told['epsilon']:.6g}, but it is {right:.6g}")
+    require_signer(signer, key, "node")
     return told | {"attack_rates": worst_rates(spending).figures()}
 
 
 def describe_node(told: dict[str, Any]) -> list[str]:
     """The outcome in sentences."""
-    found = told["attack_rates"]["tpr"]["0.01"]
+    rate = told["attack_rates"]["tpr"]["0.01"]
     runs = sorted({charge["run"] for charge in told["charges"]})
     node, unit = told["node"], told["unit"]
     spent = (
         f"{node['name']} (client {node['client']}), data set {told['data']!r}: epsilon "
         f"{told['epsilon']:.6g} of {told['budget']:g} spent at delta {told['delta']:g} for one "
         f"{unit} ({told['relation']}): an attacker who accepts 1 % false alarms finds at most "
-        f"{percent(found)} of such {unit}s."
+        f"{percent(rate)} of such {unit}s."
     )
     return [
         _LIMIT,

@@ -24,6 +24,7 @@ from fedlgm_lab.certificate.verifier.envelope import (
     is_count,
     is_number,
     is_text,
+    must,
     read_json,
     require,
     write_json,
@@ -170,20 +171,10 @@ class Plan:
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
-    """A plan from its text.
-
-    Args:
-        text: the text.
-        named: SHA-256 that names it.
-        layers: number K of the model's layers.
-
-    Raises:
-        Refused: it is not a plan for these layers.
-        NotCheckable: it has parts whose cost this program cannot compute.
-    """
+    """A plan from its text, which has this SHA-256 and is for a model of so many layers."""
     what = f"plan {named[:8]}"
-    if hashlib.sha256(text.encode()).hexdigest() != named:
-        raise Refused(5, f"{what} has another text than its hash says")
+    right = hashlib.sha256(text.encode()).hexdigest()
+    must(5, right == named, f"{what} has another text than its hash says")
     raw = read_json(text.encode(), 5, what, write_json)
     require(raw, _PLAN, what, 5)
     if raw["queries"] != []:
@@ -200,8 +191,8 @@ def read_plan(text: str, named: str, layers: int) -> Plan:
 def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
     facts, sampling, guarantee = plan.facts, plan.sampling, plan.guarantee
     noisy, clients = plan.sigma[plan.released], plan.trust != "central"
-    if raw["protected"] is not True or guarantee["status"] not in ("proven", "conditional"):
-        raise Refused(3, f"{what} is not private: {guarantee['reason']!r}")
+    private = raw["protected"] is True and guarantee["status"] in ("proven", "conditional")
+    must(3, private, f"{what} is not private: {guarantee['reason']!r}")
     bounded_by = "trainer" if plan.unit == "example" else "aggregator"
     joint_noise = plan.family == "gaussian" and plan.multiplier >= plan.least
     wrong = {
@@ -223,13 +214,11 @@ def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
         "has shares of the noise, which distributed trust alone has": (
             ("shares" in facts) != (plan.trust == "distributed")
         ),
+        f"has rounds that depend on each other under {plan.trust} trust": clients and plan.joint,
         "has less noise than its run was planned with": plan.joint and not joint_noise,
     }
     for problem, holds in wrong.items():
-        if holds:
-            raise Refused(5, f"{what} {problem}")
-    if clients and plan.joint:
-        raise Refused(5, f"{what} has rounds that depend on each other under {plan.trust} trust")
+        must(5, not holds, f"{what} {problem}")
     everybody = sampling.rate == 1 and sampling.scheme == "fixed"
     allowed = _RELATIONS["poisson" if everybody or plan.steps else sampling.scheme]
     if clients and plan.steps is None:
@@ -258,7 +247,8 @@ def _check_shares(plan: Plan, what: str) -> None:
 
 def _check_correlation(plan: Plan, what: str) -> None:
     noise, separation = plan.correlation, plan.sampling.separation
-    if noise.rounds != plan.facts["rounds"] or separation is None:
-        raise Refused(5, f"{what} correlates its noise over other rounds than its run's")
-    if plan.sampling.amplifies and (noise.bands is None or noise.bands > separation):
-        raise Refused(5, f"{what} has more bands of noise than groups of clients")
+    same = noise.rounds == plan.facts["rounds"] and separation is not None
+    must(5, same, f"{what} correlates its noise over other rounds than its run's")
+    few = noise.bands is not None and noise.bands <= (separation or 1)
+    fits = few or not plan.sampling.amplifies
+    must(5, fits, f"{what} has more bands of noise than groups of clients")

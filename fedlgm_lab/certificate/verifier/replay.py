@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
+from fedlgm_lab.certificate.verifier.envelope import NotCheckable, must
 from fedlgm_lab.certificate.verifier.plans import Plan
 
 STEPS = ("sgd", "momentum")
@@ -35,19 +35,19 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
     except SafetensorError as error:
         raise NotCheckable(f"the model is not a safetensors file ({error})") from None
     trained = [(name, size) for _, _, slots in layers for name, size in slots]
-    if sorted([*(name for name, _ in trained), *fixed]) != sorted(tensors):
-        raise Refused(12, "the tensors of the model file are not those of the certificate")
+    same = sorted([*(name for name, _ in trained), *fixed]) == sorted(tensors)
+    must(12, same, "the tensors of the model file are not those of the certificate")
     for name, digest in fixed.items():
-        if hashlib.sha256(tensors[name]["data"]).hexdigest() != digest:
-            raise Refused(12, f"the tensor {name} was not trained, but is not that before round 1")
+        same = hashlib.sha256(tensors[name]["data"]).hexdigest() == digest
+        must(12, same, f"the tensor {name} was not trained, but is not that before round 1")
     parts = []
     for name, size in trained:
         tensor = tensors[name]
         if tensor["dtype"] != "F32":
             raise NotCheckable(f"the tensor {name} is {tensor['dtype']}, not float32")
         parts.append(np.frombuffer(tensor["data"], "<f4"))
-        if len(parts[-1]) != size:
-            raise Refused(12, f"the tensor {name} has {len(parts[-1])} numbers, not {size}")
+        length = len(parts[-1])
+        must(12, length == size, f"the tensor {name} has {length} numbers, not {size}")
     return np.concatenate(parts)
 
 
@@ -72,8 +72,8 @@ def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> It
             data = (folder / name).read_bytes()
         except OSError as error:
             raise NotCheckable(f"the releases of {folder} cannot be read ({error})") from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise Refused(13, f"{where} not the vector with the SHA-256 {digest}")
+        same = hashlib.sha256(data).hexdigest() == digest
+        must(13, same, f"{where} not the vector with the SHA-256 {digest}")
         yield np.frombuffer(data, dtype)
 
 
@@ -92,9 +92,9 @@ def replay(
         vectors: see `read_vectors`.
         plans: plan of each round, [T].
         sizes: coordinates of each layer, [K].
-        step: name, learning rate and momentum of the server's step.
+        step: name, learning rate and momentum.
         arithmetic: see `ARITHMETIC`.
-        charged: numbers of the rounds that the ledger charges.
+        charged: rounds that the ledger charges.
 
     Raises:
         Refused: a vector has another size than its plan says, is not finite, or is not zero in a
@@ -102,15 +102,15 @@ def replay(
     """
     name, lr, momentum = step
     model, speed = next(vectors).copy(), None
-    if len(model) != sizes.sum():
-        raise Refused(13, f"the initial weights have {len(model)} numbers, not {sizes.sum()}")
+    length, right = len(model), sizes.sum()
+    must(13, length == right, f"the initial weights have {length} numbers, not {right}")
     times_plus = fused if arithmetic == "fused" else separate
     for number, (plan, released) in enumerate(zip(plans, vectors, strict=True), start=1):
         mask = np.repeat(plan.released, sizes)
-        if len(released) != mask.sum() or not np.isfinite(released).all():
-            raise Refused(13, f"round {number} must have {mask.sum()} finite numbers")
-        if number not in charged and released.any():
-            raise Refused(13, f"round {number} releases a sum, but the ledger charges nobody")
+        finite = len(released) == mask.sum() and np.isfinite(released).all()
+        must(13, finite, f"round {number} must have {mask.sum()} finite numbers")
+        empty = number in charged or not released.any()
+        must(13, empty, f"round {number} releases a sum, but the ledger charges nobody")
         mean = np.zeros(len(model), np.float32)
         mean[mask] = (released / plan.sampling.expected).astype(np.float32)
         if name == "momentum" and momentum != 0:
@@ -122,12 +122,7 @@ def replay(
 
 
 def separate(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
-    """A x + y in float32, rounded after the product and after the sum.
-
-    Example:
-        >>> separate(np.float32([3.0]), np.float32(0.5), np.float32([1.0])).tolist()
-        [2.5]
-    """
+    """A x + y in float32, rounded after the product and after the sum."""
     return a * x + y
 
 

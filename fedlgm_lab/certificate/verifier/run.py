@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from fedlgm_lab.certificate.verifier import checks
-from fedlgm_lab.certificate.verifier.checks import UNREPLAYED
+from fedlgm_lab.certificate.verifier.case import ACCEPTABLE, UNREPLAYED, Case, worst_rates
+from fedlgm_lab.certificate.verifier.checks import verify
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, public_key
 from fedlgm_lab.certificate.verifier.node import describe_node, is_node_statement, verify_node
 
@@ -37,8 +36,8 @@ def run_checks(
         releases: folder of the released vectors; default: `releases` beside the certificate.
         opened: private folder of the run, for level 2, which imports PyTorch.
         witnesses: PEM files of the witnesses' public keys.
-        accepts: shortcomings that the caller accepts, of `checks.ACCEPTABLE`.
-        codes: SHA-256 of code that the caller trusts.
+        accepts: see `Case`.
+        codes: see `Case`.
         as_json: print one JSON object.
 
     Returns:
@@ -50,15 +49,15 @@ def run_checks(
             return _end_node(data, model, None if key is None else public_key(key), as_json)
         if model is None:
             raise NotCheckable("name the model file that the certificate is for")
-        unknown = sorted(set(accepts) - set(checks.ACCEPTABLE))
+        unknown = sorted(set(accepts) - set(ACCEPTABLE))
         if unknown:
-            raise NotCheckable(f"--accept takes {', '.join(checks.ACCEPTABLE)}, not {unknown[0]!r}")
+            raise NotCheckable(f"--accept takes {', '.join(ACCEPTABLE)}, not {unknown[0]!r}")
         if opened is not None and UNREPLAYED in accepts:
             raise NotCheckable("level 2 needs the released vectors: leave out --accept unreplayed")
         beside = certificate.parent / "releases"
         if releases is None and UNREPLAYED not in accepts and beside.is_dir():
             releases = beside
-        case = checks.verify(
+        case = verify(
             data,
             _read(model),
             key=None if key is None else public_key(key),
@@ -67,7 +66,7 @@ def run_checks(
             accepts=accepts,
             codes=codes,
         )
-        lines = checks.describe(case)
+        lines = describe(case)
         figures = {"holds": True, "level": 1, "claim": case.claim, "notes": case.notes}
         if opened is not None:
             from fedlgm_lab.certificate.auditor import audit
@@ -84,9 +83,7 @@ def run_checks(
 
 def _end_node(data: bytes, model: Path | None, key: str | None, as_json: bool) -> int:
     if model is not None:
-        raise NotCheckable(
-            "a node's statement of its ledger has no model: leave the model file out"
-        )
+        raise NotCheckable("the statement of a node has no model: leave the model file out")
     told = verify_node(data, key)
     print(json.dumps({"holds": True} | told) if as_json else "\n".join(describe_node(told)))
     return HOLDS
@@ -96,8 +93,7 @@ def _end(problem: str, status: int, as_json: bool) -> int:
     problem = "".join(c if c.isprintable() else "?" for c in problem)  # a seller's words
     word = "does not hold" if status == REFUSED else "cannot be checked"
     if as_json:
-        outcome: dict[str, Any] = {"holds": False, "status": status, "problem": problem}
-        print(json.dumps(outcome))
+        print(json.dumps({"holds": False, "status": status, "problem": problem}))
     else:
         print(f"{word}: {problem}", file=sys.stderr)
     return status
@@ -108,3 +104,32 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise NotCheckable(f"{path} cannot be read: {error.strerror}") from None
+
+
+def describe(case: Case) -> list[str]:
+    """The outcome in sentences, of which the first states what level 1 does not prove."""
+    claim, population = case.claim, case.predicate["population"]
+    waived = " as far as it was checked" if case.notes else ""
+    drawn = "client" if case.plans[0].steps else claim["unit"]
+    lines = [
+        (
+            f"Level 1 holds{waived}. It does not prove that the noise was added, nor that this is the "
+            "only run."
+        ),
+        (
+            f"The claim: epsilon {claim['epsilon']:.6g} at delta {claim['delta']:g} for one "
+            f"{claim['unit']} ({claim['relation']}, {claim['trust']} trust), {claim['status']}, over "
+            f"{len(case.rounds)} rounds of {population['sampling']} sampling at rate "
+            f"{population['rate']:g} from {population['size']} {drawn}s."
+        ),
+        f"With all that was released, {worst_rates(case.spending).sentence(claim['unit'] + 's')}.",
+        f"Protected from {claim['protected_from']}.",
+        f"The model's SHA-256 is {case.statement['subject'][0]['digest']['sha256']}.",
+    ]
+    if claim["seed"] is not None:
+        lines.insert(0, "SIMULATION: the seed is public, so this model protects nobody.")
+    return [
+        *lines,
+        *(f"Not checked: {note}" for note in case.notes),
+        *(f"Not covered: {line}" for line in case.predicate["not_covered"]),
+    ]

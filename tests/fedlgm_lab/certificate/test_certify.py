@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
+from sklearn.datasets import load_breast_cancer
 from typer.testing import CliRunner
 
 import simulations
@@ -24,6 +25,7 @@ from fedlgm_lab.certificate.auditor import audit
 from fedlgm_lab.certificate.certify import certify
 from fedlgm_lab.certificate.verifier.envelope import Refused
 from simulations.cli import app
+from simulations.standardise import standardise
 from tests.support.certificates import (
     ROUNDS,
     SMALL,
@@ -63,6 +65,32 @@ def test_an_example_level_run_verifies_at_both_levels(tmp_path: Path) -> None:
     case = run.verify(run.sign(run.statement))
     assert case.claim["unit"] == "example"
     audit(case, run.run / "private")
+
+
+def test_charges_before_the_run_are_part_of_the_certificate(tmp_path: Path) -> None:
+    """Private statistics of the data, in round 0 of the ledger."""
+    x, y = load_breast_cancer(return_X_y=True)
+    public = np.arange(len(x)) % 5 == 0
+    statistics = standardise(
+        {"train": (x[~public], y[~public]), "test": (x[public], y[public])},
+        users=np.arange(int((~public).sum())) % 10,
+        low=0,
+        high=1.2 * x[public].max(0),
+        epsilon=1.0,
+        delta=1e-5,
+        ledger=tmp_path / "statistics.sqlite",
+    )
+    settings = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
+    settings += ["privacy.delta=0.0002", "run.evaluate_every=7"]
+    run = certified_run(tmp_path, data=statistics.data, recipe="ten-hospitals", basis=settings)
+    case = run.verify(run.sign(run.statement))
+    assert [row["round"] for row in case.charges] == [0, *range(1, ROUNDS + 1)]
+    statement = run.copy()
+    statement["predicate"]["ledger"]["rows"].pop(0)
+    for entry in statement["predicate"]["rounds"]:
+        entry["row"] -= 1
+    with pytest.raises(Refused, match="check 10: a witness saw another chain"):
+        run.verify(run.sign(fit(statement)))
 
 
 def test_a_seeded_run_is_a_simulation_and_has_no_level_2(tmp_path: Path) -> None:

@@ -24,7 +24,11 @@ from tests.fedlgm_lab.certificate.test_tampering import EDITS, REPAIRED
 from tests.fedlgm_lab.certificate.test_trust import KINDS, SERVER
 from tests.support.certificates import Certified, certified_run, fit
 
-ALIKE = sorted({*KINDS} - {"distributed, Skellam"} - {name for name in KINDS if "alloc" in name})
+ALIKE = sorted(
+    {*KINDS}
+    - {"distributed, Skellam", "allocated", "allocated in blocks", "examples, allocated"}
+    - {"local, Laplace"}  # whose grid of losses up to 400 takes minutes
+)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +164,7 @@ def test_canonical_numbers_are_those_of_the_library(value: float) -> None:
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3))
-def test_exact_steps_are_those_of_the_fast_rounding(values: list[float]) -> None:
+def test_exact_steps_are_those_of_the_other_rounding(values: list[float]) -> None:
     x, u, lr = (np.array([value], np.float32) for value in values)
     exact = second_verifier.step(x, u, lr[0], "fused")
-    assert exact.tobytes() == fused(u, lr[0], x).tobytes() or not exact.any()
+    assert exact.tolist() == fused(u, lr[0], x).tolist()

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
 from fedlgm_lab.certificate import signing
 from fedlgm_lab.certificate.releases import round_file
-from fedlgm_lab.certificate.verifier.checks import SIMULATION
+from fedlgm_lab.certificate.verifier.case import SIMULATION
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.replay import replay
 from tests.support.certificates import Certified, certified_run, edit_plans, fit

@@ -14,8 +14,8 @@ import pytest
 
 from fedlgm_lab.certificate.auditor import audit
 from fedlgm_lab.certificate.releases import round_file
-from fedlgm_lab.certificate.verifier.checks import describe
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
+from fedlgm_lab.certificate.verifier.run import describe
 from tests.support.certificates import ROUNDS, SMALL, Certified, certified_run, edit_plans, fit
 
 FEW = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
