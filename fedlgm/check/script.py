@@ -9,7 +9,7 @@ from fedlgm.check.readers.common import join
 from fedlgm.check.readers.flower import FEDAVG, MEANS, flower, privacy_config
 from fedlgm.check.readers.nvflare import FILTERS, nvflare
 from fedlgm.check.readers.opacus import opacus_arguments
-from fedlgm.check.readers.opacus_script import opacus_facts
+from fedlgm.check.readers.opacus_script import attached_facts, opacus_facts
 from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
 from fedlgm.check.report import Report
 from fedlgm.check.settings import ACCOUNTED
@@ -88,6 +88,9 @@ def read_script(text: str, **settings: Any) -> Report:
     """
     source = Source(text)
     calls = source.named(*_CALLS) or source.named("GaussianDpEvent", "compute_rdp")
+    engines = source.named("PrivacyEngine")  # before Opacus 1.0, it has the noise
+    attached = [call for call in engines if "noise_multiplier" in source.arguments(call)]
+    calls = calls or attached
     if len(calls) != 1:
         lines = ", ".join(str(call.lineno) for call in calls)
         raise ConfigError(
@@ -103,9 +106,14 @@ def read_script(text: str, **settings: Any) -> Report:
             "read.",
         )
     ]
-    if name in _OPACUS:
+    if name in _OPACUS or attached:
         values = _values(source, call, (), reading)
         facts = opacus_facts(source, call, reading)
+        if attached:
+            values = {
+                key: values[key] for key in ("noise_multiplier", "max_grad_norm") if key in values
+            }
+            facts |= attached_facts(source, call)
         if _accounted(source):
             facts["accounted"] = {**facts.get("accounted", {}), **_accounted(source)}
         values = {
@@ -274,4 +282,4 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
             run["noise_seed"] = "public"
     if source.named("BatchNormalization"):
         run |= {"clipping": "mixed", "num_microbatches": None}
-    return run
+    return {name: value for name, value in run.items() if value is not None}
