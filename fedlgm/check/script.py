@@ -88,8 +88,11 @@ def read_script(text: str, **settings: Any) -> Report:
     """
     source = Source(text)
     calls = source.named(*_CALLS) or source.named("GaussianDpEvent", "compute_rdp")
-    engines = source.named("PrivacyEngine")  # before Opacus 1.0, it has the noise
-    attached = [call for call in engines if "noise_multiplier" in source.arguments(call)]
+    attached = [  # an engine before Opacus 1.0 has the noise
+        call
+        for call in source.named("PrivacyEngine", "DPOptimizer")
+        if "noise_multiplier" in source.arguments(call) and not calls
+    ]
     calls = calls or attached
     if len(calls) != 1:
         lines = ", ".join(str(call.lineno) for call in calls)
@@ -115,7 +118,7 @@ def read_script(text: str, **settings: Any) -> Report:
             }
             facts |= attached_facts(source, call)
         if _accounted(source):
-            facts["accounted"] = {**facts.get("accounted", {}), **_accounted(source)}
+            facts["accounted"] = {**(facts.get("accounted") or {}), **_accounted(source)}
         values = {
             key: value for key, value in values.items() if key not in facts or facts[key] == value
         }
@@ -265,7 +268,8 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
     run: dict[str, Any] = {"batch_size": _single(source, "batch_size", "batch")}
     for call in source.calls:
         kind = call_name(call)
-        if kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer"):
+        named = kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer")
+        if named or "l2_norm_clip" in source.arguments(call):
             words = _read(source, call, _OPTIMIZER, reading)
             run |= {_ALIASES.get(key, key): value for key, value in words.items()}
             given = "num_microbatches" in source.arguments(call, _OPTIMIZER)

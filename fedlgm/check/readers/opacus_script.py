@@ -14,7 +14,10 @@ _SEEDED = ("", "torch", "torch.cuda", "pl", "L", "lightning", "pytorch_lightning
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _FIXES = ("fix", "fix_and_validate", "convert_batchnorm_modules")
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax")
-_ATTACHED = {"batch_size": "batch_size", "sample_size": "population", "alphas": "orders"}
+_ATTACHED = {
+    **{"batch_size": "batch_size", "expected_batch_size": "batch_size"},
+    **{"sample_size": "population", "alphas": "orders"},
+}
 _SCHEDULES = ("ExponentialNoise", "LambdaNoise", "StepNoise")
 
 
@@ -78,14 +81,16 @@ def opacus_facts(source: Source, call: ast.Call, reading: list[Verdict]) -> dict
 
 
 def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
-    """Settings of an engine of Opacus before 1.0, which leaves the loader as it is."""
+    """Settings of an engine of Opacus before 1.0, or of an optimizer that the script wraps itself.
+    Neither replaces the loader.
+    """
     words = source.words(call)
-    facts = {key: words.get(name) for name, key in _ATTACHED.items()}
+    facts = {key: words[name] for name, key in _ATTACHED.items() if name in words}
     facts["accounted"] = {"sampling_rate": words["sample_rate"]} if "sample_rate" in words else None
     facts["sampler"] = "shuffle" if source.named("DataLoader") else None
-    if source.named("UniformWithReplacementSampler"):
+    if source.named("UniformWithReplacementSampler") or "DPDataLoader" in ast.unparse(source.tree):
         facts["sampler"] = "poisson"
-    if not source.named("attach"):
+    if call_name(call) == "PrivacyEngine" and not source.named("attach"):
         facts["mechanism"] = "none"
     return facts
 

@@ -244,6 +244,34 @@ def test_a_setting_that_contradicts_the_script_is_refused() -> None:
         read_script(OPACUS, sampler="poisson")
 
 
+def test_an_optimizer_that_the_script_wraps() -> None:
+    text = """
+loader = DPDataLoader.from_data_loader(DataLoader(data, batch_size=500))
+optimizer = DPOptimizer(optimizer=SGD(p), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=500)
+for x, y in loader:
+    optimizer.step()
+    accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+"""
+    settings = {"population": 50_000, "epochs": 10, "delta": 1e-6}
+    assert rules(read_script(text, **settings), "broken") == []
+    few = read_script(text.replace("0.01", "0.001"), **settings)
+    assert rules(few, "broken") == ["accounted values"]
+    shuffled = read_script(text.replace("DPDataLoader.from_data_loader", "wrap"), **settings)
+    assert rules(shuffled, "broken") == ["sampling"]
+
+
+def test_any_optimizer_of_tensorflow_privacy_shows_its_noise() -> None:
+    text = TENSORFLOW.replace("DPKerasSGDOptimizer", "make(Adam)").replace("1.3, num", "0.5, num")
+    assert "accounted values" in rules(read_script(text), "broken")
+
+
+def test_noise_for_an_unknown_number_of_clients_has_no_figure() -> None:
+    text = FLOWER.replace("num_sampled_clients=20", "num_sampled_clients=len(clients)")
+    report = read_script(text, population=200, delta=1e-5, weights="uniform")
+    assert (report.status, report.epsilon, report.rates) == ("conditional", None, None)
+    assert "noise_size" in report.missing
+
+
 @pytest.mark.parametrize(
     ("app", "status"),
     [
