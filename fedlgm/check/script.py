@@ -9,7 +9,7 @@ from fedlgm.check.readers.common import join
 from fedlgm.check.readers.flower import FEDAVG, MEANS, flower, privacy_config
 from fedlgm.check.readers.nvflare import FILTERS, nvflare
 from fedlgm.check.readers.opacus import opacus_arguments
-from fedlgm.check.readers.opacus_script import opacus_facts
+from fedlgm.check.readers.opacus_script import attached_facts, opacus_facts
 from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
 from fedlgm.check.report import Report
 from fedlgm.check.settings import ACCOUNTED
@@ -88,6 +88,12 @@ def read_script(text: str, **settings: Any) -> Report:
     """
     source = Source(text)
     calls = source.named(*_CALLS) or source.named("GaussianDpEvent", "compute_rdp")
+    attached = [  # an engine before Opacus 1.0 has the noise
+        call
+        for call in source.named("PrivacyEngine", "DPOptimizer")
+        if "noise_multiplier" in source.arguments(call) and not calls
+    ]
+    calls = calls or attached
     if len(calls) != 1:
         lines = ", ".join(str(call.lineno) for call in calls)
         raise ConfigError(
@@ -103,11 +109,16 @@ def read_script(text: str, **settings: Any) -> Report:
             "read.",
         )
     ]
-    if name in _OPACUS:
+    if name in _OPACUS or attached:
         values = _values(source, call, (), reading)
         facts = opacus_facts(source, call, reading)
+        if attached:
+            values = {
+                key: values[key] for key in ("noise_multiplier", "max_grad_norm") if key in values
+            }
+            facts |= attached_facts(source, call)
         if _accounted(source):
-            facts["accounted"] = {**facts.get("accounted", {}), **_accounted(source)}
+            facts["accounted"] = {**(facts.get("accounted") or {}), **_accounted(source)}
         values = {
             key: value for key, value in values.items() if key not in facts or facts[key] == value
         }
@@ -257,7 +268,8 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
     run: dict[str, Any] = {"batch_size": _single(source, "batch_size", "batch")}
     for call in source.calls:
         kind = call_name(call)
-        if kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer"):
+        named = kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer")
+        if named or "l2_norm_clip" in source.arguments(call):
             words = _read(source, call, _OPTIMIZER, reading)
             run |= {_ALIASES.get(key, key): value for key, value in words.items()}
             given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
@@ -274,4 +286,4 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
             run["noise_seed"] = "public"
     if source.named("BatchNormalization"):
         run |= {"clipping": "mixed", "num_microbatches": None}
-    return run
+    return {name: value for name, value in run.items() if value is not None}

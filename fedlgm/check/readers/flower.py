@@ -60,6 +60,9 @@ def flower(
         facts, assumed = _strategy(source, "Adaptive" in name, settings)
         read |= facts
         inner = type(getattr(source, "strategy", None)).__name__
+        if source.num_sampled_clients is None:
+            why = "The noise is scaled for num_sampled_clients, which is not known."
+            reading = (*reading, Verdict("conditional", why, bound=False, missing=("noise_size",)))
         if inner not in ("NoneType", *MEANS):
             why = f"The noise is scaled for a mean, and what {inner} computes is not known."
             reading = (*reading, Verdict("conditional", why, bound=False))

@@ -41,7 +41,7 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     if not isinstance(config, Mapping):
         raise ConfigError(f"a configuration of NVFlare must be a mapping, got {config!r:.100}")
     parts = [part for chain in _chains(config) for part in _components(chain)]
-    rounds = list(_numbers_of_rounds(config))
+    rounds = list(_values(config, "num_rounds"))
     if rounds != rounds[:1] * len(rounds):
         raise ConfigError(f"num_rounds has several values: {', '.join(map(repr, rounds))}")
     read: dict[str, Any] = {"unit": "client", "trust": "local"}
@@ -52,6 +52,9 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
             assumed |= {"epsilon": args["epsilon"], "stated_for": "round"}
     noise = next((args for _, args in parts if "noise_multiplier" in args), None)
     unread = [name for name, _ in parts if not _is_known(name)]
+    if noise is None:  # a trainer's own noise
+        trainers = _components(list(_values(config, "executors")))
+        unread += [name for name, args in trainers if "noise_multiplier" in args]
     filters = [name.rpartition(".")[2] for name, _ in parts]
     if noise is not None:
         read |= {key: noise[key] for key in ("noise_multiplier", "delta") if key in noise}
@@ -105,13 +108,13 @@ def _chains(config: Any) -> Iterator[Any]:
             yield from _chains(value)
 
 
-def _numbers_of_rounds(config: Any) -> Iterator[Any]:
-    """All numbers of rounds in a configuration."""
-    if isinstance(config, Mapping):
-        yield from (value for key, value in config.items() if key == "num_rounds")
+def _values(config: Any, name: str) -> Iterator[Any]:
+    """All values of a key, anywhere in a configuration."""
+    if isinstance(config, Mapping) and name in config:
+        yield config[name]
     if isinstance(config, Mapping | list | tuple):
         for value in config.values() if isinstance(config, Mapping) else config:
-            yield from _numbers_of_rounds(value)
+            yield from _values(value, name)
 
 
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedlgm.check.source import UNREAD, Source, call_name, receiver
-from fedlgm.check.verdict import Verdict
+from fedlgm.check.verdict import Status, Verdict
 
-_SEEDS = ("manual_seed", "manual_seed_all", "seed_everything")
+_SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed")
+_SEEDED = ("", "torch", "torch.cuda", "pl", "L", "lightning", "pytorch_lightning", "transformers")
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _FIXES = ("fix", "fix_and_validate", "convert_batchnorm_modules")
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax")
+_ATTACHED = {
+    **{"batch_size": "batch_size", "expected_batch_size": "batch_size"},
+    **{"sample_size": "population", "alphas": "orders"},
+}
 _SCHEDULES = ("ExponentialNoise", "LambdaNoise", "StepNoise")
 
 
@@ -67,6 +72,26 @@ def opacus_facts(source: Source, call: ast.Call, reading: list[Verdict]) -> dict
         facts["clipping"] = "rescaled"
     _check_seeds(source, words.get("noise_generator"), reading, facts)
     _check_objects(source, call, reading, facts)
+    if isinstance(raw, ast.Call) and {"sampler", "batch_sampler"} & set(source.arguments(raw)):
+        replaced = source.words(call).get("poisson_sampling", True) is True
+        if "sampler" in facts or not replaced:  # Opacus does not put its Poisson sampler there
+            why = f"Line {raw.lineno}: the loader has a sampler of its own, which was not read."
+            reading.append(Verdict("conditional", why, bound=False))
+    return facts
+
+
+def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
+    """Settings of an engine of Opacus before 1.0, or of an optimizer that the script wraps itself.
+    Neither replaces the loader.
+    """
+    words = source.words(call)
+    facts = {key: words[name] for name, key in _ATTACHED.items() if name in words}
+    facts["accounted"] = {"sampling_rate": words["sample_rate"]} if "sample_rate" in words else None
+    facts["sampler"] = "shuffle" if source.named("DataLoader") else None
+    if source.named("UniformWithReplacementSampler") or "DPDataLoader" in ast.unparse(source.tree):
+        facts["sampler"] = "poisson"
+    if call_name(call) == "PrivacyEngine" and not source.named("attach"):
+        facts["mechanism"] = "none"
     return facts
 
 
@@ -126,35 +151,31 @@ def _check_seeds(
     source: Source, generator: ast.expr | None, reading: list[Verdict], facts: dict[str, Any]
 ) -> None:
     """Whether the noise can be drawn again. In secure mode it comes from the operating system."""
-    secure = [source.words(engine).get("secure_mode") for engine in source.named("PrivacyEngine")]
-    if True in secure:
+    modes = [
+        source.value(word.value)
+        for engine in source.named("PrivacyEngine")
+        for word in engine.keywords
+        if word.arg in ("secure_mode", "secure_rng")
+    ]
+    if True in modes:
         return
-    for call in source.named(*_SEEDS):
-        text = ast.unparse(call.func).rpartition(".")[0]
-        if generator is None:
-            concerns = text in (
-                "",
-                "torch",
-                "torch.cuda",
-                "pl",
-                "L",
-                "lightning",
-                "pytorch_lightning",
-            )
-        else:
-            maker = ast.unparse(source.expression(generator))
-            concerns = text == ast.unparse(generator) or ast.unparse(call) in maker
-        if not concerns:
-            continue
-        if any(source.value(argument) is UNREAD for argument in call.args):
-            why = f"Line {call.lineno}: the seed of the noise must be secret."
-            reading.append(Verdict("conditional", why))
-        else:
-            facts["noise_seed"] = "public"
-            return
     if generator is not None:
         why = "The noise comes from a generator of the script, whose seed must be secret."
         reading.append(Verdict("conditional", why))
+    for call in source.named(*_SEEDS):
+        owner = ast.unparse(call.func).rpartition(".")[0]
+        concerns = owner in _SEEDED
+        if generator is not None:
+            maker = ast.unparse(source.expression(generator))
+            concerns = owner == ast.unparse(generator) or ast.unparse(call) in maker
+        if not concerns:
+            continue
+        constant = all(source.value(argument) is not UNREAD for argument in call.args)
+        if constant and UNREAD not in modes:
+            facts["noise_seed"] = "public"
+        else:
+            why = f"Line {call.lineno}: the seed of the noise must be secret."
+            reading.append(Verdict("conditional", why))
 
 
 def _check_objects(
@@ -168,33 +189,34 @@ def _check_objects(
             returned = node.targets[0].elts
     private = {place for node in returned for place in source.sources(node)}
 
-    def is_raw(node: ast.expr, name: str) -> bool:
-        original = words.get(name)
-        if original is None:
+    def is_raw(node: ast.expr | None, name: str) -> bool:
+        if node is None or name not in words:
             return False
-        return bool((source.sources(node) & source.sources(original)) - private)
+        return bool((source.sources(node) & source.sources(words[name])) - private)
 
-    for step in source.named("step"):
+    for step in source.named("step") if returned else []:
         optimizer = receiver(step)
-        if optimizer is None or not returned:
+        if optimizer is None or source.sources(optimizer) & private:
             continue
-        maker = call_name(source.expression(optimizer))
-        other = maker in _OPTIMIZERS and not source.sources(optimizer) & private
-        if is_raw(optimizer, "optimizer") or other:
-            why = f"Line {step.lineno}: {ast.unparse(optimizer)} is not Opacus's: it adds no noise."
+        why = f"Line {step.lineno}: {ast.unparse(optimizer)} is not Opacus's, and adds no noise."
+        if is_raw(optimizer, "optimizer"):
             reading.append(Verdict("broken", why, bound=False))
-            return
+        elif call_name(source.expression(optimizer)) in _OPTIMIZERS:
+            # of a loss of its own, as of a generator, it may see no private data
+            loops = [node for node in source.around(step) if isinstance(node, ast.For)][:1]
+            losses = [
+                node for node in source.named("backward") if {*source.around(node)} & {*loops}
+            ]
+            status: Status = "broken" if len(losses) == 1 else "conditional"
+            reading.append(Verdict(status, why, bound=False))
     for loop in source.nodes(ast.For):
         inner = {call_name(node) for node in ast.walk(loop) if isinstance(node, ast.Call)}
         names = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Name | ast.Attribute)]
         if {"backward", "step"} & inner and any(is_raw(node, "data_loader") for node in names):
             _use_raw_loader(loop.lineno, reading, facts)
-            return
     for manager in source.named("BatchMemoryManager"):
-        node = source.arguments(manager).get("data_loader")
-        if node is not None and is_raw(node, "data_loader"):
+        if is_raw(source.arguments(manager).get("data_loader"), "data_loader"):
             _use_raw_loader(manager.lineno, reading, facts)
-            return
 
 
 def _use_raw_loader(line: int, reading: list[Verdict], facts: dict[str, Any]) -> None:

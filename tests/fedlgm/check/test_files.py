@@ -31,6 +31,15 @@ def test_a_configuration_of_nvflare(tmp_path: Path) -> None:
     assert (report.status, report.epsilon, report.settings.epsilon) == ("broken", None, 0.1)
 
 
+def test_a_trainers_own_noise_is_not_read(tmp_path: Path) -> None:
+    trainer = {"path": "site.Trainer", "args": {"noise_multiplier": 1.0}}
+    file = tmp_path / "config_fed_client.json"
+    for key, status in (("executors", "conditional"), ("components", "broken")):
+        file.write_text(json.dumps({key: [{"tasks": ["train"], "executor": trainer}]}))
+        report = check_file(file, rounds=10, delta=1e-5)
+        assert (report.status, report.epsilon) == (status, None)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -52,6 +61,7 @@ def test_a_configuration_of_nvflare(tmp_path: Path) -> None:
         ("a.json", '{"a": NaN}', "NaN is not a number of JSON"),
         ("a.json", "[" * 100_000, "not valid JSON"),
         ("a.json", "[1]", "must be a mapping"),
+        ("a.json", '{"num_rounds": 3, "job": [{"num_rounds": 4}]}', "several values: 3, 4"),
         ("a.json", '{"task_result_filters": [{"path": "x", "args": 3}]}', "args of x must be"),
         ("a.json", '{"task_result_filters": [{"path": "x", "args": {"noise_multiplier": 1e400}}]}',
          "noise_multiplier must be finite"),

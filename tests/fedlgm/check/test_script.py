@@ -116,6 +116,8 @@ for epoch in range(3):
         ("loader = ", "torch.manual_seed(3)\nloader = ", ["mechanism"]),
         ("loader = ", "data.manual_seed(3)\nloader = ", []),
         ("loader = ", "torch.manual_seed(args.seed)\nloader = ", []),
+        ("loader = ", "set_seed(3)\nloader = ", ["mechanism"]),
+        ("PrivacyEngine()", "PrivacyEngine(secure_mode=args.secure); torch.manual_seed(3)", []),
         ("PrivacyEngine()", "PrivacyEngine(secure_mode=True); torch.manual_seed(3)", []),
         ("loader = ", "criterion = nn.CrossEntropyLoss(reduction='sum')\nloader = ", ["clipping"]),
         ("loader = ", "criterion = nn.CrossEntropyLoss(reduction='mean')\nloader = ", []),
@@ -128,6 +130,9 @@ for epoch in range(3):
         ("    for x", "    with BatchMemoryManager(data_loader=loader) as private:\n      for x",
          ["sampling"]),
         ("model, optimizer, private", "model, other, private", ["reading"]),
+        ("loader = ", "second = Adam(x)\nloader = ", []),
+        ("        optimizer.step()", "        optimizer.step()\n        second.step()", []),
+        ("loader = ", "second = Adam(x)\nfor x in y: second.step()\nloader = ", []),
         ("        optimizer.step()", "        optimizer.step()\n    scheduler.step()", []),
     ],
 )  # fmt: skip
@@ -137,6 +142,46 @@ def test_what_surrounds_opacus(old: str, new: str, expected: list[str]) -> None:
     report = read_script(text, population=10_000, delta=1e-5)
     assert rules(report, "broken") == expected, str(report)
     assert report.settings.epochs == 3
+
+
+@pytest.mark.parametrize(("losses", "status"), [(0, "broken"), (1, "conditional")])
+def test_a_second_optimizer(losses: int, status: str) -> None:
+    """It steps by the private loss, or by a loss of its own, as that of a generator may."""
+    text = "second = torch.optim.Adam(x)\n" + LOOP + "        fake.backward()\n" * losses
+    report = read_script(f"{text}        second.step()\n", population=10_000, delta=1e-5)
+    assert (report.status, report.epsilon, report.rates) == (status, None, None)
+
+
+def test_a_sampler_of_the_scripts() -> None:
+    text = LOOP.replace("batch_size=100", "batch_size=100, sampler=WeightedRandomSampler(w, 500)")
+    assert read_script(text, population=10_000, delta=1e-5).epsilon is not None
+    for old, new in (("noise_m", "poisson_sampling=False, noise_m"), ("in private", "in loader")):
+        report = read_script(text.replace(old, new), population=10_000, delta=1e-5)
+        assert (report.status, report.epsilon) == ("broken", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", ["sampling"]),
+        ("sampler=None", "batch_sampler=UniformWithReplacementSampler(n, q)", []),
+        ("engine.attach(optimizer)", "", ["mechanism", "sampling"]),
+        ("sample_rate=0.01", "sample_rate=0.001", ["sampling", "accounted values"]),
+    ],
+)
+def test_an_engine_that_is_attached(old: str, new: str, expected: list[str]) -> None:
+    text = """
+loader = DataLoader(data, batch_size=100, sampler=None)
+engine = PrivacyEngine(model, sample_rate=0.01, alphas=[2, 4, 8, 16, 32, 64],
+    noise_multiplier=1.3, max_grad_norm=1.0)
+engine.attach(optimizer)
+for epoch in range(5):
+    for x, y in loader:
+        loss(model(x), y).backward()
+        optimizer.step()
+"""
+    settings = {"population": 10_000, "batch_size": 100, "delta": 1e-5}
+    assert rules(read_script(text.replace(old, new), **settings), "broken") == expected
 
 
 def test_a_functions_parameter_is_what_its_callers_give() -> None:
@@ -197,6 +242,34 @@ def test_a_setting_that_contradicts_the_script_is_refused() -> None:
             read_script(text, **{name: value})
     with pytest.raises(ConfigError, match="poisson_sampling is false"):
         read_script(OPACUS, sampler="poisson")
+
+
+def test_an_optimizer_that_the_script_wraps() -> None:
+    text = """
+loader = DPDataLoader.from_data_loader(DataLoader(data, batch_size=500))
+optimizer = DPOptimizer(optimizer=SGD(p), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=500)
+for x, y in loader:
+    optimizer.step()
+    accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+"""
+    settings = {"population": 50_000, "epochs": 10, "delta": 1e-6}
+    assert rules(read_script(text, **settings), "broken") == []
+    few = read_script(text.replace("0.01", "0.001"), **settings)
+    assert rules(few, "broken") == ["accounted values"]
+    shuffled = read_script(text.replace("DPDataLoader.from_data_loader", "wrap"), **settings)
+    assert rules(shuffled, "broken") == ["sampling"]
+
+
+def test_any_optimizer_of_tensorflow_privacy_shows_its_noise() -> None:
+    text = TENSORFLOW.replace("DPKerasSGDOptimizer", "make(Adam)").replace("1.3, num", "0.5, num")
+    assert "accounted values" in rules(read_script(text), "broken")
+
+
+def test_noise_for_an_unknown_number_of_clients_has_no_figure() -> None:
+    text = FLOWER.replace("num_sampled_clients=20", "num_sampled_clients=len(clients)")
+    report = read_script(text, population=200, delta=1e-5, weights="uniform")
+    assert (report.status, report.epsilon, report.rates) == ("conditional", None, None)
+    assert "noise_size" in report.missing
 
 
 @pytest.mark.parametrize(
