@@ -147,7 +147,7 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
     client = len(enrolled)
-    if name in {node.name for node in (*settings.nodes, *enrolled)}:
+    if name in {*(node.name for node in settings.nodes), *(node.name for node in enrolled)}:
         raise ConfigError(f"--name: there is a node {name!r} already; give another name")
     for node in settings.nodes:
         service = folder.node(node.name).service
