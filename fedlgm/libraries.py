@@ -1,12 +1,14 @@
 """Types of libraries that are optional or load slowly, for annotations alone: no module loads a
-library to name its type.
+library to name its type. `torch` is loaded when it is first used, since processes that only read
+plans, such as a deployment's signer, would hold half a gigabyte for nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch as torch
     from datasets import Dataset as Dataset
     from flwr_datasets.partitioner import Partitioner as Partitioner
     from matplotlib.figure import Figure as Figure
@@ -14,3 +16,13 @@ if TYPE_CHECKING:
     from pandas import Series as Series
     from rich.console import Group as Group
     from rich.table import Table as Table
+    from torch import Tensor as Tensor
+else:
+
+    class _Torch:
+        def __getattr__(self, name: str) -> Any:
+            import torch
+
+            return getattr(torch, name)
+
+    torch = _Torch()

@@ -262,6 +262,7 @@ class Ask(_Section):
     """[ask]: parties that may ask, and how often."""
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
+    next_server_key: str = ""  # of the same server, which replaces its key
     runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
@@ -271,7 +272,12 @@ class Ask(_Section):
         default=1, ge=1
     )  # rounds of a run from one answered question to the next
 
-    @field_validator("server_key")
+    @property
+    def server_keys(self) -> list[str]:
+        """Keys of which one must have signed a question; empty: any sender may ask."""
+        return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
+
+    @field_validator("server_key", "next_server_key")
     @classmethod
     def _key(cls, value: str) -> str:
         if value:

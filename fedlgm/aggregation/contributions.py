@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from fedlgm.errors import PrivacyError
+from fedlgm.libraries import torch
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 BoundedBy = Literal["aggregator", "trainer"]
 """The party that bounds contributions: the sum to which they are added, or the trainer that makes
@@ -97,7 +98,7 @@ class AnsweredUpdates:
         )
 
 
-Updates = Tensor | BoundedUpdates | AnsweredUpdates
+Updates: TypeAlias = "Tensor | BoundedUpdates | AnsweredUpdates"
 """A block of clients' updates, [b, D], raw or bounded by the trainer."""
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from fedlgm.errors import PrivacyError
 from fedlgm.extension.loader import users_code
+from fedlgm.libraries import torch
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 T = TypeVar("T")
 

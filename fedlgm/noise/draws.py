@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.libraries import torch
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
@@ -178,7 +181,7 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
                 for count, generator in zip(counts, streams, strict=True)
                 if count
             ]
-            uniform = torch.from_numpy(np.concatenate(drawn) * _TAIL_PROBABILITY)
+            uniform = torch.from_numpy(np.concatenate(drawn) * _tail_probability())
             values[at, column] = np.copysign(
                 torch.special.ndtri(uniform).numpy(), values[at, column]
             )
@@ -193,8 +196,12 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
 
 
 _TAIL_NORMAL = 3.5
-_TAIL_PROBABILITY = float(torch.special.ndtr(torch.tensor(-_TAIL_NORMAL, dtype=torch.float64)))
 _TAIL_EXPONENTIAL = 8.0
+
+
+@cache
+def _tail_probability() -> float:
+    return float(torch.special.ndtr(torch.tensor(-_TAIL_NORMAL, dtype=torch.float64)))
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:

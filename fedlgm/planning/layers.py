@@ -11,13 +11,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
+from fedlgm.libraries import torch
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
 _FACTOR = re.compile(
@@ -39,7 +42,7 @@ class Slot:
         size: number of its coordinates.
 
     Example:
-        >>> [(slot.name, slot.shape, slot.offset) for slot in LayerTable.from_module(nn.Linear(4, 3)).slots()]
+        >>> [(slot.name, slot.shape, slot.offset) for slot in LayerTable.from_module(torch.nn.Linear(4, 3)).slots()]
         [('weight', (3, 4), 0), ('bias', (3,), 12)]
     """
 
@@ -109,7 +112,7 @@ class LayerTable:
 
     @classmethod
     def from_module(
-        cls, module: nn.Module, group_by: str | Callable[[str], str] = "module"
+        cls, module: torch.nn.Module, group_by: str | Callable[[str], str] = "module"
     ) -> LayerTable:
         """Table of the trainable parameters of `module`.
 
@@ -130,10 +133,11 @@ class LayerTable:
             ConfigError: the object is not a model, the grouping is unknown, or there is no
                 trainable parameter.
 
-        >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
+        >>> module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        >>> LayerTable.from_module(module).sizes.tolist()
         [15, 8]
         """
-        if not isinstance(module, nn.Module):
+        if not isinstance(module, torch.nn.Module):
             what = (
                 f"the class {module.__name__}"
                 if isinstance(module, type)
@@ -141,7 +145,7 @@ class LayerTable:
             )
             raise ConfigError(f"a model must be an nn.Module, got {what}")
         group = _grouping(group_by)
-        grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        grouped: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 with users_code("group_by", group):
@@ -224,25 +228,24 @@ class LayerTable:
             for s in self.slots()
         }
 
-    def flatten(self, module: nn.Module) -> Tensor:
+    def flatten(self, module: torch.nn.Module) -> Tensor:
         """Copy of the module's parameters as one float32 vector [D]."""
         parameters = dict(module.named_parameters())
         return torch.cat(
             [parameters[s.name].detach().reshape(-1).to(torch.float32) for s in self.slots()]
         )
 
-    @torch.no_grad()
-    def load_(self, module: nn.Module, flat: Tensor) -> None:
+    def load_(self, module: torch.nn.Module, flat: Tensor) -> None:
         """Write `flat` [D] into the module's parameters, each cast to the parameter's own dtype."""
         self._check(flat)
         parameters = dict(module.named_parameters())
-        for slot in self.slots():
-            parameters[slot.name].copy_(
-                flat[slot.offset : slot.offset + slot.size].view(slot.shape)
-            )
+        with torch.no_grad():
+            for slot in self.slots():
+                parameters[slot.name].copy_(
+                    flat[slot.offset : slot.offset + slot.size].view(slot.shape)
+                )
 
-    @torch.no_grad()
-    def bind_(self, module: nn.Module) -> Tensor:
+    def bind_(self, module: torch.nn.Module) -> Tensor:
         """Move the module's float32 parameters into one new flat vector [D], which they share from
         now on.
 
@@ -258,9 +261,10 @@ class LayerTable:
                     f"cannot bind {slot.name} of {parameters[slot.name].dtype}: only float32 is "
                     "shared"
                 )
-        flat = self.flatten(module)
-        for name, view in self.unflatten(flat).items():
-            parameters[name].data = view
+        with torch.no_grad():
+            flat = self.flatten(module)
+            for name, view in self.unflatten(flat).items():
+                parameters[name].data = view
         return flat
 
     def squared_norms(self, flat: Tensor) -> Tensor:

@@ -13,11 +13,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from fedlgm.errors import ConfigError, PrivacyError
@@ -25,7 +23,11 @@ from fedlgm.extension.loader import is_bundled, sealed
 from fedlgm.extension.per_row import rows_apart
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
+from fedlgm.libraries import torch
 from fedlgm.planning.layers import SAFETY, LayerTable
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 
 @dataclass(frozen=True)

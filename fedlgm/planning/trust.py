@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from fedlgm import privacy
 from fedlgm.checks import check_known
@@ -23,6 +22,9 @@ from fedlgm.planning.records import Part, Sampling, Shares
 from fedlgm.planning.views import Facts, Plan, Source, Sum
 from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
+
+if TYPE_CHECKING:
+    from fedlgm.libraries import Tensor
 
 NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than assumed."""

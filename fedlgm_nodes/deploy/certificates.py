@@ -6,9 +6,10 @@ import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -16,47 +17,115 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedlgm.files import create_durably
+from fedlgm.errors import RunError
+from fedlgm.files import create_durably, write_durably
 
 _DAYS = 825
+_AUTHORITY_DAYS = 2 * _DAYS
+Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 WARNING_DAYS = (60, 14, 1)
 """Days before a certificate's end at which there is a warning."""
 
 
-def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Create the deployment's own certificate authority: `ca.crt` and `ca.key` in `folder`."""
+def make_authority(folder: Path, number: int = 1) -> Authority:
+    """Create an authority of the deployment's own: `ca.crt` and `ca.key` in `folder`; further ones
+    are `ca-2.crt` and so on.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name("fedlgm deployment")
+    name = _common_name("fedlgm deployment" + f" {number}" * (number > 1))
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
-        _builder(name, name, key.public_key())
+        _builder(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=_AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write(folder, "ca", key, certificate)
+    _write(folder, "ca" if number == 1 else f"ca-{number}", key, certificate)
     return certificate, key
 
 
-def make_server_certificate(
-    folder: Path,
-    authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
-    hosts: Sequence[str],
-) -> None:
+def authorities(folder: Path) -> list[Authority]:
+    """The authorities in a folder, the newest last.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    issuers: list[Authority] = []
+    try:
+        for file in folder.glob("ca*.crt"):
+            key = load_pem_private_key(file.with_suffix(".key").read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+            issuers.append((certificate, cast(ec.EllipticCurvePrivateKey, key)))
+    except (OSError, ValueError) as error:
+        raise RunError(f"the authority in {folder} cannot be read: {error}") from error
+    if not issuers:
+        raise RunError(f"there is no authority in {folder}: put ca.crt and ca.key there")
+    return sorted(issuers, key=lambda authority: authority[0].not_valid_before_utc)
+
+
+def issuer_of(file: Path, issuers: Sequence[Authority]) -> Authority:
+    """The authority that issued a certificate.
+
+    Raises:
+        RunError: none of them did.
+    """
+    certificate = x509.load_pem_x509_certificate(file.read_bytes())
+    for authority in issuers:
+        try:
+            certificate.verify_directly_issued_by(authority[0])
+        except (ValueError, InvalidSignature):
+            continue
+        return authority
+    raise RunError(f"{file} was issued by none of the deployment's authorities")
+
+
+def is_short(authority: Authority) -> bool:
+    """Whether an authority ends before a certificate of full length that it would issue now."""
+    return authority[0].not_valid_after_utc < datetime.now(UTC) + timedelta(days=_DAYS)
+
+
+def bundle(issuers: Sequence[x509.Certificate]) -> bytes:
+    """The certificates that have not ended, as one `ca.crt`."""
+    valid = [one for one in issuers if one.not_valid_after_utc > datetime.now(UTC)]
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in valid)
+
+
+def make_server_certificate(folder: Path, authority: Authority, hosts: Sequence[str]) -> None:
     """The SuperLink's certificate for `hosts` (names and addresses): `tls.crt` and `tls.key` in
     `folder`.
     """
-    issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name(hosts[0])
-    certificate = (
-        _builder(name, issuer.subject, key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    certificate = _issue(authority, _common_name(hosts[0]), key.public_key(), names)
+    _write(folder, "tls", key, certificate)
+
+
+def renewed(file: Path, authority: Authority) -> bytes:
+    """A certificate for the same key and hosts as that in a file, in PEM."""
+    before = x509.load_pem_x509_certificate(file.read_bytes())
+    names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    key = cast(ec.EllipticCurvePublicKey, before.public_key())
+    return _issue(authority, before.subject, key, names).public_bytes(Encoding.PEM)
+
+
+def _issue(
+    authority: Authority,
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    names: x509.SubjectAlternativeName,
+) -> x509.Certificate:
+    """A server's certificate, which does not outlive its authority."""
+    issuer, signer = authority
+    end = min(datetime.now(UTC) + timedelta(days=_DAYS), issuer.not_valid_after_utc)
+    return (
+        _builder(subject, issuer.subject, key, end)
+        .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -64,7 +133,6 @@ def make_server_certificate(
         )
         .sign(signer, hashes.SHA256())
     )
-    _write(folder, "tls", key, certificate)
 
 
 def ending(file: Path) -> tuple[int, list[int], str]:
@@ -110,7 +178,7 @@ def public_pem(openssh: bytes) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -120,7 +188,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=_DAYS))
+        .not_valid_after(end)
     )
 
 
@@ -140,5 +208,5 @@ def _write(
 ) -> None:
     """Write `name`.key, which only its owner can read, and `name`.crt."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    create_durably(folder / f"{name}.key", private)
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_durably(folder / f"{name}.key", private)  # one without a certificate is a killed call's
+    write_durably(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644)

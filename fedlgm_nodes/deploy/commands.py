@@ -177,12 +177,70 @@ def enrol(
     )
 
 
+SwitchOption = Annotated[
+    bool, typer.Option("--switch", help="The second step: use the new one from now on.")
+]
+
+
+@app.command()
+def renew(folder: FolderArgument, switch: SwitchOption = False) -> None:
+    """Renew the server's certificates; nodes accept the next authority beside the present one."""
+    from fedlgm_nodes.deploy import life
+
+    _print_lines(life.renew(_open(folder), switch=switch))
+
+
+@app.command("rotate-keys")
+def rotate_keys(folder: FolderArgument, switch: SwitchOption = False) -> None:
+    """Replace the key that signs questions; nodes accept the next one beside the present one."""
+    from fedlgm_nodes.deploy import life
+
+    _print_lines(life.rotate_keys(_open(folder), switch=switch))
+
+
+@app.command()
+def add(
+    folder: FolderArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new node.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Its examples: a file or a folder of images.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column to predict, if the data are a table.")
+    ] = None,
+    test: TestRowsOption = None,
+    epsilon: Annotated[float, typer.Option(help="Budget in its policy.")] = 8.0,
+    unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
+    approval: ApprovalOption = "policy",
+) -> None:
+    """Add a node, with the next client number."""
+    from fedlgm_nodes.deploy import life, own_data
+
+    described = {} if data is None else own_data.describe(data, labels=target, public=test)
+    values = {"epsilon": epsilon, "unit": unit, "approval": approval}
+    client = life.add(_open(folder), name, described | values)
+    _out.print(f"{name} is client {client}; start it: fedlgm deploy up {folder}", markup=False)
+
+
+@app.command()
+def remove(
+    folder: FolderArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the last node.")],
+) -> None:
+    """Take the last node out of the federation; its folder and ledger are kept."""
+    from fedlgm_nodes.deploy import life
+
+    place = life.remove(_open(folder), name)
+    _out.print(f"{name} takes no part any more; its files are in {place}", markup=False)
+
+
 @app.command()
 def up(folder: FolderArgument) -> None:
     """Start the SuperLink and all nodes on this machine."""
     from fedlgm_nodes.deploy import processes
 
     processes.up(_open(folder), _say)
+    _print_lines(_endings(_open(folder)))
 
 
 @app.command()
@@ -211,8 +269,18 @@ def status(
         print_json(report)
     else:
         _show(report)
+        _print_lines(_endings(_open(folder)))
     if report["faults"] or not report["superlink"]:
         raise typer.Exit(1)
+
+
+def _endings(folder: DeploymentFolder) -> list[str]:
+    """A line for each certificate of the server that ends soon."""
+    from fedlgm_nodes.deploy.health import Health
+
+    health = Health()
+    health.add_certificates(folder)
+    return list(dict.fromkeys(health.faults.values()))
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -339,6 +407,11 @@ def _open(path: Path) -> DeploymentFolder:
     from fedlgm_nodes.deploy.layout import DeploymentFolder
 
     return DeploymentFolder.open(path)
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        _out.print(line, markup=False)
 
 
 def _say(line: str) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import create_durably, draft_folder, is_used
+from fedlgm.files import create_durably, draft_folder, is_used, write_durably
 from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm.planning.trust import hides_answers
 from fedlgm.wording import describe_problem
@@ -183,7 +183,6 @@ def _fill(
     for client, entry in enumerate(settings.nodes):
         node = draft.node(entry.name)
         node.path.mkdir()
-        node.path.chmod(0o711)
         values: dict[str, Any] = {
             "name": entry.name,
             "client": client,
@@ -194,27 +193,51 @@ def _fill(
         if shares:
             share = shares[client]
             values |= share if isinstance(share, dict) else _write_share(node, *share)
-        service = NodeFolder.create(
-            node.service.path, values, test_seed=test_seed, signer=keys[client]
-        )
-        pem = certificates.make_node_key(node.flower_key)
-        node.flower_home.mkdir(mode=0o700)
-        shared = secrets.token_hex(32).encode()
-        for role in (
-            "supernode",
-            "executor",
-        ):  # two users, and neither can read what is the other's
-            create_durably(node.secret(role), shared)
-        shutil.copyfile(draft.authority / "ca.crt", node.ca)
-        node.ca.chmod(0o644)
-        for role, lines in _node_scripts(settings, entry).items():
-            _script(node.script(role), lines)
-        keys_of = {"flower_key": key_digest(pem), "service_key": service.public()["service_key"]}
-        enrolled.append(EnrolledNode(client=client, name=entry.name, **keys_of))
-    draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
+        ca = draft.authority / "ca.crt"
+        enrolled.append(make_node(node, settings, entry, values, ca, keys[client], test_seed))
+    write_enrolment(draft.enrolment_file, enrolled)
     for file in (draft.settings_file, draft.enrolment_file):
         file.chmod(0o644)  # the signer's user reads them, too
     write_units(draft, final, settings)
+
+
+def make_node(
+    node: DeployedNodeFolder,
+    settings: Settings,
+    entry: DeployedNode,
+    values: dict[str, Any],
+    ca: Path,
+    key: Ed25519PrivateKey,
+    test_seed: int | None = None,
+) -> EnrolledNode:
+    """Fill the folder of a node and return its entry of the enrolment.
+
+    Args:
+        node: the folder, which exists.
+        settings: the deployment's settings.
+        entry: its name and port.
+        values: values of its policy.
+        ca: certificates of the authorities that it accepts.
+        key: its service's key.
+        test_seed: for tests only, see `create`.
+    """
+    node.path.chmod(0o711)
+    service = NodeFolder.create(node.service.path, values, test_seed=test_seed, signer=key)
+    pem = certificates.make_node_key(node.flower_key)
+    node.flower_home.mkdir(mode=0o700)
+    shared = secrets.token_hex(32).encode()
+    for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
+        create_durably(node.secret(role), shared)
+    shutil.copyfile(ca, node.ca)
+    node.ca.chmod(0o644)
+    for role, lines in _node_scripts(settings, entry).items():
+        _script(node.script(role), lines)
+    return EnrolledNode(
+        client=values["client"],
+        name=entry.name,
+        flower_key=key_digest(pem),
+        service_key=service.public()["service_key"],
+    )
 
 
 def secure_sums(nodes: int) -> dict[str, int]:
@@ -275,26 +298,34 @@ def enrol(
             f"name; pass --replace to put the node of {public} in its place"
         )
     others = [node for node in enrolled if node.client != entry.client]
-    draft = folder.enrolment_file.with_suffix(".draft")
-    draft.write_text(_enrolment([*others, entry]), encoding="utf-8")
     try:
-        Enrolment.load(draft)
-        draft.replace(folder.enrolment_file)
+        write_enrolment(folder.enrolment_file, [*others, entry])
     except ConfigError as error:
-        said = str(error).removeprefix(f"{draft}: ")
-        raise ConfigError(f"{public} and {key} do not fit the enrolled nodes: {said}") from error
-    finally:
-        draft.unlink(missing_ok=True)
+        raise ConfigError(f"{public} and {key} do not fit the enrolled nodes: {error}") from error
     return entry
 
 
-def _enrolment(nodes: Sequence[EnrolledNode]) -> str:
+def write_enrolment(file: Path, nodes: Sequence[EnrolledNode]) -> None:
+    """Write the enrolment of these nodes, and leave the file as it is if they do not fit.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
     head = (
         "# Which registered node is which client. "
         "Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
     )
     in_order = sorted(nodes, key=lambda node: node.client)
-    return head + tomli_w.dumps({"node": [node.model_dump() for node in in_order]})
+    text = head + tomli_w.dumps({"node": [node.model_dump() for node in in_order]})
+    draft = file.with_suffix(".draft")
+    try:
+        write_durably(draft, text.encode(), 0o644)
+        Enrolment.load(draft)
+        draft.replace(file)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix(f"{draft}: ")) from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]]:

@@ -106,6 +106,12 @@ class Health:
             self.figures[f'certificate_days{{file="{file.name}"}}'] = float(days)
             self.faults |= {f"{file.name} {limit} days": said for limit in passed}
 
+    def add_certificates(self, folder: DeploymentFolder) -> None:
+        """Add the certificates of a server, as far as this user may read them."""
+        for file in (folder.server / "ca.crt", folder.server / "tls.crt", folder.proxy / "tls.crt"):
+            if os.access(file, os.R_OK):
+                self.add_certificate(file)
+
 
 class NodeLook:
     """Looks at one node's service and files.
@@ -207,9 +213,7 @@ def look_at_deployment(folder: DeploymentFolder) -> Health:
                 f"{node['name']} is not connected since {node['since']}"
             )
     health.add_disk(folder.path)
-    for file in (folder.authority / "ca.crt", folder.server / "tls.crt", folder.proxy / "tls.crt"):
-        if os.access(file, os.R_OK):
-            health.add_certificate(file)
+    health.add_certificates(folder)
     health.line = (
         f"SuperLink {'answers' if health.ready else 'DOES NOT ANSWER'}, {report['connected']} of "
         f"{len(report['nodes'])} nodes connected"

@@ -95,6 +95,8 @@ class SignerFolder:
 
     key_file = Under("question.key")
     """The key."""
+    next_key_file = Under("next.key")
+    """The key that replaces it."""
     runs = Under("runs")
     """Registered runs."""
     signed_file = Under("signed.sqlite")
@@ -104,18 +106,17 @@ class SignerFolder:
     script = Under("start-signer.sh")
     """Script that starts it."""
 
-    def key(self) -> Ed25519PrivateKey:
-        """The key that signs questions.
+    def key(self, file: Path | None = None) -> Ed25519PrivateKey:
+        """The key that signs questions, or another one in a file.
 
         Raises:
             RunError: the key is missing or damaged.
         """
+        file = file or self.key_file
         try:
-            return Ed25519PrivateKey.from_private_bytes(self.key_file.read_bytes())
+            return Ed25519PrivateKey.from_private_bytes(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise RunError(
-                f"the key of questions {self.key_file} cannot be used: {error}"
-            ) from error
+            raise RunError(f"the key of questions {file} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,11 @@ def down(folder: DeploymentFolder) -> int:
     return _stop(folder, ["superlink", *_read_record(folder), *_find_marked(folder)])
 
 
+def stop_node(folder: DeploymentFolder, name: str) -> int:
+    """Stop the processes of one node on this machine, and return their number."""
+    return _stop(folder, [f"{name}-{role}" for role in ("service", "supernode", "executor")])
+
+
 def status(folder: DeploymentFolder) -> dict[str, Any]:
     """Running processes, connected nodes, each node's remaining budget, and the runs.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,9 +13,10 @@ from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import write_durably
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm_nodes.deploy.server_entry import DeployedAssembly, work_of
 from fedlgm_nodes.protocol.messages import Question, canonical
-from simulations.config.recipe import Recipe
+
+if TYPE_CHECKING:  # a signer only loads registrations, and needs no Flower
+    from simulations.config.recipe import Recipe
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _ROUNDING = 1 - 1e-6
@@ -49,6 +50,8 @@ class Registration(BaseModel):
         Raises:
             ConfigError: the recipe cannot be run.
         """
+        from fedlgm_nodes.deploy.server_entry import DeployedAssembly, work_of
+
         assembly = DeployedAssembly(recipe)
         plan, method = assembly.privacy.first_plan(), assembly.privacy.method
         costs = method.mechanism.costs(method.layers, method.facts.rounds)

@@ -184,7 +184,7 @@ def write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Sett
         settings: the deployment's settings.
     """
     units = draft.path / "systemd"
-    units.mkdir()
+    units.mkdir(exist_ok=True)
     nodes = {
         node.name: node_processes(
             final, node.name, has_data=(draft.node(node.name).path / "data").is_dir()

@@ -8,7 +8,7 @@ from typing import Any
 from fedlgm import privacy
 from fedlgm.privacy.past import Past
 from fedlgm_nodes.policy import Policy, Refusal
-from fedlgm_nodes.protocol.messages import canonical, digest, sha256
+from fedlgm_nodes.protocol.messages import canonical, digest, public_key, sha256, verify
 from fedlgm_nodes.service.account import Account
 from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.release import Request
@@ -107,8 +107,15 @@ class Approval:
             model=content.model, task=content.task, mechanism=content.mechanism,
             layers=work["layers"], plan=sha256(request.text.encode()), run=row.run,
             round=row.round, trust=row.trust, event=json.loads(row.event), protects=row.protects,
-            asked_by=self._policy.ask.server_key, question=question, signature=signature,
+            asked_by=self._signer_of(question, signature), question=question, signature=signature,
         )  # fmt: skip
+
+    def _signer_of(self, question: str, signature: str) -> str:
+        """The server's key that signed a question; empty if none is required."""
+        for key in self._policy.ask.server_keys:
+            if verify(public_key(key), signature, "question", question):
+                return key
+        return ""
 
 
 def work_digest(work: dict[str, Any]) -> str:

@@ -88,9 +88,7 @@ class Service:
         except BaseException:
             self.close()
             raise
-        self._server_key = (
-            protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
-        )
+        self._server_keys = [protocol.public_key(key) for key in self.policy.ask.server_keys]
         self._failed: Refusal | None = None
         self.broken: LedgerError | None = (
             None  # why the ledger cannot be used until it is opened and verified again
@@ -181,8 +179,9 @@ class Service:
             ask.expect,
             ask.protocol,
         )
-        if self._server_key and not protocol.verify(
-            self._server_key, ask.signature, "question", question.digest
+        if self._server_keys and not any(
+            protocol.verify(key, ask.signature, "question", question.digest)
+            for key in self._server_keys
         ):
             raise Refusal(
                 "unsigned",
@@ -329,7 +328,7 @@ class Service:
         """
         row = self._ledger.find(name)
         replayed = row is not None
-        if self._server_key and self._ledger.release_for(question) not in (None, name):
+        if self._server_keys and self._ledger.release_for(question) not in (None, name):
             # Else anyone who recorded it could have it charged again after a change of the data or
             # of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
@@ -341,9 +340,9 @@ class Service:
             row = self._ledger.charge(
                 name, price, trust=request.plan.facts.trust, protects=request.unit.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
-                only_for=filter(None, (question if self._server_key else "", cohort)),
+                only_for=filter(None, (question if self._server_keys else "", cohort)),
             )  # fmt: skip
-        elif self._server_key:
+        elif self._server_keys:
             self._ledger.remember(question, name)
         self._approval.record_release(request, row, question, ask.signature)
         return row, replayed

@@ -4,11 +4,14 @@ else."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from patience import wait_until
@@ -159,3 +162,25 @@ def test_the_process_answers_and_survives_what_is_no_question(folder, question):
         assert process.wait(30) == 0
     with pytest.raises(RunError, match="does not answer"):
         signed_at(folder.signer.socket, question)
+
+
+def test_a_signer_process_is_small(folder, question):
+    """It reads plans, and loads neither torch nor an accountant for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlgm_nodes.deploy.signer", str(folder.signer.path)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    try:
+        wait_until(folder.signer.socket.exists)
+        asked = replace(question, round=2, client=0)
+        signature = signed_at(folder.signer.socket, asked)
+        key = folder.signer.key().public_key()
+        assert protocol.verify(key, signature, "question", asked.digest)
+        rss = psutil.Process(process.pid).memory_info().rss
+        print("signer", rss >> 20)
+        assert rss < 70 << 20
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in maps
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -207,3 +209,28 @@ def test_a_charge_before_a_crash_counts_once_it_is_released(tmp_path):
         assert run("verify", folder.path, "--json")["unrecorded"] == [1]
         assert ask(folder, round=2)[0]["ok"]
         assert "used up" in ask(folder)[0]["why"]
+
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+
+@pytest.mark.skipif(not BROWSER, reason="no headless browser is installed")
+def test_a_browser_shows_the_report_on_a_narrow_screen(tmp_path):
+    """It is read as a person would: its text is shown, and the page is not wider than the screen."""
+    folder = make_node(tmp_path / "node")
+    with NodeProcess(folder):
+        assert ask(folder)[0]["ok"]
+    file = tmp_path / "report.html"
+    run("report", folder.path, "--output", file)
+    measure = "<script>document.title=document.documentElement.scrollWidth</script></html>"
+    file.write_text(file.read_text().replace("</html>", measure))
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,844",
+         f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    (width,) = re.findall(r"<title>(\d+)</title>", done.stdout)
+    assert int(width) <= 500  # a browser without a screen has a least width of its own
+    assert "1 releases have spent an epsilon of" in done.stdout

@@ -1,0 +1,218 @@
+"""Changes of a deployment that runs: certificates, the key of its questions, and its nodes.
+
+Each change has an overlap, in which the old and the new are both accepted, so that no day comes on
+which every node needs a new file. Each step is one replaced file, and a repeated command continues
+after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import create_durably, draft_folder, write_durably
+from fedlgm_nodes.deploy import certificates, processes
+from fedlgm_nodes.deploy.create import make_node, write_enrolment
+from fedlgm_nodes.deploy.layout import DeployedNode, DeploymentFolder
+from fedlgm_nodes.deploy.supervision import write_units
+from fedlgm_nodes.protocol.messages import public_text
+from fedlgm_nodes.server.enrolment import Enrolment
+from simulations.engines.flower_processes import free_ports
+
+_SWITCH_DAYS = 14  # before its authority's end, the server's certificate is the next authority's
+
+
+def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
+    """Renew the server's certificates, and its authority in time; returns lines for the operator.
+
+    An authority that ends before a certificate of full length gets a successor. From then on
+    `ca.crt` holds both, and nodes accept both.
+
+    Args:
+        folder: the deployment.
+        switch: let the successor issue the certificates now. By default it does so 14 days before
+            the end of the authority in use.
+
+    Raises:
+        RunError: the authority's files cannot be read.
+    """
+    now = datetime.now(UTC)
+    issuers = certificates.authorities(folder.authority)
+    current = certificates.issuer_of(folder.server / "tls.crt", issuers)
+    lines = []
+    if current is issuers[-1] and certificates.is_short(current):
+        issuers.append(certificates.make_authority(folder.authority, len(issuers) + 1))
+        lines.append("a second authority was made")
+    newest, end = issuers[-1], current[0].not_valid_after_utc
+    if newest is not current and (switch or end - now <= timedelta(days=_SWITCH_DAYS)):
+        current = newest
+        lines.append("the second authority now issues the certificates")
+    bundle = certificates.bundle([certificate for certificate, _ in issuers])
+    nodes = [folder.node(node.name) for node in folder.settings().nodes]
+    present = [node.ca for node in nodes if node.path.is_dir()]
+    places = [folder.server / "ca.crt", *present]
+    servers = [folder.server, *([folder.proxy] if folder.proxy.is_dir() else [])]
+    for file in dict.fromkeys([*places, *(server / "ca.crt" for server in servers)]):
+        _replace(file, bundle)
+    for server in servers:
+        _replace(server / "tls.crt", certificates.renewed(server / "tls.crt", current))
+        lines.append(certificates.ending(server / "tls.crt")[2].partition(";")[0])
+    if newest is not current:
+        last = end - timedelta(days=_SWITCH_DAYS)
+        lines.append(
+            f"send {folder.server / 'ca.crt'} to the nodes on other machines before {last:%Y-%m-%d}; "
+            "it replaces their ca.crt. Then, when all have it: fedlgm deploy renew DIR --switch"
+        )
+    lines.append(
+        "restart the SuperLink and the proxy: fedlgm deploy down DIR, fedlgm deploy up DIR"
+    )
+    return lines
+
+
+def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
+    """Replace the key that signs questions, in two steps; returns lines for the operator.
+
+    Args:
+        folder: the deployment.
+        switch: the second step: the new key signs. The first step makes it, and the policies of
+            nodes on this machine accept both.
+
+    Raises:
+        RunError: the key cannot be read, or there is no new key to switch to.
+    """
+    signer = folder.signer
+    if not switch:
+        if not signer.next_key_file.exists():
+            create_durably(signer.next_key_file, Ed25519PrivateKey.generate().private_bytes_raw())
+        public = public_text(signer.key(signer.next_key_file))
+        edited = _edit_policies(folder, public_text(signer.key()), public, switch=False)
+        return [
+            f"new key: {public}",
+            f"the policies of {edited} nodes on this machine accept both keys: restart their services",
+            f'send it to the operators of the others, for [ask]: next_server_key = "{public}"',
+            "when all have it: fedlgm deploy rotate-keys DIR --switch",
+        ]
+    if not signer.next_key_file.exists():
+        raise RunError("there is no new key: first run fedlgm deploy rotate-keys without --switch")
+    public = public_text(signer.key(signer.next_key_file))
+    _edit_policies(folder, public_text(signer.key()), public, switch=True)
+    signer.next_key_file.replace(signer.key_file)
+    return [
+        f"the signer signs with {public}; restart all: fedlgm deploy down DIR, fedlgm deploy up DIR",
+        (
+            "nodes on other machines may now write it as server_key and remove next_server_key; "
+            "approvals name the key, so work then waits for another approval"
+        ),
+    ]
+
+
+def _edit_policies(folder: DeploymentFolder, old: str, new: str, *, switch: bool) -> int:
+    """Let the policies on this machine that name the old key accept the new one, too, or instead;
+    returns their number.
+    """
+    edited = 0
+    for node in folder.settings().nodes:
+        file = folder.node(node.name).service.policy_file
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        ask = tomllib.loads(text).get("ask", {})
+        if ask.get("server_key") != old:
+            continue
+        text = re.sub(r"(?m)^next_server_key *=.*\n", "", text)
+        line = rf'(?m)^(server_key *= *)"{old}"(.*)$'
+        both = rf'\g<1>"{old}"\g<2>\nnext_server_key = "{new}"'
+        _replace(file, re.sub(line, rf'\g<1>"{new}"\g<2>' if switch else both, text).encode())
+        edited += 1
+    return edited
+
+
+def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
+    """Make one more node, with the next client number, which is returned.
+
+    Args:
+        folder: the deployment.
+        name: its name.
+        values: values of its policy.
+
+    Raises:
+        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, whose
+            peers every policy lists.
+        RunError: the node's folder exists.
+    """
+    settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
+    client = len(enrolled)
+    if name in {*(node.name for node in settings.nodes), *(node.name for node in enrolled)}:
+        raise ConfigError(f"--name: there is a node {name!r} already; give another name")
+    for node in settings.nodes:
+        service = folder.node(node.name).service
+        if service.policy_file.is_file() and service.policy().distributed is not None:
+            raise ConfigError(
+                "nodes under distributed trust list their peers in every policy: create another "
+                "deployment with more nodes"
+            )
+    final = folder.node(name)
+    final.service.check_length()
+    if final.path.exists():
+        raise RunError(f"{final.path} exists already; move it away, or give another name")
+    policy = {"name": name, "client": client, "population": client + 1} | values
+    policy["server_key"] = public_text(folder.signer.key())
+    entry = DeployedNode(name=name, port=free_ports(1)[0])
+    signer = Ed25519PrivateKey.generate()
+    with draft_folder(final.path) as draft:
+        draft.mkdir()
+        made = make_node(
+            type(final)(draft), settings, entry, policy, folder.server / "ca.crt", signer
+        )
+    write_enrolment(folder.enrolment_file, [*enrolled, made])
+    settings = settings.model_copy(update={"nodes": [*settings.nodes, entry]})
+    folder.write_settings(settings)
+    write_units(folder, folder, settings.model_copy(update={"nodes": [entry]}))
+    return client
+
+
+def remove(folder: DeploymentFolder, name: str) -> Path:
+    """Take the last node out of the federation and stop its processes; returns its folder, which is
+    kept with its ledger.
+
+    Raises:
+        ConfigError: there is no such node, or it is not the last.
+    """
+    settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
+    last = max(enrolled, key=lambda node: node.client)
+    if name not in {node.name for node in enrolled}:
+        raise ConfigError(f"there is no node {name!r}; the last one is {last.name}")
+    if name != last.name or len(enrolled) == 1:
+        raise ConfigError(
+            f"{name}: only the last of several nodes can be removed ({last.name}), since the clients "
+            "after it would get other numbers, which their policies state. Let another node take its "
+            "place (fedlgm deploy enrol --replace), or stop it: it then counts as zero"
+        )
+    others = [node for node in enrolled if node.name != name]
+    write_enrolment(folder.enrolment_file, others)
+    processes.stop_node(folder, name)
+    folder.write_settings(
+        settings.model_copy(
+            update={"nodes": [node for node in settings.nodes if node.name != name]}
+        )
+    )
+    if folder.registered_file.is_file():
+        names = set(folder.registered_file.read_text().split()) - {name}
+        folder.registered_file.write_text("\n".join(sorted(names)))
+    return folder.node(name).path
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a file by one of the same owner and permissions."""
+    before = file.stat() if file.exists() else None
+    write_durably(file, content, 0o644 if before is None else before.st_mode & 0o777)
+    if before is not None:
+        try:
+            os.chown(file, before.st_uid, before.st_gid)
+        except PermissionError as error:
+            raise RunError(f"{file} belongs to another user: run this as root") from error
