@@ -13,7 +13,7 @@ import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations import tools
-from simulations.ending import ending, offer_to_continue
+from simulations.ending import ending, offer_to_continue, report_as_json
 from simulations.projects.new_command import new
 from simulations.shell import (
     Commands,
@@ -42,6 +42,13 @@ class _Commands(Commands):
 
     def invoke(self, ctx: Context) -> Any:
         """Run the command that the arguments name."""
+        try:
+            return self._invoke(ctx)
+        except UsageError as error:
+            report_as_json(error, error.format_message())
+            raise
+
+    def _invoke(self, ctx: Context) -> Any:
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
@@ -240,6 +247,14 @@ def plan(
     else:
         report = planning.plan_report(recipes.load(recipe, overrides or ()))
         show(report, display.plan_table, as_json)
+
+
+@app.command(rich_help_panel=_PLAN)
+def schema() -> None:
+    """Print the JSON schema of a recipe, with which an editor completes and checks its keys."""
+    from simulations.config.schema import recipe_schema
+
+    print_json(recipe_schema())
 
 
 @app.command(rich_help_panel=_PLAN)

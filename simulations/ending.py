@@ -66,6 +66,20 @@ def offer_to_continue(run: Path | None, engine: str) -> Iterator[Callable[[Path]
         raise
 
 
+def report_as_json(error: BaseException, message: str) -> None:
+    """Print an error as one JSON object on standard output, if the command line has `--json`.
+
+    Args:
+        error: the error, whose type is its kind.
+        message: its message, which standard error has too.
+    """
+    if "--json" in sys.argv[1:]:
+        from simulations.runs import strict_json
+
+        told = {"error": {"kind": type(error).__name__, "message": message, "status": 2}}
+        sys.stdout.write(strict_json.dumps(told) + "\n")
+
+
 class _Stopped(SystemExit):
     """Ends the command in order, with every `finally`; a signal that is swallowed is sent again.
 
@@ -150,8 +164,10 @@ def ending(command: Callable[[], object]) -> None:
             _leave(status)
         if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
             raise
+        message = (why(error) if isinstance(error, OSError) else str(error)) or "out of memory"
         _err.print("error: ", style="bold red", end="")
-        _err.print((why(error) if isinstance(error, OSError) else str(error)) or "out of memory")
+        _err.print(message)
+        report_as_json(error, message)
         _leave(2)
 
 

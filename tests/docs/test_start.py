@@ -6,10 +6,13 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opacus.accountants import RDPAccountant
 from typer.testing import CliRunner
 
+from fedlgm import privacy
 from simulations.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +23,8 @@ PAGES = {
 CONTINUED = {"hospitals": "tables", "hugging-face": "hugging-face"}
 """Pages whose code runs with the how-to page that continues it, see `test_how_to.py`."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+UNLISTED = {"opacus"}
+"""Pages that the README does not list."""
 SCREEN = 50
 """Lines that a window of 1,080 pixels shows."""
 
@@ -27,9 +32,9 @@ SCREEN = 50
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_on_one_screen_and_is_linked_where_readers_begin(page: str) -> None:
     assert len(PAGES[page].splitlines()) <= SCREEN
-    assert re.match(r"# I have (a|tables) ", PAGES[page])
+    assert re.match(r"# I have (an?|tables) ", PAGES[page])
     for table, link in (
-        ("README.md", f"docs/start/{page}.md"),
+        *([("README.md", f"docs/start/{page}.md")] if page not in UNLISTED else []),
         ("docs/index.md", f"start/{page}.md"),
     ):
         assert f"]({link})" in (ROOT / table).read_text(encoding="utf-8")
@@ -37,8 +42,16 @@ def test_a_page_fits_on_one_screen_and_is_linked_where_readers_begin(page: str) 
         assert max(map(len, block.splitlines())) <= 130
 
 
-def test_all_six_are_there() -> None:
-    assert set(PAGES) == {"pytorch", "hugging-face", "flower", "hospitals", "ray", "paper"}
+def test_all_seven_are_there() -> None:
+    assert set(PAGES) == {
+        "pytorch",
+        "hugging-face",
+        "flower",
+        "hospitals",
+        "opacus",
+        "ray",
+        "paper",
+    }
 
 
 def test_the_code_of_the_pytorch_page_is_the_readmes() -> None:
@@ -51,6 +64,30 @@ def test_the_code_of_the_pytorch_page_is_the_readmes() -> None:
 def test_readers_without_the_built_site_see_the_code() -> None:
     """Pages that the README links to are read as they are; only the site fills in `--8<--`."""
     assert not [page for page, text in PAGES.items() if "--8<--" in text]
+
+
+def test_the_figures_of_the_opacus_page_are_those_of_both_accountants() -> None:
+    settings = {"sampling_rate": 1 / 32, "steps": 64}
+    accountant = RDPAccountant()
+    accountant.history = [(0.60944, 1 / 32, 64)]
+    figures = (
+        accountant.get_epsilon(1e-5),
+        privacy.epsilon(0.60944, 1e-5, accountant="rdp", **settings),
+        privacy.epsilon(0.60944, 1e-5, **settings),
+    )
+    for figure in figures:
+        assert f"{figure:.3f}" in PAGES["opacus"]
+
+
+def test_the_code_of_the_opacus_page_keeps_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((_, code),) = BLOCK.findall(PAGES["opacus"])
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "opacus.md", "exec"), namespace)
+    assert 7 < namespace["trained"].epsilon <= 8
+    assert namespace["trained"].guarantee.status == "proven"
 
 
 @pytest.mark.slow
