@@ -117,14 +117,8 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
         values += [str(row["n"]), _number(row["epsilon"]), _escape(share_found(row))]
         lines.append([*values, _escape(str(row["guarantee"]))])
     layout = "l" * len(shown) + "r" * (len(metrics) + 3) + "l"
-    body = "\n".join(" & ".join(line) + r" \\" for line in lines)
-    title = " & ".join(
-        _escape(name) if "\\" not in name and "$" not in name else name for name in header
-    )
-    return (
-        f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n"
-        f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
-    )
+    titles = [_escape(name) if "\\" not in name and "$" not in name else name for name in header]
+    return pd.DataFrame(lines, columns=titles).to_latex(index=False, column_format=layout)
 
 
 def cells_of(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
@@ -42,116 +41,80 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class RunRecords:
-    """Figures of finished runs.
+class Records:
+    """Figures of a study, from its runs or from the file that the command keeps.
 
     Attributes:
-        folder: folder of the run folders.
-        jobs: the runs, all of which have ended.
-        failed: reasons why runs have no figures, by name of their folder.
-        before: the preceding search.
+        keys: key columns of the cells.
+        headline: the task's metric that summarises a run.
+        shown: metrics of the table, if none are named.
+        joint: see `Study.joint`.
+        runs: see `Study.to_frame`.
+        rounds: see `Study.history`; None if the file holds none.
+        searched: keys of the search; empty if there was none.
+        search: see `Study.search`; None if there was none.
+        beside: frames of the runs at neighbouring values of a search, one for each step; None if
+            there was none.
     """
 
-    folder: Path
-    jobs: Sequence[Job]
-    failed: Mapping[str, str] = field(default_factory=dict)
-    before: Searched | None = None
-
-    @cached_property
-    def _task(self) -> Any:
-        return Assembly(self.jobs[0].recipe, self.jobs[0].own).data.task
-
-    @cached_property
-    def keys(self) -> Sequence[str]:
-        """Key columns of the cells."""
-        return list(dict.fromkeys(["method", *(key for job in self.jobs for key in job.point)]))
-
-    @property
-    def headline(self) -> str:
-        """The task's metric that summarises a run."""
-        return str(self._task.headline)
-
-    @property
-    def shown(self) -> Sequence[str]:
-        """Metrics of the table, if none are named."""
-        return list(
-            dict.fromkeys(
-                [self.headline, *self._task.set_metrics(), *(self.jobs[0].own.metrics or {})]
-            )
-        )
-
-    @cached_property
-    def runs(self) -> pd.DataFrame:
-        """See `Study.to_frame`."""
-        return self._frame(self.jobs)
-
-    @property
-    def rounds(self) -> pd.DataFrame:
-        """See `Study.history`."""
-        return frames.history(self.jobs, self.folder, self.keys)
-
-    @cached_property
-    def joint(self) -> JointCost:
-        """See `Study.joint`."""
-        further: list[Job] = []
-        if self.before is not None:
-            further = [
-                *self.before.jobs,
-                *(job for jobs in self.before.shifted.values() for job in jobs),
-            ]
-        return together(
-            list({job.folder: job for job in (*self.jobs, *further)}.values()), self.folder
-        )
-
-    @property
-    def searched(self) -> Sequence[str]:
-        """Keys of the search; empty if there was none."""
-        return [] if self.before is None else list(self.before.search.axes)
-
-    @cached_property
-    def beside(self) -> Sequence[pd.DataFrame] | None:
-        """Frames of the runs at neighbouring values of a search, one for each step; None if there
-        was none.
-        """
-        return (
-            None
-            if self.before is None
-            else [self._frame(jobs) for jobs in self.before.shifted.values()]
-        )
-
-    @property
-    def search(self) -> pd.DataFrame | None:
-        """See `Study.search`; None if there was none."""
-        if self.before is None:
-            return None
-        search = self.before.search
-        table = frames.cells(self._frame(self.before.jobs), self.keys, [self.headline])
-        chosen = {
-            (job.method, *(frames.name_of(job.point.get(key)) for key in self.keys[1:]))
-            for job in self.jobs
-        }
-        rows = table.to_dict("records")
-        names = [tuple(frames.name_of(row[key]) for key in self.keys) for row in rows]
-        table["chosen"] = [name in chosen for name in names]
-        table["edge"] = [", ".join(search.edges(search.at(row))) for row in rows]
-        return table
-
-    def _frame(self, jobs: Sequence[Job]) -> pd.DataFrame:
-        return frames.runs(jobs, self.folder, self.failed, self.keys, self.headline)
-
-
-@dataclass(frozen=True)
-class KeptRecords:
-    """Figures of a study's file.
-
-    Attributes:
-        kept: values of the file (see `kept`).
-    """
-
-    kept: Mapping[str, Any]
+    keys: Sequence[str]
+    headline: str
+    shown: Sequence[str]
+    joint: JointCost
+    runs: pd.DataFrame
+    rounds: pd.DataFrame | None = None
+    searched: Sequence[str] = ()
+    search: pd.DataFrame | None = None
+    beside: Sequence[pd.DataFrame] | None = None
 
     @classmethod
-    def read(cls, path: Path | str) -> KeptRecords:
+    def of_runs(
+        cls,
+        folder: Path,
+        jobs: Sequence[Job],
+        failed: Mapping[str, str] | None = None,
+        before: Searched | None = None,
+    ) -> Records:
+        """Figures of runs that have ended.
+
+        Args:
+            folder: folder of the run folders.
+            jobs: the runs.
+            failed: reasons why runs have no figures, by name of their folder.
+            before: the preceding search.
+        """
+        task = Assembly(jobs[0].recipe, jobs[0].own).data.task
+        keys = list(dict.fromkeys(["method", *(key for job in jobs for key in job.point)]))
+        headline = str(task.headline)
+        shown = dict.fromkeys([headline, *task.set_metrics(), *(jobs[0].own.metrics or {})])
+
+        def frame(some: Sequence[Job]) -> pd.DataFrame:
+            return frames.runs(some, folder, failed or {}, keys, headline)
+
+        further: list[Job] = []
+        if before is not None:
+            shifted = [job for beside in before.shifted.values() for job in beside]
+            further = [*before.jobs, *shifted]
+        every = {job.folder: job for job in (*jobs, *further)}
+        records = cls(
+            keys,
+            headline,
+            list(shown),
+            together(list(every.values()), folder),
+            frame(jobs),
+            frames.history(jobs, folder, keys),
+        )
+        if before is None:
+            return records
+        return replace(
+            records,
+            searched=list(before.search.axes),
+            search=_search_table(before.search, frame(before.jobs), jobs, keys, headline),
+            beside=[frame(beside) for beside in before.shifted.values()],
+        )
+
+    @classmethod
+    def read(cls, path: Path | str) -> Records:
         """The records of a file.
 
         Raises:
@@ -167,86 +130,64 @@ class KeptRecords:
         )
         if lost:
             raise ConfigError(f"{path} is not a study.json of fedlgm: it has no {min(lost)}")
-        return cls(content)
+        return cls.of_values(content)
 
-    @property
-    def keys(self) -> Sequence[str]:
-        """See `RunRecords`."""
-        return list(self.kept["keys"])
-
-    @property
-    def headline(self) -> str:
-        """See `RunRecords`."""
-        return str(self.kept["headline"])
-
-    @property
-    def shown(self) -> Sequence[str]:
-        """See `RunRecords`."""
-        return list(self.kept["shown"])
-
-    @cached_property
-    def runs(self) -> pd.DataFrame:
-        """See `RunRecords`."""
-        return _frame(self.kept["runs"])
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """See `RunRecords`."""
-        if not self.kept.get("rounds"):
-            raise ConfigError(
-                "this study's file holds no rounds: plot over a key of its grid, or open the study "
-                "from its runs"
-            )
-        return _frame(self.kept["rounds"])
-
-    @property
-    def joint(self) -> JointCost:
-        """See `RunRecords`."""
-        return cast(JointCost, self.kept["joint"])
-
-    @property
-    def searched(self) -> Sequence[str]:
-        """See `RunRecords`."""
-        return list(self.kept.get("searched", ()))
-
-    @cached_property
-    def search(self) -> pd.DataFrame | None:
-        """See `RunRecords`."""
-        return _frame(self.kept["search"]) if self.searched else None
-
-    @cached_property
-    def beside(self) -> Sequence[pd.DataFrame] | None:
-        """See `RunRecords`."""
-        return [_frame(rows) for rows in self.kept["beside"]] if self.searched else None
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Records:
+        """The records of which `plain_values` has made these values."""
+        searched = values.get("searched", ())
+        return cls(
+            values["keys"],
+            str(values["headline"]),
+            values.get("shown", ()),
+            values.get("joint", {}),
+            _frame(values["runs"]),
+            _frame(values["rounds"]) if values.get("rounds") else None,
+            searched,
+            _frame(values["search"]) if searched and "search" in values else None,
+            [_frame(rows) for rows in values.get("beside", ())] if searched else None,
+        )
 
 
-Records = RunRecords | KeptRecords
+def _search_table(
+    search: Search, runs: pd.DataFrame, chosen: Sequence[Job], keys: Sequence[str], headline: str
+) -> pd.DataFrame:
+    """The cells of a search, which of them were chosen, and at which edges they lie."""
+    table = frames.cells(runs, keys, [headline])
+    names = {
+        (job.method, *(frames.name_of(job.point.get(key)) for key in keys[1:])) for job in chosen
+    }
+    rows = table.to_dict("records")
+    table["chosen"] = [tuple(frames.name_of(row[key]) for key in keys) in names for row in rows]
+    table["edge"] = [", ".join(search.edges(search.at(row))) for row in rows]
+    return table
 
 
-def plain_values(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
-    """Plain values from which `KeptRecords` computes the same figures.
+def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
+    """Plain values from which `Records.of_values` makes the same figures.
 
     Args:
-        found: a study's records.
+        records: a study's records.
         rounds: columns of the rounds to keep in addition to the keys; only rounds with these
             figures are kept.
     """
     values: dict[str, Any] = {
-        "keys": list(found.keys),
-        "headline": found.headline,
-        "shown": list(found.shown),
-        "joint": dict(found.joint),
-        "runs": rows_of(found.runs.drop(columns=NOT_KEPT)),
+        "keys": list(records.keys),
+        "headline": records.headline,
+        "shown": list(records.shown),
+        "joint": dict(records.joint),
+        "runs": rows_of(records.runs.drop(columns=NOT_KEPT)),
     }
-    if rounds and {*rounds} <= {*(history := found.rounds)}:  # no run may have a round
+    history = records.rounds
+    if rounds and history is not None and {*rounds} <= {*history}:  # no run may have a round
         values["rounds"] = rows_of(
-            history.dropna(subset=list(rounds))[[*found.keys, "seed", "round", *rounds]]
+            history.dropna(subset=list(rounds))[[*records.keys, "seed", "round", *rounds]]
         )
-    if found.search is not None:
-        beside = [rows_of(frame.drop(columns=NOT_KEPT)) for frame in found.beside or ()]
+    if records.search is not None:
+        beside = [rows_of(frame.drop(columns=NOT_KEPT)) for frame in records.beside or ()]
         values |= {
-            "searched": list(found.searched),
-            "search": rows_of(found.search),
+            "searched": list(records.searched),
+            "search": rows_of(records.search),
             "beside": beside,
         }
     return values

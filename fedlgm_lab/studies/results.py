@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm_lab.studies import frames, joint
-from fedlgm_lab.studies.records import FILE, KeptRecords, Records
+from fedlgm_lab.studies.records import FILE, Records
 from fedlgm_lab.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 from fedlgm_lab.studies.study_rows import JointCost
 
@@ -103,7 +103,7 @@ class Study:
                     f"{path} has no {FILE}, which a study writes at its end: repeat its call, "
                     "which does not repeat finished runs"
                 )
-        return cls(file, KeptRecords.read(file))
+        return cls(file, Records.read(file))
 
     @property
     def keys(self) -> list[str]:
@@ -144,7 +144,16 @@ class Study:
         return self._frame.copy()
 
     def history(self) -> pd.DataFrame:
-        """One row per run and round: the keys, seed, round, and the round's public figures."""
+        """One row per run and round: the keys, seed, round, and the round's public figures.
+
+        Raises:
+            ConfigError: the study's file holds no rounds.
+        """
+        if self.records.rounds is None:
+            raise ConfigError(
+                "this study's file holds no rounds: plot over a key of its grid, or open the study "
+                "from its runs"
+            )
         return self.records.rounds
 
     def table(self, metrics: str | Sequence[str] | None = None) -> pd.DataFrame:

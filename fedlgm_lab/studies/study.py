@@ -21,7 +21,7 @@ from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm_lab.studies import frames, networks, running
 from fedlgm_lab.studies.jobs import MODEL, Job, grid_jobs
 from fedlgm_lab.studies.progress import Line
-from fedlgm_lab.studies.records import FILE, RunRecords, Searched, plain_values, writing
+from fedlgm_lab.studies.records import FILE, Records, Searched, plain_values, writing
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.search import LEAST_SEEDS, Point, Search, Shift
 from simulations.arguments import refuse_unknown, resolve
@@ -120,7 +120,8 @@ def study(
     ).absolute()
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
-        return _save(RunRecords(out, todo, complete(todo, out, workers, progress)))
+        failed = complete(todo, out, workers, progress)
+        return _save(out, Records.of_runs(out, todo, failed))
     wanted = Search.of(search, search_seeds, axes)
     trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
     failed = complete(trials, out, workers, progress)
@@ -130,16 +131,15 @@ def study(
         job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))
     }
     failed |= complete(list(needed.values()), out, workers, progress)
-    return _save(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+    before = Searched(wanted, trials, shifted)
+    return _save(out, Records.of_runs(out, chosen, failed, before))
 
 
-def _save(records: RunRecords) -> Study:
+def _save(folder: Path, records: Records) -> Study:
     """The study, after its figures are written into its folder for `Study.read`."""
-    with writing(records.folder):
-        strict_json.write(
-            records.folder / FILE, plain_values(records, [records.headline]), indent=1
-        )
-    return Study(records.folder, records)
+    with writing(folder):
+        strict_json.write(folder / FILE, plain_values(records, [records.headline]), indent=1)
+    return Study(folder, records)
 
 
 def base_of(

@@ -228,7 +228,7 @@ def compare(
             with progress("attacks", not as_json) as on_attack:
                 done = [job for job in todo if job.folder not in failed]
                 rows = measured.measure(done, folder, wanted, progress=on_attack)
-    result = Study(folder, records.RunRecords(folder, todo, failed))
+    result = Study(folder, records.Records.of_runs(folder, todo, failed))
     summary = comparison.summarise(result) | {"out": str(folder)}
     files_told = _write(result, records.plain_values(result.records))
     if wanted is not None:

@@ -17,9 +17,11 @@ from fedlgm.errors import DataError
 from fedlgm_lab.studies import files
 from fedlgm_lab.studies.jobs import grid_jobs, jobs
 from fedlgm_lab.studies.study import base_of
+from fedlgm_lab.studies.tables import maker
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.overrides import settings
 from simulations.config.recipe import Recipe
 from tests.support.data_files import write_cifar, write_mnist
 
@@ -82,6 +84,9 @@ def check(words: list[str]) -> list[Recipe]:
     given = context.params
     if name == "study":
         if given["listed"]:
+            return []
+        if table := files.maker_of(given["name"]):
+            maker.load(table).open(ROOT, dict(settings(given["overrides"] or ())))
             return []
         asked = files.requested_study(
             given["name"], given["grid"] or (), given["search"] or (), given["overrides"] or ()

@@ -8,13 +8,11 @@ mechanisms at equal epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import nn
 
 from fedlgm import data
@@ -26,7 +24,7 @@ from fedlgm_lab.attacks.membership import Rate
 from fedlgm_lab.attacks.runs import membership
 from fedlgm_lab.attacks.runs.target import Target
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.pages import interval, table
 from fedlgm_lab.studies.tables.store import LEAST_SEEDS, Kept, Row
 
 SEEDS = (1, 2, 3)
@@ -136,15 +134,6 @@ def exposed(
 
 def _to_one_percent(rate: Rate) -> float:
     return abs(rate.fpr - 0.01)
-
-
-def interval(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and the half width of the 95 % Student interval over the seeds."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return f"{mean:.{digits}f}"
-    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def memberships(store: Kept) -> str:

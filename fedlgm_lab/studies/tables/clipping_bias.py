@@ -18,11 +18,11 @@ from fedlgm.noise.keys import KeyRing
 from fedlgm.training import inputs
 from fedlgm_lab.studies import files
 from fedlgm_lab.studies.jobs import Job, grid_jobs
-from fedlgm_lab.studies.statistics import difference, holm, interval
+from fedlgm_lab.studies.statistics import difference, holm
 from fedlgm_lab.studies.study import base_of
 from fedlgm_lab.studies.tables.lm_dp_sgd_runs import LOOKS, private_run
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.pages import interval, table
 from fedlgm_lab.studies.tables.store import Kept, Row
 from simulations.config.assembly import Assembly
 
@@ -91,10 +91,7 @@ def page(store: Kept) -> str:
         found = [biases(store, study=study, value=value) for value in values]
         if min(map(len, found)) < SEEDS:
             continue
-        cells = []
-        for value, one in zip(values, found, strict=True):
-            low, high = interval(one)
-            cells.append(f"{value:g}: {statistics.fmean(one):.3f} ± {(high - low) / 2:.3f}")
+        cells = [f"{value:g}: {interval(one)}" for value, one in zip(values, found, strict=True)]
         rows.append([f"{study.removeprefix('002-figure-')} (b)", key, ", ".join(cells), expected])
         tests.append(difference(found[-1], found[0]))
     adjusted = holm([test.p for test in tests])

@@ -6,22 +6,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution
-from scipy import stats
 from sklearn.datasets import load_digits
 
 from fedlgm import mechanisms
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile
-from fedlgm.noise.draws import Family, draw
+from fedlgm.noise.draws import draw
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import RunFacts, Sampling
@@ -29,15 +27,12 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.training import models
-from fedlgm_lab.applications import coordinate_descent as cd
-from fedlgm_lab.applications.datasets import TabularData, load_tabular
-from fedlgm_lab.applications.objectives import Array, Lasso, Logistic, Objective
+from fedlgm_lab.applications.objectives import Array
 from fedlgm_lab.applications.pca import covariance_plan, methods
-from fedlgm_lab.applications.smoothness import smoothness
+from fedlgm_lab.studies.tables.inid_descent import descent
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.pca_trials import recovery_errors
-from fedlgm_lab.studies.tables.private_smoothness import private_smoothness
 from fedlgm_lab.studies.tables.profiles import (
     expected_error,
     gaussian_groups,
@@ -52,11 +47,6 @@ Rows = list[dict[str, Any]]
 Setting = tuple[int, float, float]  # passes, clip, rate
 SHAPES = ("uniform", "linear", "quadratic", "exponential", "one-hot")
 SEED = 2024
-TUNING_SEEDS, SEEDS = range(1000, 1005), range(20)
-RULES: tuple[inid.Rule, ...] = ("spr", "inid")
-GRID: list[Setting] = list(
-    itertools.product((2, 5, 10, 20, 50), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.1, 0.3, 1.0))
-)
 
 
 def db(ratio: float) -> float:
@@ -184,144 +174,6 @@ def table_three(trials: int) -> Rows:
 
 def mean_and_error(x: Array) -> str:
     return f"{x.mean():.4f} ± {x.std(ddof=1) / math.sqrt(x.size):.4f}"
-
-
-@lru_cache
-def laplace_pass_budget(epsilon: float, delta: float, size: int, passes: int) -> float:
-    """Largest epsilon per pass for which `passes * size` equal Laplace releases are (epsilon,
-    delta)-DP by PLD.
-    """
-
-    def fits(budget: float) -> bool:
-        one = privacy_loss_distribution.from_laplace_mechanism(
-            size / budget, value_discretization_interval=1e-4
-        )
-        return bool(one.self_compose(size * passes).get_delta_for_epsilon(epsilon) <= delta)
-
-    low, high = (
-        epsilon / passes,
-        4 * gaussian_mu(epsilon, delta) * math.sqrt(size / passes) + 2 * epsilon,
-    )
-    for _ in range(16):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-class Problem(NamedTuple):
-    """A task with its non-private optimum and smoothness constants."""
-
-    data: TabularData
-    objective: Objective
-    smoothness: Array
-    best: float
-
-    @classmethod
-    def load(cls, name: str, scaling: str) -> Problem:
-        data = load_tabular(name, scaling=scaling)
-        objective: Objective = Logistic(0.01) if data.classification else Lasso(0.01)
-        m, count = smoothness(objective, data.features), len(data.targets)
-        plan = cd.plan_descent(
-            m, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=4000, rows=count
-        )
-        plan = replace(plan, clip=np.full(m.size, np.inf), noise=np.zeros(m.size))
-        theta = cd.descend(
-            objective, data.features, data.targets, plan, KeyRing(0).numpy_generator(Purpose.NOISE)
-        )[-1]
-        return cls(data, objective, m, objective.value(theta, data.features, data.targets))
-
-
-class Variant(NamedTuple):
-    """How noise is drawn and accounted for; `share` of epsilon goes to private smoothness
-    constants.
-    """
-
-    label: str
-    family: Family
-    share: float = 0.0
-    by_pld: bool = False
-
-
-def descent_errors(
-    problem: Problem, variant: Variant, rule: inid.Rule, setting: Setting, seeds: range
-) -> Array:
-    """Relative errors to the optimum, in percent, at epsilon 1 and delta 1/N^2."""
-    (passes, clip, rate), count = setting, len(problem.data.targets)
-    epsilon, delta, size = 1.0 - variant.share, 1 / count**2, problem.smoothness.size
-    if variant.by_pld:
-        budget = laplace_pass_budget(epsilon, delta, size, passes)
-    else:
-        budget = cd.pass_budget(
-            variant.family, epsilon, delta if variant.family == "gaussian" else 0.0, passes
-        )
-    x, y, objective, out = problem.data.features, problem.data.targets, problem.objective, []
-    for seed in seeds:
-        keys, m = KeyRing.from_seed(seed), problem.smoothness
-        if variant.share:
-            rng = keys.numpy_generator(Purpose.PROBE)
-            m = private_smoothness(
-                objective, x, np.ones(size), epsilon=variant.share, rows=count, rng=rng
-            )
-        plan = cd.plan_descent(
-            m,
-            budget=budget,
-            rule=rule,
-            clip=clip,
-            rate=rate,
-            passes=passes,
-            rows=count,
-            family=variant.family,
-        )
-        theta = cd.descend(objective, x, y, plan, keys.numpy_generator(Purpose.NOISE))[-1]
-        out.append(100 * (objective.value(theta, x, y) / problem.best - 1))
-    return np.array(out)
-
-
-def descent(
-    seeds: range, tuning: range, datasets: Iterable[tuple[str, str]], settings: list[Setting]
-) -> Rows:
-    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on separate
-    seeds.
-    """
-    rows: Rows = []
-    for name, scaling in datasets:
-        problem = Problem.load(name, scaling)
-        update = problem.smoothness**-0.5  # profile of the updates, up to a factor
-        gain = db(update.size * float(update @ update) / float(update.sum()) ** 2)
-        variants = [Variant("Gaussian", "gaussian"), Variant("Laplace, (eps, 0)", "laplace")]
-        variants += (
-            [Variant("Gaussian, M private (10 %)", "gaussian", share=0.1)]
-            if scaling == "range"
-            else []
-        )
-        for variant in [*variants, Variant("Laplace, (eps, delta) by PLD", "laplace", by_pld=True)]:
-            measured: dict[str, Array] = {}
-            for rule in RULES[: 1 if variant.by_pld else 2]:
-                scores = [
-                    descent_errors(problem, variant, rule, s, tuning).mean() for s in settings
-                ]
-                measured[rule] = descent_errors(
-                    problem, variant, rule, settings[int(np.argmin(scores))], seeds
-                )
-            row: dict[str, Any] = {
-                "data": f"{name}, {scaling}",
-                "K": update.size,
-                "noise": variant.label,
-            }
-            row |= {"gain in noise (dB)": gain, "DP-CD (%)": interval(measured["spr"])}
-            both = "inid" in measured
-            row["improved DP-CD (%)"] = interval(measured["inid"]) if both else "-"
-            row["improved minus DP-CD"] = (
-                interval(measured["inid"] - measured["spr"]) if both else "-"
-            )
-            rows.append(row)
-    return rows
-
-
-def interval(x: Array) -> str:
-    """Mean and 95 % Student interval."""
-    half = stats.t.ppf(0.975, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size)
-    return f"{x.mean():.2f} ± {half:.2f}"
 
 
 def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
@@ -469,14 +321,11 @@ def markdown(rows: Rows) -> str:
     return table(list(rows[0]), ([cell(value) for value in row.values()] for row in rows))
 
 
-SETS = tuple(
-    itertools.product(("diabetes", "breast-cancer"), ("range", "centered", "standardized"))
-)
 TABLES: dict[str, Callable[[], Rows]] = {
     "claims": claims,
     "table-two": table_two,
     "table-three": lambda: table_three(1000),
-    "descent": lambda: descent(SEEDS, TUNING_SEEDS, SETS, GRID),
+    "descent": descent,
     "high-dimension": lambda: high_dimension((10, 100, 1000, 10_000)),
     "gradients": gradients,
     "group-noise": group_noise,

@@ -23,10 +23,9 @@ import simulations
 from fedlgm.mechanisms.ladp_frame import bound_by_training
 from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.studies.statistics import difference
-from fedlgm_lab.studies.tables.attacks import interval
 from fedlgm_lab.studies.tables.ladp_constants import CONSTANTS, RECIPE, SEEDS
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.pages import interval, table
 from fedlgm_lab.studies.tables.store import Kept, Row
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import simulations
-from fedlgm_lab.studies.tables.attacks import interval
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.pages import interval, table
 from fedlgm_lab.studies.tables.store import Kept, Row
 
 SEEDS = (1, 2, 3)

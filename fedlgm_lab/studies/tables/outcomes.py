@@ -306,15 +306,25 @@ def texts(store: Values) -> Pages:
 
 
 def measure(store: Values) -> None:
-    """Keep the outcome that is asked for."""
+    """Keep the outcome that is asked for.
+
+    Raises:
+        ConfigError: the folder of results has no outcomes, or the study's folder has none.
+    """
     if "keep" in store.settings:
         keep(Path(store.settings["keep"]), store.folder)
+    if not studies(store.folder):
+        raise ConfigError(
+            f"{store.folder / 'studies'} keeps no outcomes: --set keep=runs/study-NAME keeps those "
+            "of a study that has run"
+        )
 
 
 def draw(name: str, store: Values, path: Path) -> None:
     """A study's picture, from its kept file."""
-    asked = files.load(name)
-    Study.read(store.folder / "studies" / f"{name}.json").plot(path, x=asked.x, y=asked.y)
+    asked, kept = files.load(name), store.folder / "studies" / f"{name}.json"
+    if kept.exists():
+        Study.read(kept).plot(path, x=asked.x, y=asked.y)
 
 
 MAKER = Maker(

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedlgm_lab.studies.statistics import interval as student
+
 
 def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
     """Mean, with the standard deviation if there are at least two values; "" for none."""
@@ -13,6 +15,13 @@ def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
         return ""
     mean = f"{scale * statistics.fmean(values):.{digits}f}"
     return mean + (f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def interval(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and the half width of the 95 % Student interval, if there are at least two values."""
+    low, high = student(values)
+    reach = f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{reach}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -74,7 +74,8 @@ class Cell:
 
     def best(self) -> float | None:
         """The rate that the search chose, once it is over."""
-        return self.search.chosen(self.tried())
+        tried = self.tried()
+        return self.search.chosen(tried) if tried else None
 
     def figures(self) -> dict[int, float]:
         """Figures at the best rate by seed, without the search's."""

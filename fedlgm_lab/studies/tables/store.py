@@ -33,11 +33,16 @@ class _Store:
         path: the file.
         settings: "minutes" of processor time after which nothing more is measured, and other inputs
             of the figures.
+
+    Raises:
+        ConfigError: the minutes are no number.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.folder, self.settings = path, path.parent, dict(settings or {})
-        self._minutes = float(self.settings.get("minutes", math.inf))
+        self._minutes = self.settings.get("minutes", math.inf)
+        if not isinstance(self._minutes, (int, float)):
+            raise ConfigError(f"--set minutes takes a number, got {self._minutes!r}")
 
     def check_time(self) -> None:
         """Raise if nothing more may be measured.

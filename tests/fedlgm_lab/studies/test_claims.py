@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from fedlgm_lab.studies import files
 from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.claims import check, count_once
-from fedlgm_lab.studies.records import KeptRecords
+from fedlgm_lab.studies.records import Records
 from fedlgm_lab.studies.results import Study
 
 KEYS = ["privacy.epsilon"]
@@ -68,7 +68,7 @@ def test_methods_are_compared_at_the_rates_that_each_of_them_takes() -> None:
         "headline": "accuracy",
         "runs": [],
     }
-    study = Study(Path(), KeptRecords(kept))
+    study = Study(Path(), Records.of_values(kept))
     (found,) = check(
         [Claim(says="a is better", a="a", b="b")], rows, study.compared_keys, "accuracy"
     )

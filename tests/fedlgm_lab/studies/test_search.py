@@ -12,9 +12,9 @@ from own_objects import DATA, Net
 
 import simulations
 from fedlgm.errors import ConfigError
-from fedlgm_lab.studies import results
+from fedlgm_lab.studies import records, results
 from fedlgm_lab.studies.jobs import Job
-from fedlgm_lab.studies.records import RunRecords, Searched
+from fedlgm_lab.studies.records import Records, Searched
 from fedlgm_lab.studies.search import Search
 from fedlgm_lab.studies.statistics import holm, interval
 from simulations.config import recipe as recipes
@@ -164,10 +164,11 @@ def test_chosen_values_are_marked_beside_keys_with_lists(monkeypatch: pytest.Mon
         "claimed_epsilon": 8.0,
         "guarantee": "proven",
     }
-    monkeypatch.setattr(
-        RunRecords, "_frame", lambda self, jobs: pd.DataFrame(rows).assign(**figures)
-    )
-    curve = RunRecords(Path(), jobs[2:], before=Searched(SEARCH, jobs, {})).search
+    frame = pd.DataFrame(rows).assign(**figures)
+    monkeypatch.setattr(records.frames, "runs", lambda *_: frame)
+    monkeypatch.setattr(records.frames, "history", lambda *_: frame)
+    monkeypatch.setattr(records, "together", lambda *_: {})
+    curve = Records.of_runs(Path(), jobs[2:], before=Searched(SEARCH, jobs, {})).search
     assert curve is not None
     assert curve["chosen"].tolist() == [False, False, True]
     assert curve["edge"].tolist() == ["training.lr", "", "training.lr"]

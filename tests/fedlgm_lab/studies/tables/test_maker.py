@@ -122,6 +122,8 @@ def test_without_time_nothing_is_measured(run, tmp_path: Path) -> None:
         (("cut-votes",), "fedlgm study water-filling"),
         (("neighbouring-rates",), "fedlgm study noise-and-split"),
         (("inidd",), "did you mean 'inid'"),
+        (("inid", "--set", "minutes=few"), "--set minutes takes a number, got 'few'"),
+        (("outcomes",), "keeps no outcomes: --set keep=runs/study-NAME"),
     ],
 )
 def test_what_cannot_be_made_is_refused(run, arguments, message, tmp_path: Path) -> None:
