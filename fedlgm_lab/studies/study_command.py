@@ -253,7 +253,12 @@ def _list(as_json: bool) -> None:
     others = files.elsewhere()
     if as_json:
         described = {
-            name: {"paper": entry.paper, "title": entry.title, "data": entry.data}
+            name: {
+                "paper": entry.paper,
+                "title": entry.title,
+                "data": entry.data,
+                "command": f"fedlgm study {name}",
+            }
             for name, entry in studies.items()
         }
         print_json(described | {name: entry.model_dump() for name, entry in others.items()})
