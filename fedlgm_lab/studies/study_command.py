@@ -278,7 +278,12 @@ def _list(as_json: bool) -> None:
     others = files.elsewhere()
     if as_json:
         described = {
-            name: {"paper": entry.paper, "title": entry.title, "data": entry.data}
+            name: {
+                "paper": entry.paper,
+                "title": entry.title,
+                "data": entry.data,
+                "command": f"fedlgm study {name}",
+            }
             for name, entry in studies.items()
         }
         described |= {name: {"title": title} for name, title in TITLES.items()}

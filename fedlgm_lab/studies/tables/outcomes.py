@@ -81,7 +81,7 @@ _MORE_SEEDS = (
     "The first {} seeds were seen before the others were added, so p is somewhat too small."
 )
 NOTES = {
-    **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-7"), _MORE_SEEDS.format("five")),
+    **dict.fromkeys(("002-figure-3", "002-figure-5", "voted-share"), _MORE_SEEDS.format("five")),
     "003-table-4": _MORE_SEEDS.format("three"),
     "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the "
     "recipe's 17, at rates that were not searched, so the outcomes do not tell about the paper's "

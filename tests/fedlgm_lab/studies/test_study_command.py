@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,8 @@ def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
             for index in range(1, count + 1):
                 name = f"{number}-{kind}-{index}"
                 assert any(row == name or row.startswith(f"{name}-") for row in rows), name
+    for entry in (*map(files.load, files.names()), *files.elsewhere().values()):
+        assert not re.search(r"(Tables|Figures) |(Table|Figure) .*(Table|Figure)", entry.paper)
 
 
 def test_the_list_names_the_papers_and_their_parts_exist(run) -> None:

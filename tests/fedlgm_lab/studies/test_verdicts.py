@@ -25,10 +25,8 @@ def studies(*means: float) -> list[list[Difference]]:
     mean, error = draws.mean(axis=-1), draws.std(axis=-1, ddof=1) / np.sqrt(SEEDS)
     reach = error * stats.t.ppf(0.975, SEEDS - 1)
     p = 2 * stats.t.sf(abs(mean / error), SEEDS - 1)
-    columns = zip(mean, mean - reach, mean + reach, p, strict=True)
-    return [
-        [Difference(*map(float, row), SEEDS) for row in zip(*one, strict=True)] for one in columns
-    ]
+    figures = np.stack([mean, mean - reach, mean + reach, p], axis=-1).tolist()
+    return [[Difference(m, low, high, q, SEEDS) for m, low, high, q in one] for one in figures]
 
 
 def shares(claim: Claim, *means: float, margin: float = 0.0) -> dict[str, float]:
