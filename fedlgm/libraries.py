@@ -1,6 +1,8 @@
 """Types of libraries that are optional or load slowly, for annotations alone: no module loads a
-library to name its type. `torch` is loaded when it is first used, since processes that only read
-plans, such as a deployment's signer, would hold half a gigabyte for nothing.
+library to name its type.
+
+`torch` is loaded when it is first used. Processes that only read plans, such as a deployment's
+signer, would otherwise hold half a gigabyte for nothing. `Tensor` is for annotations.
 """
 
 from __future__ import annotations
@@ -26,3 +28,4 @@ else:
             return getattr(torch, name)
 
     torch = _Torch()
+    Tensor = Any

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from fedlgm.errors import PrivacyError
-from fedlgm.libraries import torch
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
+from fedlgm.libraries import Tensor, torch
 
 BoundedBy = Literal["aggregator", "trainer"]
 """The party that bounds contributions: the sum to which they are added, or the trainer that makes

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fedlgm.errors import PrivacyError
 from fedlgm.extension.loader import users_code
-from fedlgm.libraries import torch
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
+from fedlgm.libraries import Tensor, torch
 
 T = TypeVar("T")
 

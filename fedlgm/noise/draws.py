@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.libraries import torch
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
+from fedlgm.libraries import Tensor, torch
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]

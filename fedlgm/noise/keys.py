@@ -12,15 +12,11 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedlgm.errors import ConfigError
 from fedlgm.libraries import torch
-
-if TYPE_CHECKING:
-    pass
 
 _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
 

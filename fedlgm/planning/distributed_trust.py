@@ -10,22 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
-from fedlgm.libraries import torch
+from fedlgm.libraries import Tensor, torch
 from fedlgm.noise.draws import Family, NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.records import Part, Shares, least_threshold
 from fedlgm.planning.trust import NOISED_BY, Adversary, NoisedBy, NoisedByClients
 from fedlgm.planning.views import Facts, Plan, Source, Sum
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
 
 __all__ = ["IntegerShares", "NoisedInShares", "Shares", "least_threshold"]
 

@@ -11,16 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
-from fedlgm.libraries import torch
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
+from fedlgm.libraries import Tensor, torch
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
 _FACTOR = re.compile(

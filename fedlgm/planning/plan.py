@@ -16,7 +16,7 @@ import itertools
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedlgm import privacy
 from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.checks import check_known
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.libraries import torch
+from fedlgm.libraries import Tensor, torch
 from fedlgm.noise.draws import Family
 from fedlgm.planning import charging, plan_text, queries
 from fedlgm.planning.allocation import effective_multiplier, floor_digits
@@ -34,9 +34,6 @@ from fedlgm.planning.queries import NoisyQuery
 from fedlgm.planning.records import Part
 from fedlgm.privacy.conditions import in_a_run
 from fedlgm.privacy.guarantee import Claim, Guarantee
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
 
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 

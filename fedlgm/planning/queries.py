@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -23,11 +23,8 @@ from fedlgm.extension.loader import is_bundled, sealed
 from fedlgm.extension.per_row import rows_apart
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
-from fedlgm.libraries import torch
+from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.layers import SAFETY, LayerTable
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedlgm import privacy
 from fedlgm.checks import check_known
 from fedlgm.errors import ConfigError
+from fedlgm.libraries import Tensor
 from fedlgm.noise.draws import Family, NoiseBackend, grid_step
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.records import Part, Sampling, Shares
 from fedlgm.planning.views import Facts, Plan, Source, Sum
 from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
 
 NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than assumed."""

@@ -4,15 +4,13 @@ they do not import it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from fedlgm.libraries import Tensor
 from fedlgm.noise.draws import Family, NoiseBackend
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.records import Part, Sampling, Shares
 from fedlgm.privacy.guarantee import Relation
-
-if TYPE_CHECKING:
-    from fedlgm.libraries import Tensor
 
 
 class Facts(Protocol):
