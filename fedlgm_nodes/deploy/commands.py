@@ -149,6 +149,8 @@ def init(
         else f"edit {deployment.path}/nodes/*/service/policy.toml"
     )
     _out.print(f"next: {next_step}", markup=False)
+    if described and test is not None:
+        _out.print(f"then: fedlgm deploy run {folder}/recipe.toml {folder}", markup=False)
 
 
 @app.command()

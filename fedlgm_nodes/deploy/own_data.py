@@ -13,6 +13,7 @@ from fedlgm.data import images, tables
 from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.data.named_tables import convert_targets
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.training import tasks
 from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
@@ -66,8 +67,10 @@ def describe(
         source = data if public is None else public
         values |= _columns(source, labels, standardised=public is not None) | given
         section = {key: value for key, value in values.items() if key in Data.model_fields}
+        task = tasks.get(values.get("tasks", ["classification"])[0])
         try:
-            node_data.read(Data.model_validate(section | {"name": "data"}), data.parent)
+            checked = Data.model_validate(section | {"name": "data"})
+            node_data.targets(checked, node_data.read(checked, data.parent).y, task)
         except ValidationError as error:
             raise ConfigError(f"{data}: {first_problem(error)}") from error
     elif public is not None:

@@ -115,6 +115,10 @@ def test_a_table_is_read_before_a_folder_is_made(tmp_path):
     public.write_text("age,ill\n52,yes\n61,maybe\n")
     said = run("init", tmp_path / "node", "--data", table, "--target", "ill", "--test", public)
     assert "1 targets in column 'ill', the first in row 1" in str(said.exception)
+    table.write_text("age,ill\n52,0\n61,2\n")
+    public.write_text("age,ill\n52,0\n61,1\n")
+    said = run("init", tmp_path / "node", "--data", table, "--target", "ill", "--test", public)
+    assert "labels must be whole numbers in [0, 2)" in str(said.exception)
     assert not (tmp_path / "node").exists()
 
 
