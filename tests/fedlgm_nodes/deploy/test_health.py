@@ -112,7 +112,7 @@ def test_a_service_that_is_stopped_or_back_again(tmp_path):
 )
 def test_the_end_of_certificates_is_told_at_60_14_and_1_days(tmp_path, monkeypatch, days, passed):
     folder = make_node(tmp_path / "node")
-    monkeypatch.setattr(certificates, "_DAYS", days + 0.5)
+    monkeypatch.setattr(certificates, "_AUTHORITY_DAYS", days + 0.5)
     certificates.make_authority(tmp_path)
     found = NodeLook(folder)()
     assert found.figures['certificate_days{file="ca.crt"}'] == days
