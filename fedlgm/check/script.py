@@ -135,25 +135,16 @@ def read_script(text: str, **settings: Any) -> Report:
 def _values(
     source: Source, call: ast.Call, names: tuple[str, ...], reading: list[Verdict]
 ) -> dict[str, Any]:
-    """Arguments of a call that can be read; the others are reported."""
-    values: dict[str, Any] = {}
+    """Arguments of the call that is checked; `names` are those of the positional ones."""
     for word in call.keywords:
         if word.arg is None:
             why = f"Line {call.lineno}: the arguments **{ast.unparse(word.value)} are not read."
             reading.append(Verdict("conditional", why))
-    for name, node in source.arguments(call, names).items():
-        if name in _IGNORED:
-            continue
-        value = source.value(node)
-        if value is UNREAD:
-            shown = f"{name} = {ast.unparse(node)}"
-            why = f"Line {node.lineno}: {shown} could not be read."
-            reading.append(Verdict("conditional", why))
-            if name in ("poisson_sampling", "clipping"):  # which have defaults
-                values[name] = None
-        else:
-            values[name] = value
-    return values
+    arguments = source.arguments(call, names)
+    concerned = tuple(name for name in arguments if name not in _IGNORED)
+    values = _read(source, call, concerned, reading, names)
+    defaults = {"poisson_sampling", "clipping"} & set(arguments)
+    return {**dict.fromkeys(defaults), **values}
 
 
 def _read(
@@ -161,16 +152,16 @@ def _read(
     call: ast.Call,
     names: tuple[str, ...],
     reading: list[Verdict],
-    positions: tuple[str, ...] | None = None,
+    positions: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Some arguments of a call; `positions` are the names of the positional ones."""
+    """Some arguments of a call, if they can be read; the others are reported."""
     values: dict[str, Any] = {}
-    arguments = source.arguments(call, names if positions is None else positions)
-    for name in set(names) & set(arguments):
-        values[name] = source.value(arguments[name])
-        if values[name] is UNREAD:
-            del values[name]
-            why = f"Line {call.lineno}: {name} = {ast.unparse(arguments[name])} could not be read."
+    for name, node in source.arguments(call, positions).items():
+        value = source.value(node)
+        if name in names and value is not UNREAD:
+            values[name] = value
+        elif name in names:
+            why = f"Line {node.lineno}: {name} = {ast.unparse(node)} could not be read."
             reading.append(Verdict("conditional", why))
     return values
 
@@ -219,7 +210,7 @@ def _flower(
         if {"neighboring_relation", "sampling_method"} <= set(words):
             facts |= privacy_config(words)
     for strategy in source.named(*MEANS):
-        values |= _read(source, strategy, FEDAVG, reading, positions=())
+        values |= _read(source, strategy, FEDAVG, reading)
         if not {"fraction_train", "fraction_fit"} & set(source.arguments(strategy)):
             values["fraction_train"] = 1.0
     if any(word.arg == "accountant" for word in call.keywords):  # it refuses anything else
@@ -270,13 +261,13 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
         kind = call_name(call)
         named = kind.startswith(("DP", "VectorizedDP")) and kind.endswith("Optimizer")
         if named or "l2_norm_clip" in source.arguments(call):
-            words = _read(source, call, _OPTIMIZER, reading)
+            words = _read(source, call, _OPTIMIZER, reading, _OPTIMIZER)
             run |= {_ALIASES.get(key, key): value for key, value in words.items()}
             given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
             if words.get("num_microbatches") is None and given == ("num_microbatches" in words):
                 run["clipping"] = "unit"  # the default: one microbatch for each example
         elif kind == "fit":
-            words = _read(source, call, ("epochs", "batch_size"), reading, positions=())
+            words = _read(source, call, ("epochs", "batch_size"), reading)
             run |= words
             if "batch_size" in words:  # of arrays, which Keras shuffles
                 run["sampler"] = "shuffle"

@@ -99,7 +99,10 @@ def _chains(config: Any) -> Iterator[Any]:
             if key == "task_result_filters":
                 for chain in value if isinstance(value, list | tuple) else [value]:
                     tasks = chain.get("tasks", ["*"]) if isinstance(chain, Mapping) else ["*"]
-                    if {"train", "*"} & set(map(str, tasks)):
+                    tasks = [tasks] if isinstance(tasks, str) else tasks
+                    if not isinstance(tasks, list | tuple):
+                        raise ConfigError(f"tasks must be a list of names, got {tasks!r:.100}")
+                    if "train" in tasks or "*" in tasks:
                         yield chain
             else:
                 yield from _chains(value)

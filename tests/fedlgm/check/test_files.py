@@ -29,6 +29,8 @@ def test_a_configuration_of_nvflare(tmp_path: Path) -> None:
     file.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": [SVT]}]}))
     report = check_file(file, rounds=10)
     assert (report.status, report.epsilon, report.settings.epsilon) == ("broken", None, 0.1)
+    file.write_text(json.dumps({"task_result_filters": [{"tasks": "train", "filters": [SVT]}]}))
+    assert check_file(file, rounds=10).settings.mechanism == "svt"
 
 
 def test_a_trainers_own_noise_is_not_read(tmp_path: Path) -> None:
@@ -61,6 +63,7 @@ def test_a_trainers_own_noise_is_not_read(tmp_path: Path) -> None:
         ("a.json", '{"a": NaN}', "NaN is not a number of JSON"),
         ("a.json", "[" * 100_000, "not valid JSON"),
         ("a.json", "[1]", "must be a mapping"),
+        ("a.json", '{"task_result_filters": [{"tasks": null}]}', "tasks must be a list"),
         ("a.json", '{"num_rounds": 3, "job": [{"num_rounds": 4}]}', "several values: 3, 4"),
         ("a.json", '{"task_result_filters": [{"path": "x", "args": 3}]}', "args of x must be"),
         ("a.json", '{"task_result_filters": [{"path": "x", "args": {"noise_multiplier": 1e400}}]}',
