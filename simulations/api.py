@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -31,6 +32,7 @@ from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
 from simulations.engines import Engine
 from simulations.figures import Figures
+from simulations.live import progress_line
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import measure
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary, Statement
@@ -314,7 +316,7 @@ def simulate(
     overrides: Overrides = (),
     engine: str | Engine = "local",
     run_dir: Path | str | None = None,
-    progress: OnRound | None = None,
+    progress: OnRound | Literal[False] | None = None,
     **options: Any,
 ) -> RunResult:
     """Simulate a private federation.
@@ -370,7 +372,8 @@ def simulate(
             "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
             name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
-        progress: called with each round's row.
+        progress: called with each round's row; by default a line on standard error shows the
+            progress, in a log every 30 seconds; False shows nothing.
         options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see
             `simulations.launch.simulate`).
 
@@ -392,9 +395,18 @@ def simulate(
     refuse_unknown("simulate", options, _LAUNCHING)
     parsed, user_objects = resolve(recipe, given, overrides)
     require_callback(progress)
-    summary = launch.simulate(
-        parsed, engine=engine, run_dir=run_dir, progress=progress, own=user_objects, **options
-    )
+    try:
+        with _shown(parsed, progress) as on_round:
+            summary = launch.simulate(
+                parsed,
+                engine=engine,
+                run_dir=run_dir,
+                progress=on_round,
+                own=user_objects,
+                **options,
+            )
+    except KeyboardInterrupt as stop:  # its note says how to continue, after a short traceback
+        raise stop.with_traceback(None) from None
     return result_of(summary, user_objects)
 
 
@@ -403,7 +415,7 @@ def resume(
     run: Path | str,
     *,
     engine: str | Engine = "local",
-    progress: OnRound | None = None,
+    progress: OnRound | Literal[False] | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     supernodes: int | None = None,
@@ -423,7 +435,7 @@ def resume(
     Args:
         run: the run's folder.
         engine: see `simulate`.
-        progress: called with each round's row.
+        progress: see `simulate`.
         workers: see `simulations.launch.simulate`.
         ray_address: see `simulations.launch.simulate`.
         supernodes: see `simulations.launch.simulate`.
@@ -438,16 +450,28 @@ def resume(
     objects["data"] = data_sets.with_users(objects.get("data"), users)
     user_objects = own_of(objects)
     require_callback(progress)
-    summary = launch.resume(
-        path_of("run", run),
-        engine=engine,
-        workers=workers,
-        ray_address=ray_address,
-        supernodes=supernodes,
-        progress=progress,
-        own=user_objects,
-    )
+    folder = RunFolder.open(path_of("run", run))
+    try:
+        with _shown(folder.recipe(), progress) as on_round:
+            summary = launch.resume(
+                folder.path,
+                engine=engine,
+                workers=workers,
+                ray_address=ray_address,
+                supernodes=supernodes,
+                progress=on_round,
+                own=user_objects,
+            )
+    except KeyboardInterrupt as stop:
+        raise stop.with_traceback(None) from None
     return result_of(summary, user_objects)
+
+
+def _shown(
+    recipe: Recipe, progress: OnRound | Literal[False] | None
+) -> AbstractContextManager[OnRound | None]:
+    """The function of each round's row: a user's, or one that shows a line."""
+    return progress_line(recipe) if progress is None else nullcontext(progress or None)
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:

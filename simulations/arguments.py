@@ -83,7 +83,7 @@ def require_callback(progress: Any) -> None:
     Raises:
         ConfigError: the object is not such a function.
     """
-    if not (progress is None or (callable(progress) and _takes_one(progress))):
+    if not (progress is None or progress is False or (callable(progress) and _takes_one(progress))):
         raise ConfigError(
             "progress must be a function that is called with each round's row, such as print; got "
             f"{progress!r}"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
     "fedlgm": "check extension.testing papers privacy.floor privacy.selection",
-    "simulations": "api arguments cli config.grids config.schema ending entry exports figures pretrain progress "
+    "simulations": "api arguments cli config.grids config.schema ending entry exports figures live pretrain progress "
     "projects shell signals standardise summaries tables",
 }
 """Modules that are built on runs."""

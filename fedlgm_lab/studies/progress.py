@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from fedlgm_lab.studies.jobs import Job
+from simulations.live import live_stream
 from simulations.runs.headline import headline
 from simulations.runs.rows import FullRow
 
@@ -24,13 +25,13 @@ class Line:
 
     def __init__(self, todo: Sequence[Job], shown: bool = True) -> None:
         self._stream, self._shown = sys.stderr, shown
-        live = self._stream.isatty() or "ipykernel" in sys.modules
+        live = live_stream() if shown else None
         self._rounds = {job.folder: 0 for job in todo}
         self._ended: set[str] = set()
         self._bar = tqdm(
             total=sum(job.recipe.federation.rounds for job in todo),
-            file=self._stream,
-            disable=not (shown and live),
+            file=live or self._stream,
+            disable=live is None,
             mininterval=0.5,
             delay=0.5,
             leave=False,

@@ -288,7 +288,7 @@ def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
         (("resume", "runs/digits"), "No such command 'resume': use simulate --resume."),
         (("run", "digits"), "No such command 'run': use simulate."),
         (("version",), "use --version."),
-        (("first",), "known: simulate, pretrain, plan"),
+        (("first",), "known: simulate, new, pretrain"),
         (("node", "stats"), "No such command 'stats': did you mean 'status'?"),
         (("attack", "digits"), "known: mia, lira"),
         (("deploy", "stop", "lab"), "No such command 'stop': use down."),

@@ -1,0 +1,82 @@
+"""Progress of a run that is started from Python: one line in a terminal or in a notebook's cell,
+and a plain line every 30 seconds in a log.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from simulations.config.recipe import Recipe
+from simulations.runs.headline import headline
+from simulations.runs.rows import FullRow, OnRound
+
+_EVERY_S = 30.0
+_WIDTH = 79
+
+
+class _Cell(io.TextIOBase):
+    """One output of a notebook's cell, which each text replaces, so that a saved notebook has one
+    line and no carriage returns.
+    """
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def write(self, text: str) -> int:
+        self._handle.update({"text/plain": text.strip()}, raw=True)
+        return len(text)
+
+
+def live_stream() -> TextIO | None:
+    """The stream of a line that is overwritten; None where lines stay, as in a log."""
+    if "ipykernel" in sys.modules:
+        return _Cell()  # type: ignore[return-value]
+    return sys.stderr if sys.stderr.isatty() else None
+
+
+@contextmanager
+def progress_line(recipe: Recipe) -> Iterator[OnRound]:
+    """A function of each round's row that shows the run's progress.
+
+    Args:
+        recipe: the run's recipe.
+
+    Example:
+        >>> from simulations.config import recipe as recipes
+        >>> with progress_line(recipes.load("digits")) as on_round:
+        ...     on_round({"round": 1})
+    """
+    rounds, stream, start = recipe.federation.rounds, live_stream(), time.monotonic()
+    first, latest, figures = 0, start, ""
+
+    def on_round(row: FullRow) -> None:
+        nonlocal first, latest, figures
+        number, now = int(row["round"]), time.monotonic()
+        first = first or number
+        if "loss" in row:
+            name, value = headline(row)
+            figures = f", {name} {value:.3f}, epsilon {row['epsilon']:.3g}"
+        left = (now - start) / (number - first + 1) * (rounds - number)
+        text = f"{recipe.name}: round {number} of {rounds}{figures}, {left:.0f} s left"
+        if stream is not None:
+            stream.write(f"\r{text:{_WIDTH}}")
+            stream.flush()
+        elif now - latest >= _EVERY_S:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            return
+        latest = now
+
+    try:
+        yield on_round
+    finally:
+        if stream is not None and first:
+            stream.write(f"\r{'':{_WIDTH}}\r")
+            stream.flush()
