@@ -285,7 +285,8 @@ def cells(found: Study) -> str:
         lines.append(line)
     titles = [
         ", ".join(
-            f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(varied, column, strict=True)
+            value if isinstance(value, str) else f"{key.rpartition('.')[2]} {value:g}"
+            for key, value in zip(varied, column, strict=True)
         )
         for column in columns
     ]
