@@ -209,7 +209,7 @@ class RunNoise:
     def __init__(self, rings: NoiseRings | None = None) -> None:
         self._rings = NoiseRings() if rings is None else rings
         self._stream: (
-            tuple[fedlgm.correlation.Correlation, int, fedlgm.correlation.CorrelatedStream] | None
+            tuple[fedlgm.correlation.Correlation, int, fedlgm.noise.correlation.stream.CorrelatedStream] | None
         ) = None
         self._done = 0
 

@@ -17,7 +17,6 @@ from fedlgm_nodes.deploy.node_commands import (
     MetricsOption,
     TestRowsOption,
     WatchOption,
-    keep_watching,
 )
 from simulations.shell import (
     Commands,
@@ -262,10 +261,10 @@ def status(
     from fedlgm_nodes.deploy import processes
 
     if watch:
-        from fedlgm_nodes.deploy.health import look_at_deployment
+        from fedlgm_nodes.deploy import health
 
-        look = partial(look_at_deployment, _open(folder))
-        keep_watching(look, every, metrics, alert_command)
+        look = partial(health.look_at_deployment, _open(folder))
+        health.watch(look, every=every, address=metrics, command=alert_command)
     report = processes.status(_open(folder))
     if as_json:
         print_json(report)

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import socketserver
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,18 +22,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm_nodes.deploy.certificates import ending
+from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.listening import listener_fault
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
-
-if TYPE_CHECKING:
-    from fedlgm_nodes.deploy.layout import DeploymentFolder
-    from fedlgm_nodes.service.folder import NodeFolder
-    from fedlgm_nodes.service.record import Record
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.record import Record
 
 LEAST_DISK = 1 << 30  # bytes
 _LARGEST_SHARE = 0.9  # of a budget, from which on there is an alert
@@ -259,16 +258,9 @@ class Alerts:
             self._say(json.dumps(alert | {"alert": "alert-command", "why": failed}))
 
 
-def watch(
-    look: Callable[[], Health],
-    *,
-    every: float,
-    address: str,
-    command: str,
-    show: Callable[[str], None],
-    say: Callable[[str], None],
-) -> None:
-    """Look again and again, until the process is stopped.
+def watch(look: Callable[[], Health], *, every: float, address: str, command: str) -> None:
+    """Look again and again, until the process is stopped: a line on standard output when it has
+    changed, and each alert on standard error.
 
     Args:
         look: one look.
@@ -276,15 +268,14 @@ def watch(
         address: a port of 127.0.0.1, or the path of a Unix socket, for the two pages; empty for
             none.
         command: see `Alerts`.
-        show: called with a line for the terminal when it has changed.
-        say: called with each alert.
 
     Raises:
         ConfigError: the address or the command cannot be used.
     """
     if not every > 0:
         raise ConfigError(f"--every must be positive, got {every:g}")
-    alerts, page = Alerts(say, command), [Health()]
+    alerts = Alerts(lambda line: print(line, file=sys.stderr, flush=True), command)
+    page = [Health()]
     last = ""
     with _serving(address, page):
         while True:
@@ -295,7 +286,7 @@ def watch(
             page[0] = health
             if health.line != last:
                 last = health.line
-                show(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {last}")
+                print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {last}", flush=True)
             alerts(health.faults)
             time.sleep(every)
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -27,11 +27,6 @@ from simulations.shell import (
     print_json,
 )
 from simulations.tables import table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedlgm_nodes.deploy.health import Health
 
 app = typer.Typer(
     cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True
@@ -182,9 +177,9 @@ def status(
 
     node = NodeFolder.open(folder)
     if watch:
-        from fedlgm_nodes.deploy.health import NodeLook
+        from fedlgm_nodes.deploy import health
 
-        keep_watching(NodeLook(node), every, metrics, alert_command)
+        health.watch(health.NodeLook(node), every=every, address=metrics, command=alert_command)
     try:
         if why := listener_fault(node.socket):
             raise RunError(why)
@@ -210,19 +205,6 @@ def status(
         _out.print(f"{state}: {answer.get('why')}", markup=False)
     if not answer.get("ok"):
         raise typer.Exit(1)
-
-
-def keep_watching(look: Callable[[], Health], every: float, metrics: str, command: str) -> None:
-    """Watch until the process is stopped, with alerts on stderr."""
-    from fedlgm_nodes.deploy.health import watch
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    def show(line: str) -> None:
-        _out.print(line, markup=False)
-
-    watch(look, every=every, address=metrics, command=command, show=show, say=say)
 
 
 def _guarantee(trust: set[str], protected: str) -> Guarantee:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,9 +13,6 @@ from fedlgm.files import write_durably
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_nodes.protocol.messages import Question, canonical
-
-if TYPE_CHECKING:  # a signer only loads registrations, and needs no Flower
-    from simulations.config.recipe import Recipe
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _ROUNDING = 1 - 1e-6
@@ -42,28 +38,6 @@ class Registration(BaseModel):
     bounded_by: str
     layers: dict[str, int]
     multipliers: list[float]
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> Registration:
-        """The registration of a recipe as a deployment runs it (see `recipe_for_nodes`).
-
-        Raises:
-            ConfigError: the recipe cannot be run.
-        """
-        from fedlgm_nodes.deploy.server_entry import DeployedAssembly, work_of
-
-        assembly = DeployedAssembly(recipe)
-        plan, method = assembly.privacy.first_plan(), assembly.privacy.method
-        costs = method.mechanism.costs(method.layers, method.facts.rounds)
-        return cls(
-            work=work_of(recipe),
-            clients=recipe.federation.clients,
-            facts=method.facts.to_dict(),
-            family=plan.family,
-            bounded_by=plan.bounded_by,
-            layers=dict(zip(method.layers.names, map(int, method.layers.sizes), strict=True)),
-            multipliers=[method.facts.noise_multiplier / math.sqrt(cost) for cost in costs],
-        )
 
     def save(self, folder: Path, run: str) -> None:
         """Write the registration to the signer's folder of registered runs."""

@@ -5,6 +5,7 @@ interruption.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -17,7 +18,13 @@ from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.processes import faults
 from fedlgm_nodes.deploy.registration import Registration, number, registered_runs
-from fedlgm_nodes.deploy.server_entry import ENDED, TOLD, DeployedAssembly, recipe_for_nodes
+from fedlgm_nodes.deploy.server_entry import (
+    ENDED,
+    TOLD,
+    DeployedAssembly,
+    recipe_for_nodes,
+    work_of,
+)
 from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed_message
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
@@ -99,7 +106,7 @@ def _submit_and_follow(
     watch: Watch,
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
-        Registration.of(recipe).save(folder.signer.runs, target.path.name)
+        _registration_of(recipe).save(folder.signer.runs, target.path.name)
     here = {
         "deployment": str(folder.path),
         "run-dir": str(target.path),
@@ -142,7 +149,7 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     stem = _stem(recipe)
     present = registered_runs(folder.signer.runs, stem)
     run = present[-1] if present and not fresh else _next_name(stem, present)
-    Registration.of(recipe).save(folder.signer.runs, run)
+    _registration_of(recipe).save(folder.signer.runs, run)
     return run
 
 
@@ -254,3 +261,23 @@ def _reason(status: str, log: str) -> str:
     if first_exception(log) is None:
         return f"{killed_message(None)} (Flower reports {status}). {reason(log)}"
     return f"Flower reports {status}. {reason(log)}"
+
+
+def _registration_of(recipe: Recipe) -> Registration:
+    """The registration of a recipe as a deployment runs it (see `recipe_for_nodes`).
+
+    Raises:
+        ConfigError: the recipe cannot be run.
+    """
+    assembly = DeployedAssembly(recipe)
+    plan, method = assembly.privacy.first_plan(), assembly.privacy.method
+    costs = method.mechanism.costs(method.layers, method.facts.rounds)
+    return Registration(
+        work=work_of(recipe),
+        clients=recipe.federation.clients,
+        facts=method.facts.to_dict(),
+        family=plan.family,
+        bounded_by=plan.bounded_by,
+        layers=dict(zip(method.layers.names, map(int, method.layers.sizes), strict=True)),
+        multipliers=[method.facts.noise_multiplier / math.sqrt(cost) for cost in costs],
+    )
