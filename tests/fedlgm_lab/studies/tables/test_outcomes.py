@@ -29,9 +29,9 @@ def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     assert (frame["status"] == "finished").all()
     assert not {"seconds", "folder"} & set(frame)
     file = RESULTS / "studies" / f"{name}.json"
-    wanted = {one.says: one.outcome for one in outcomes.checked_in(name, file)}
+    wanted = {one.says: one.outcome for one in outcomes.check_claims_of(name, file)}
     assert {one["says"]: one["outcome"] for one in kept["claims"]} == wanted
-    assert all(one.seeds >= 3 for one in outcomes.checked(RESULTS, name))
+    assert all(one.seeds >= 3 for one in outcomes.check_claims(RESULTS, name))
 
 
 @pytest.mark.parametrize("name", outcomes.DRAWN)
