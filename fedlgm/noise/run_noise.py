@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -208,9 +208,7 @@ class RunNoise:
 
     def __init__(self, rings: NoiseRings | None = None) -> None:
         self._rings = NoiseRings() if rings is None else rings
-        self._stream: (
-            tuple[fedlgm.correlation.Correlation, int, fedlgm.noise.correlation.stream.CorrelatedStream] | None
-        ) = None
+        self._stream: tuple[fedlgm.correlation.Correlation, int, Any] | None = None
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:

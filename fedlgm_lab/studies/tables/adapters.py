@@ -50,13 +50,13 @@ SCALES = {
 """One seed of two methods with larger scales alpha than the recipe's 4."""
 
 
-def sized(base: str, changes: list[str]) -> int:
+def count_parameters(base: str, changes: list[str]) -> int:
     """Trained parameters."""
     recipe = recipes.load("text-adapters", [f"model.weights={base}", *changes])
     return int(LayerTable.from_module(Assembly(recipe).model.module()).size)
 
 
-def untrained(base: str) -> float:
+def base_perplexity(base: str) -> float:
     """Test perplexity of the base."""
     assembly = Assembly(recipes.load("text-adapters", [f"model.weights={base}"]))
     module, data, task = assembly.model.module().eval(), assembly.data.dataset, assembly.data.task
@@ -99,11 +99,11 @@ def measure(store: Kept) -> None:
     base = Path(store.input("base", "the file of fedlgm pretrain text-adapters")).resolve()
     digest = digest_of_file(base)
     untouched = {"method": "nothing", "base": digest}
-    store.keep(untouched, lambda: {"final": round(untrained(str(base)), 3)})
+    store.keep(untouched, lambda: {"final": round(base_perplexity(str(base)), 3)})
     for seed in SEEDS:
         for method, changes in (METHODS | (SCALES if seed == 1 else {})).items():
             name = {"method": method, "seed": seed, "base": digest}
-            name["parameters"] = sized(str(base), changes)
+            name["parameters"] = count_parameters(str(base), changes)
             overrides = [f"model.weights={base}", "run.evaluate_every=1000", *changes]
             store.measure(name, "text-adapters", overrides)
 

@@ -211,10 +211,10 @@ class Federation:
 def run(task: Task, mechanism: Mechanism, rate: float, seed: int) -> Row:
     """Test accuracy, in per cent, of one run."""
     federation = Federation(task.hidden, seed)
-    return {"accuracy": trained(federation, mechanism, rate, seed, ROUNDS, task.epsilon)}
+    return {"accuracy": train_and_test(federation, mechanism, rate, seed, ROUNDS, task.epsilon)}
 
 
-def trained(
+def train_and_test(
     federation: Federation,
     mechanism: Mechanism,
     rate: float,
@@ -268,7 +268,7 @@ def measure(store: Kept) -> None:
                 runs_of(store, name, method).measure(best_rate(store, name, method), seed)
 
 
-def found(store: Kept, name: str) -> dict[str, dict[int, float]]:
+def figures_by_method(store: Kept, name: str) -> dict[str, dict[int, float]]:
     """Accuracies of every method at the rate that its search chose, by seed."""
     cells = {}
     for method in TASKS[name].methods:
@@ -291,7 +291,7 @@ def text_of(store: Kept, name: str) -> str:
 
     Empty until every method has runs.
     """
-    cells = found(store, name)
+    cells = figures_by_method(store, name)
     if set(cells) != set(TASKS[name].methods):
         return ""
     best = best_of(cells, [*FIXED, *SPLITS])
@@ -316,7 +316,7 @@ def all_tasks(store: Kept) -> str:
         )
 
     for name, task in TASKS.items():
-        cells = found(store, name)
+        cells = figures_by_method(store, name)
         label = f"digits, {len(task.hidden) + 1} layers"
         best = best_of(cells, FIXED)
         for method, note in {
@@ -328,7 +328,7 @@ def all_tasks(store: Kept) -> str:
     others = noise_and_split.MAKER.open(store.folder)
     assert isinstance(others, Kept)
     for name, other in noise_and_split.TASKS.items():
-        by_noise = noise_and_split.found(others, name)
+        by_noise = noise_and_split.figures_by_cell(others, name)
         for noise in noise_and_split.NOISES if all(by_noise.values()) else ():
             best = noise_and_split.best_fixed(by_noise, noise, other.search.better)
             add(

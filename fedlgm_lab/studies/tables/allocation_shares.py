@@ -43,7 +43,7 @@ OBJECTIVES: dict[str, Callable[[np.ndarray], float]] = {
 """Column "Implicit Objective", as functions of the variances [K]."""
 
 
-def measured() -> list[dict[str, Any]]:
+def measure_rules() -> list[dict[str, Any]]:
     """One row per rule."""
     random = np.random.default_rng(0).dirichlet(np.ones(len(SIZES)), size=10_000)
     rows = []
@@ -67,7 +67,11 @@ def measured() -> list[dict[str, Any]]:
 
 def measure(store: Values) -> None:
     """The figures of the table."""
-    for name, figures in (("bounds", CLIP.tolist), ("sizes", SIZES.tolist), ("rows", measured)):
+    for name, figures in (
+        ("bounds", CLIP.tolist),
+        ("sizes", SIZES.tolist),
+        ("rows", measure_rules),
+    ):
         store.get(name, figures)
 
 

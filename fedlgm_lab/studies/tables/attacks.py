@@ -68,7 +68,7 @@ weight of 0.02."""
 SIDES = ("online", "offline", "rmia online", "rmia offline")
 
 
-def inverted(name: str, model: str, images: int, seed: int) -> Row:
+def score_inversion(name: str, model: str, images: int, seed: int) -> Row:
     """SSIM of the default attack on clients' updates at another initial model for each seed."""
     found, scores = data.load(name), []
     for victim in range(VICTIMS):
@@ -98,7 +98,7 @@ def inverted(name: str, model: str, images: int, seed: int) -> Row:
     return {"parameters": layers.size, "ssim": scores}
 
 
-def exposed(
+def score_membership(
     recipe: str, name: str, epsilon: float | None, unit: Literal["client", "example"], seed: int
 ) -> Row:
     """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the
@@ -193,14 +193,15 @@ def measure(store: Kept) -> None:
     for seed in SEEDS:
         for name, model, images in TARGETS:
             row = {"attack": "inversion", "data": name, "model": model, "images": images}
-            store.keep({**row, "seed": seed}, partial(inverted, name, model, images, seed))
+            store.keep({**row, "seed": seed}, partial(score_inversion, name, model, images, seed))
     for seed in SEEDS:
         for recipe, name, epsilon in MECHANISMS:
             for unit in UNITS[recipe]:
                 row = {"attack": "membership", "recipe": recipe, "mechanism": name}
                 row |= {"budget": epsilon, "unit": unit}
                 store.keep(
-                    {**row, "seed": seed}, partial(exposed, recipe, name, epsilon, unit, seed)
+                    {**row, "seed": seed},
+                    partial(score_membership, recipe, name, epsilon, unit, seed),
                 )
 
 

@@ -20,7 +20,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits import Audit, Subject, audit_record
 from fedlgm_lab.audits.audit import reported_of
-from fedlgm_lab.studies.tables.audits import SIZES, watched
+from fedlgm_lab.studies.tables.audits import SIZES, watch
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row
@@ -111,7 +111,7 @@ def failures(of: Subject, seed: int, audits: int, confidence: float, noise: Nois
         publish = (
             None if noise is None else _publishing(noise, np.random.default_rng([seed, number]))
         )
-        record = watched(of, CANARIES, 10**6 * seed + number, publish)
+        record = watch(of, CANARIES, 10**6 * seed + number, publish)
         result = audit_record(record, of.layers, reported, confidence=confidence)
         failed = {check.name for check in result.checks if not check.passed} | (
             {"bound"} if result.exceeded else set()
@@ -133,7 +133,7 @@ def _publishing(noise: Noise, rng: np.random.Generator) -> Callable[..., Tensor]
     return publish
 
 
-def distinguished(seed: int, audits: int, variant: str) -> Row:
+def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row:
     """Number of audits by the distinguisher that failed, of laplace-iid or of a published
     variant.
     """
@@ -171,7 +171,7 @@ def measure(store: Kept) -> None:
             store.keep(row, partial(failures, of["snr-consistent"], seed, TRIED, 0.999, noise))
         for variant in ("sound", "published"):
             row = {"part": "distinguisher", "variant": variant, "seed": seed}
-            store.keep(row, partial(distinguished, seed, DISTINGUISHED, variant))
+            store.keep(row, partial(count_failures_of_distinguisher, seed, DISTINGUISHED, variant))
 
 
 def _counted(rows: list[Row], check: str) -> str:

@@ -177,10 +177,10 @@ def exact_releases(name: str, numbers: range) -> list[int]:
     single, several = (Subject.of(name, rounds=rounds, layers=layers) for rounds in (1, 4))
     above = [0, 0, 0]
     for number in numbers:
-        record = watched(single, 24, number)
+        record = watch(single, 24, number)
         for index, confidence in enumerate((0.95, 0.999)):
             above[index] += release_ratio(record, single.layers, confidence) > 1
-        above[2] += not audited(several, 100, number).passed
+        above[2] += not audit(several, 100, number).passed
     return above
 
 
@@ -195,16 +195,16 @@ def exact_runs(numbers: range) -> list[int]:
         "run",
         Method.calibrate(mechanisms.get("snr-consistent"), LayerTable.from_sizes(SIZES), facts),
     )
-    return [sum(not audited(of, 100, number).passed for number in numbers)]
+    return [sum(not audit(of, 100, number).passed for number in numbers)]
 
 
-def audited(of: Subject, count: int, number: int) -> AuditResult:
+def audit(of: Subject, count: int, number: int) -> AuditResult:
     """The whole audit of one run of releases exactly as planned."""
     reported = reported_of(of, of.method.plan(of.start))
-    return audit_record(watched(of, count, number), of.layers, reported)
+    return audit_record(watch(of, count, number), of.layers, reported)
 
 
-def watched(
+def watch(
     subject: Subject, count: int, number: int, publish: Callable[..., torch.Tensor] | None = None
 ) -> CanaryRecord:
     """The canaries' observations of a run as planned, or by `publish`; each number has its canaries

@@ -44,7 +44,7 @@ def jobs(study: str) -> list[Job]:
     return grid_jobs(base, grid, range(SEEDS), options, own)
 
 
-def measured(job: Job, store: Kept) -> Row:
+def measure_bias(job: Job, store: Kept) -> Row:
     """The bias in one training; studies share the runs whose settings are equal, and with them the
     seed.
     """
@@ -70,7 +70,7 @@ def measure(store: Kept) -> None:
             for job in jobs(study):
                 if job.repetition == seed:
                     name = {"study": study, "key": key, "value": job.point[key], "seed": seed}
-                    store.keep(name, partial(measured, job, store))
+                    store.keep(name, partial(measure_bias, job, store))
 
 
 def biases(store: Kept, **name: Any) -> list[float]:

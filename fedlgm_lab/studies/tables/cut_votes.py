@@ -48,7 +48,7 @@ def settings(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
             found.append({row["seed"]: row["accuracy"] for row in rows if row["seed"] in SEEDS})
         changes = {"model.hidden": list(digits.hidden), **(_ADAM if digits.adam else {})}
         yield name, Setting(digits.title, "digits", changes, *found)
-    for name, model in real_models.measured(folder, real_models.FILLING).items():
+    for name, model in real_models.settings_with_runs(folder, real_models.FILLING).items():
         frame = Study.read(real_models.kept_at(folder, name, real_models.FILLING)).to_frame()
         found = []
         for rule in (real_models.FLAT, *real_models.FILLING):
@@ -73,7 +73,7 @@ def vote(setting: Setting, seed: int) -> dict[str, float]:
     return {"share": made.history[1]["queries"][CutVote.name][0]}
 
 
-def compared(store: Kept) -> str:
+def comparison(store: Kept) -> str:
     """One row per setting: the votes, and the measured change by water-filling."""
     lines = []
     for name, setting in settings(store.folder, ""):
@@ -109,7 +109,7 @@ def measure(store: Kept) -> None:
 
 def texts(store: Kept) -> Pages:
     """The votes beside the measured change."""
-    return {"adaptive.md": {"votes": compared(store)}}
+    return {"adaptive.md": {"votes": comparison(store)}}
 
 
 MAKER = Maker("cut-votes.json", texts, measure, inputs={"base": real_models.BASE})

@@ -38,7 +38,7 @@ from fedlgm_lab.studies.tables.profiles import (
     gaussian_groups,
     gini,
     laplace_groups,
-    shaped,
+    unit_profile,
 )
 from fedlgm_lab.studies.tables.staircase import Staircase2D
 from fedlgm_lab.studies.tables.store import Values
@@ -64,20 +64,22 @@ def laplace_mse(profile: Array, epsilon: float) -> float:
 def claims() -> Rows:
     """The paper's decibel figures (section V)."""
     mu, epsilon = gaussian_mu(0.5, 1e-6), 0.5
-    gain_g = {s: db(20 / mu**2 / gaussian_mse(shaped(s, 20), epsilon)) for s in SHAPES}
-    gain_l = {s: db(40 / epsilon**2 / laplace_mse(shaped(s, 20, norm=1), epsilon)) for s in SHAPES}
+    gain_g = {s: db(20 / mu**2 / gaussian_mse(unit_profile(s, 20), epsilon)) for s in SHAPES}
+    gain_l = {
+        s: db(40 / epsilon**2 / laplace_mse(unit_profile(s, 20, norm=1), epsilon)) for s in SHAPES
+    }
 
     def relative(shape: str, size: int) -> float:
-        return db(size / mu**2 / gaussian_mse(shaped(shape, size), epsilon))
+        return db(size / mu**2 / gaussian_mse(unit_profile(shape, size), epsilon))
 
     crossover = next(
-        k for k in range(1, 99) if laplace_mse(shaped("uniform", k), epsilon) > k / mu**2
+        k for k in range(1, 99) if laplace_mse(unit_profile("uniform", k), epsilon) > k / mu**2
     )
     always = all(
         laplace_mse(p, 0.5) < gaussian_mse(p, 0.5)
-        for p in (shaped("exponential", k) for k in range(1, 200))
+        for p in (unit_profile("exponential", k) for k in range(1, 200))
     )
-    saturation = db(laplace_mse(shaped("exponential", 400, norm=1), epsilon))
+    saturation = db(laplace_mse(unit_profile("exponential", 400, norm=1), epsilon))
     rows: list[tuple[str, Any, Any]] = [
         ("Gaussian gain, linear, K=20 (dB)", 1.145, gain_g["linear"]),
         ("Gaussian gain, quadratic, K=20 (dB)", 2.442, gain_g["quadratic"]),
@@ -86,7 +88,7 @@ def claims() -> Rows:
         (
             "Gaussian, exponential, saturation (dB)",
             21.477,
-            db(gaussian_mse(shaped("exponential", 400), epsilon)),
+            db(gaussian_mse(unit_profile("exponential", 400), epsilon)),
         ),
         (
             "Gaussian gain K=25 over K=20, linear (dB)",
@@ -105,7 +107,7 @@ def claims() -> Rows:
         (
             "... above one-hot (dB)",
             5.4,
-            saturation - db(laplace_mse(shaped("one-hot", 400, norm=1), epsilon)),
+            saturation - db(laplace_mse(unit_profile("one-hot", 400, norm=1), epsilon)),
         ),
         ("first K where uniform Laplace loses to Gaussian", 9, crossover),
         ("exponential Laplace beats Gaussian for all K < 200", "yes", "yes" if always else "no"),

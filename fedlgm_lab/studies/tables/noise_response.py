@@ -81,11 +81,6 @@ def of_level(level: float) -> str:
     )
 
 
-def public_level() -> float:
-    """Level of independent noise that epsilon 3 needs in the public cycle."""
-    return (ROUNDS // SEPARATION) ** 0.5 * calibrate(EPSILON, DELTA, steps=1) / multiplier()
-
-
 _NONE = f"privacy.epsilon={NEXT_TO_NONE}"
 CELLS: dict[str, tuple[str, ...]] = {
     "public cycle, independent noise of level 1": (*NOISES[TURNS], SPLIT, of_level(1.0)),
@@ -272,7 +267,7 @@ def levels_table(store: Kept) -> str:
     """Accuracy of every cell, paired with the cell of secret sampling at epsilon 3."""
     others = noise_and_split.MAKER.open(store.folder)
     assert isinstance(others, Kept)
-    own = noise_and_split.found(others, TASK)
+    own = noise_and_split.figures_by_cell(others, TASK)
     if not all(own.values()):
         return ""
     reference = {seed: own[POISSON, "uniform"][seed] for seed in SEEDS}

@@ -133,16 +133,16 @@ def keep(folder: Path, results: Path) -> None:
     shutil.copyfile(source, results / "studies" / f"{name}.json")
 
 
-def checked(folder: Path, name: str) -> list[claims.Checked]:
+def check_claims(folder: Path, name: str) -> list[claims.Checked]:
     """The claims of a study, checked against its kept runs; "fragile" if its kept runs at searched
     settings give another outcome.
     """
     paper, tuned = (folder / "studies" / part / f"{name}.json" for part in ("", "tuned"))
-    both = [checked_in(name, file) for file in (paper, tuned) if file.is_file()]
+    both = [check_claims_of(name, file) for file in (paper, tuned) if file.is_file()]
     return claims.weigh(both[0], both[-1])
 
 
-def checked_in(name: str, file: Path) -> list[claims.Checked]:
+def check_claims_of(name: str, file: Path) -> list[claims.Checked]:
     """The claims of a study, checked against the runs of one kept file."""
     found = Study.read(file)
     return claims.check(
@@ -150,7 +150,7 @@ def checked_in(name: str, file: Path) -> list[claims.Checked]:
     )
 
 
-def counted(outcomes: Sequence[str]) -> str:
+def count_outcomes(outcomes: Sequence[str]) -> str:
     """How many claims have which outcome."""
     number = collections.Counter(outcomes)
     return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
@@ -161,11 +161,11 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
     by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in PAPERS}
     for name in found:
         paper = files.load(name).paper[:3]
-        by_paper[paper if paper in PAPERS else ""] += checked(folder, name)
+        by_paper[paper if paper in PAPERS else ""] += check_claims(folder, name)
     rows = []
     for paper, ones in by_paper.items():
         outcomes = [one.outcome for one in claims.count_once(ones)]
-        rows.append([PAPERS[paper], str(len(outcomes)), counted(outcomes)])
+        rows.append([PAPERS[paper], str(len(outcomes)), count_outcomes(outcomes)])
     made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
     return f"{made}\n\n{table(['paper', 'claims', 'outcomes'], rows)}"
 
@@ -176,7 +176,9 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
     for name in files.names():
         asked = files.load(name)
         if name in found:
-            counts = counted([one.outcome for one in checked(folder, name)]) or "kept runs"
+            counts = (
+                count_outcomes([one.outcome for one in check_claims(folder, name)]) or "kept runs"
+            )
             outcome = f"[{counts}](data/studies.md#{name})"
             more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
             rows.append((asked.paper, f"`fedlgm study {name}`", outcome + more))
@@ -219,7 +221,7 @@ def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
         f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](../studies/{name}.json)).",
         command,
         NOTES.get(name, ""),
-        claimed(checked(folder, name), found.headline),
+        claims_table(check_claims(folder, name), found.headline),
         cells(found),
         _tuned(folder, name),
         f"![{asked.title}](../studies/{DRAWN[name]})" if name in DRAWN else "",
@@ -238,10 +240,12 @@ def _tuned(folder: Path, name: str) -> str:
         f"With {searched} searched for every method and cell (`--tuned`, "
         f"[data](../studies/tuned/{name}.json)):"
     )
-    return "\n\n".join([told, claimed(checked_in(name, file), found.headline), cells(found)])
+    return "\n\n".join(
+        [told, claims_table(check_claims_of(name, file), found.headline), cells(found)]
+    )
 
 
-def claimed(found: Sequence[claims.Checked], headline: str) -> str:
+def claims_table(found: Sequence[claims.Checked], headline: str) -> str:
     """A study's claims in Markdown, with the paper's figures if it has any."""
     rows = []
     for one in found:

@@ -33,7 +33,7 @@ def network() -> nn.Sequential:
     )  # fmt: skip
 
 
-def divided(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
+def divide(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
     """Indices of every client's examples: each class is cut by Dirichlet shares over all
     clients.
     """
@@ -65,7 +65,7 @@ def run(rounds: int, least: float, seed: int) -> Row:
         for a in (data.train_x, data.train_y, data.test_x, data.test_y)
     )
     curve: list[float] = []
-    clients, net, loss = divided(data.train_y, rng), network(), nn.CrossEntropyLoss()
+    clients, net, loss = divide(data.train_y, rng), network(), nn.CrossEntropyLoss()
     layers = [list(module.parameters()) for module in net if list(module.parameters())]
     sizes = np.array([sum(p.numel() for p in layer) for layer in layers])
     recipe = recipes.load("fashion-mnist", [f"federation.rounds={rounds}"])

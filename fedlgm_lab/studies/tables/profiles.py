@@ -17,7 +17,7 @@ from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
 from fedlgm.noise.draws import Family
 
 
-def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
+def unit_profile(name: str, dimension: int, *, norm: float = 2.0) -> Array:
     """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
 
     Args:

@@ -132,7 +132,7 @@ def kept_at(folder: Path, name: str, rules: Sequence[str]) -> Path:
     )
 
 
-def measured(folder: Path, rules: Sequence[str]) -> dict[str, Setting]:
+def settings_with_runs(folder: Path, rules: Sequence[str]) -> dict[str, Setting]:
     """The settings in which these rules have been run."""
     return {
         name: setting for name, setting in SETTINGS.items() if kept_at(folder, name, rules).exists()
@@ -157,12 +157,12 @@ def run(store: Values, name: str, rules: Sequence[str]) -> None:
     strict_json.write(file, plain_values(found.records), indent=1)
 
 
-def compared(store: Values, rules: Sequence[str]) -> str:
+def comparison(store: Values, rules: Sequence[str]) -> str:
     """A page's table: these rules against flat clipping in every setting that has been run, in
     points of accuracy.
     """
     lines = []
-    for name, setting in measured(store.folder, rules).items():
+    for name, setting in settings_with_runs(store.folder, rules).items():
         found = Study.read(kept_at(store.folder, name, rules))
         flat = found.to_frame().query("method == @FLAT")["accuracy"].mean()
         for rule in rules:
@@ -187,10 +187,10 @@ def texts(store: Values) -> Pages:
     """Rules of allocation, water-filling, and its choice by vote."""
     names = {"water-filling on real models": FILLING, "votes on real models": VOTES}
     filled = {
-        name: compared(store, rules) if measured(store.folder, rules) else ""
+        name: comparison(store, rules) if settings_with_runs(store.folder, rules) else ""
         for name, rules in names.items()
     }
-    shown = compared(store, RULES) if measured(store.folder, RULES) else ""
+    shown = comparison(store, RULES) if settings_with_runs(store.folder, RULES) else ""
     return {"recommend.md": {"real models": shown}, "adaptive.md": filled}
 
 

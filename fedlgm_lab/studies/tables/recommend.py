@@ -272,14 +272,14 @@ def _cell(store: Kept, name: str, setting: Setting, rule: str) -> Cell:
     return Cell(store, {"setting": name, "rule": rule}, setting.search, run)
 
 
-def measured(name: str, setting: Setting, store: Kept) -> Measured:
+def figures_by_rule(name: str, setting: Setting, store: Kept) -> Measured:
     """The measured figures of a setting's rules."""
     if setting.earlier is not None:
         return setting.earlier(store)
     return {rule: _cell(store, name, setting, rule).figures() for rule in (FLAT, *RULES)}
 
 
-def repeated(figures: Measured) -> float:
+def agreement_of_halves(figures: Measured) -> float:
     """Mean rank correlation of a setting's figures between two halves of its seeds, which says how
     sure their order is.
 
@@ -305,7 +305,7 @@ def texts(store: Kept) -> Pages:
     predicted, scored = (predictions(store, file).values for file in (PREDICTED, SCORED))
     rows, per_setting = [], []
     for name, setting in SETTINGS.items():
-        figures = measured(name, setting, store)
+        figures = figures_by_rule(name, setting, store)
         scores: Mapping[str, float] = predicted.get(name, {})
         points = []
         for rule in RULES:
@@ -338,7 +338,7 @@ def texts(store: Kept) -> Pages:
             spread = max(gain for _, gain in [(1.0, 0.0), *points]) - min(
                 gain for _, gain in [(1.0, 0.0), *points]
             )
-            agreement = repeated(figures)
+            agreement = agreement_of_halves(figures)
             repeats = "" if math.isnan(agreement) else f"{agreement:+.2f}"
             per_setting.append([name, f"{ranks:+.2f}", repeats, f"{spread:.1f}", told, best])
     header = ["setting", "runs", "rule", "predicted", "change", "95 % interval", "p", "seeds"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedlgm import mechanisms
-from fedlgm_lab.studies.tables.adaptive import Federation, trained
+from fedlgm_lab.studies.tables.adaptive import Federation, train_and_test
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
 from fedlgm_lab.studies.tables.store import CHANGE, Kept, change
@@ -73,7 +73,9 @@ def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
     """Test accuracy, in per cent, of one run."""
     setting = DIGITS[task]
     federation = (AdamFederation if setting.adam else Federation)(setting.hidden, seed)
-    return {"accuracy": trained(federation, mechanisms.get(rule), rate, seed, ROUNDS, EPSILON)}
+    return {
+        "accuracy": train_and_test(federation, mechanisms.get(rule), rate, seed, ROUNDS, EPSILON)
+    }
 
 
 def best_rate(store: Kept, task: str, rule: str) -> float:
@@ -94,7 +96,7 @@ def missing(store: Kept, task: str) -> Iterator[tuple[str, float, int]]:
         yield rule, best_rate(store, task, rule), seed
 
 
-def compared(store: Kept) -> str:
+def comparison(store: Kept) -> str:
     """One row per task and rule: accuracy, and the paired changes against both other rules."""
     lines = []
     for task, setting in DIGITS.items():
@@ -134,7 +136,7 @@ def measure(store: Kept) -> None:
 
 def texts(store: Kept) -> Pages:
     """The table of its page."""
-    return {"data/adaptive.md": {"water-filling": compared(store)}}
+    return {"data/adaptive.md": {"water-filling": comparison(store)}}
 
 
 MAKER = Maker("water-filling.json", texts, measure)

@@ -22,7 +22,7 @@ from fedlgm_lab.studies.tables.profiles import (
     gaussian_groups,
     gini,
     laplace_groups,
-    shaped,
+    unit_profile,
 )
 
 sensitivities = hnp.arrays(
@@ -232,13 +232,13 @@ def test_table_one(profile):
     ],
 )
 def test_gains_in_twenty_dimensions(shape, gaussian, factor, laplace):
-    profile = shaped(shape, 20)
+    profile = unit_profile(shape, 20)
     gain = mse("gaussian", inid.noise_scales("gaussian", "iid", profile, 1.0)) / mse(
         "gaussian", inid.noise_scales("gaussian", "inid", profile, 1.0)
     )
     assert db(gain) == pytest.approx(gaussian, abs=1e-4)
     assert gain == pytest.approx(factor, abs=1e-4)
-    profile = shaped(shape, 20, norm=1)
+    profile = unit_profile(shape, 20, norm=1)
     gain = mse("laplace", inid.noise_scales("laplace", "iid", profile, 1.0)) / mse(
         "laplace", inid.noise_scales("laplace", "inid", profile, 1.0)
     )
@@ -246,23 +246,25 @@ def test_gains_in_twenty_dimensions(shape, gaussian, factor, laplace):
 
 
 def test_saturation_of_the_exponential_profile():
-    gaussian = mse("gaussian", inid.gaussian_inid(shaped("exponential", 500), 0.5, 1e-6))
+    gaussian = mse("gaussian", inid.gaussian_inid(unit_profile("exponential", 500), 0.5, 1e-6))
     assert db(gaussian) == pytest.approx(21.47661, abs=1e-5)
     assert gaussian == pytest.approx(1 / math.tanh(0.5) / gaussian_mu(0.5, 1e-6) ** 2)
     laplace = [
-        mse("laplace", inid.laplace_inid(shaped("exponential", k, norm=1), 0.5))
+        mse("laplace", inid.laplace_inid(unit_profile("exponential", k, norm=1), 0.5))
         for k in (6, 7, 500)
     ]
     assert [db(x) for x in laplace] == pytest.approx(
         [14.213, 14.317, 14.4322], abs=5e-4
     )  # 14.243 is no K's figure
-    one_hot = mse("laplace", inid.laplace_inid(shaped("one-hot", 500, norm=1), 0.5))
+    one_hot = mse("laplace", inid.laplace_inid(unit_profile("one-hot", 500, norm=1), 0.5))
     assert db(laplace[-1] / one_hot) == pytest.approx(5.4013, abs=1e-4)
 
 
 def test_gain_from_five_more_dimensions():
     def relative(shape, k):
-        return db(k / mse("gaussian", inid.noise_scales("gaussian", "inid", shaped(shape, k), 1.0)))
+        return db(
+            k / mse("gaussian", inid.noise_scales("gaussian", "inid", unit_profile(shape, k), 1.0))
+        )
 
     assert relative("linear", 25) - relative("linear", 20) == pytest.approx(0.0203, abs=1e-4)
     assert relative("quadratic", 25) - relative("quadratic", 20) == pytest.approx(0.0225, abs=1e-4)
@@ -270,18 +272,20 @@ def test_gain_from_five_more_dimensions():
 
 def test_two_dimensions_favour_the_quadratic_profile():
     gains = {
-        s: 2 / mse("gaussian", inid.noise_scales("gaussian", "inid", shaped(s, 2), 1.0))
+        s: 2 / mse("gaussian", inid.noise_scales("gaussian", "inid", unit_profile(s, 2), 1.0))
         for s in ("quadratic", "exponential")
     }
     assert gains == pytest.approx({"quadratic": 1.3600, "exponential": 1.2136}, abs=5e-4)
-    assert gini(as_profile(shaped("quadratic", 2))) > gini(as_profile(shaped("exponential", 2)))
+    assert gini(as_profile(unit_profile("quadratic", 2))) > gini(
+        as_profile(unit_profile("exponential", 2))
+    )
 
 
 def test_laplace_against_gaussian():
     better = {
         shape: [
-            mse("laplace", inid.laplace_inid(shaped(shape, k), 0.5))
-            < mse("gaussian", inid.gaussian_inid(shaped(shape, k), 0.5, 1e-6))
+            mse("laplace", inid.laplace_inid(unit_profile(shape, k), 0.5))
+            < mse("gaussian", inid.gaussian_inid(unit_profile(shape, k), 0.5, 1e-6))
             for k in range(1, 60)
         ]
         for shape in ("uniform", "exponential")
@@ -362,8 +366,8 @@ def test_a_hundred_million_coordinates_cost_two_numbers():
 
 
 def test_gini_of_the_edge_cases():
-    assert gini(as_profile(shaped("uniform", 9))) == pytest.approx(0, abs=1e-15)
-    assert gini(as_profile(shaped("one-hot", 9))) == pytest.approx(8 / 9)
+    assert gini(as_profile(unit_profile("uniform", 9))) == pytest.approx(0, abs=1e-15)
+    assert gini(as_profile(unit_profile("one-hot", 9))) == pytest.approx(8 / 9)
     assert gini(Profile(np.zeros(2), np.array([1, 3]))) == 0
 
 
@@ -460,11 +464,11 @@ def test_bad_counts(counts):
 
 def test_bad_shapes_and_scales():
     with pytest.raises(ConfigError, match="known: uniform, linear"):
-        shaped("cubic", 3)
+        unit_profile("cubic", 3)
     with pytest.raises(ConfigError, match="dimension"):
-        shaped("linear", 0)
+        unit_profile("linear", 0)
     with pytest.raises(ConfigError, match="order of the norm"):
-        shaped("linear", 3, norm=0.5)
+        unit_profile("linear", 3, norm=0.5)
 
 
 def test_an_all_zero_profile_needs_no_noise_and_says_so():

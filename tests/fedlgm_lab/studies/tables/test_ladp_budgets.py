@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlgm_lab.studies.tables.ladp_budgets import charged
+from fedlgm_lab.studies.tables.ladp_budgets import charged_budgets
 
 DELTA, REACHED = 0.02, 8.0
 CONSTANT = math.sqrt(2 * math.log(1.25 / DELTA))
@@ -26,7 +26,7 @@ def row(sigma: Any, present: int = 10, clip: Any = 4.0, clients: Any = None) -> 
 def budgets(
     rows: list[dict[str, Any]], layers: int, share: float = 0.1, reached: float | None = REACHED
 ) -> list[float]:
-    return charged(rows, layers, share, DELTA, reached)  # type: ignore[arg-type]
+    return charged_budgets(rows, layers, share, DELTA, reached)  # type: ignore[arg-type]
 
 
 def test_full_dp_has_the_slope_of_the_paper() -> None:

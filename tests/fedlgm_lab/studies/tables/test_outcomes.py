@@ -29,9 +29,9 @@ def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     assert (frame["status"] == "finished").all()
     assert not {"seconds", "folder"} & set(frame)
     file = RESULTS / "studies" / f"{name}.json"
-    wanted = {one.says: one.outcome for one in outcomes.checked_in(name, file)}
+    wanted = {one.says: one.outcome for one in outcomes.check_claims_of(name, file)}
     assert {one["says"]: one["outcome"] for one in kept["claims"]} == wanted
-    seeds = [one.seeds for one in outcomes.checked(RESULTS, name)]
+    seeds = [one.seeds for one in outcomes.check_claims(RESULTS, name)]
     assert max(seeds) >= 3
     assert all(count >= 3 or count == 0 for count in seeds)  # no method of a claim is run in part
 

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[4] / "docs" / "results"
 
 @pytest.mark.parametrize("rules", [real_models.RULES, real_models.FILLING], ids=["all", "one"])
 def test_every_rule_has_five_seeds_and_the_same_search(rules: tuple[str, ...]) -> None:
-    settings = real_models.measured(RESULTS, rules)
+    settings = real_models.settings_with_runs(RESULTS, rules)
     assert {"embeddings-gru", "transformer"} <= set(settings)
     for name, setting in settings.items():
         found = Study.read(real_models.kept_at(RESULTS, name, rules))
