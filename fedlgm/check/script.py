@@ -111,7 +111,7 @@ def read_script(text: str, **settings: Any) -> Report:
     ]
     if name in _OPACUS or attached:
         values = _values(source, call, (), reading)
-        facts = opacus_facts(source, call, reading)
+        facts = opacus_facts(source, call, reading, "runs" in settings)
         if attached:
             values = {
                 key: values[key] for key in ("noise_multiplier", "max_grad_norm") if key in values

@@ -143,7 +143,7 @@ class Source:
                 client = any("Client" in ast.unparse(base) for base in bases)
                 routes = [ast.unparse(item) for item in outer.decorator_list]
                 if (client and outer.name in _HANDLERS) or any(".train(" in r for r in routes):
-                    return f"{outer.name}, which every round calls"
+                    return f"{outer.name}(), which every round calls"
                 calls = self.named(outer.name) if depth < 5 else []
                 reasons = (self.repetition(call, depth + 1) for call in calls)
                 return next((reason for reason in reasons if reason), None)

@@ -21,13 +21,16 @@ _ATTACHED = {
 _SCHEDULES = ("ExponentialNoise", "LambdaNoise", "StepNoise")
 
 
-def opacus_facts(source: Source, call: ast.Call, reading: list[Verdict]) -> dict[str, Any]:
+def opacus_facts(
+    source: Source, call: ast.Call, reading: list[Verdict], runs: bool = False
+) -> dict[str, Any]:
     """Settings that the loader, the loops, the seeds and the use of the returned objects show.
 
     Args:
         source: the script.
         call: its call of `make_private` or `make_private_with_epsilon`.
         reading: verdicts, which are added to.
+        runs: whether repetitions are runs of their own, whose number is stated.
 
     Example:
         >>> source = Source("for _ in range(9): PrivacyEngine().make_private(noise_multiplier=1.0)")
@@ -52,8 +55,11 @@ def opacus_facts(source: Source, call: ast.Call, reading: list[Verdict]) -> dict
         if counted is not UNREAD:
             facts["accounted"] = {"epochs": counted}
     repetition = source.repetition(call)
-    if repetition:
-        why = f"Line {call.lineno}: {repetition} makes the accountant anew."
+    if repetition and not runs:
+        why = (
+            f"Line {call.lineno}: {repetition} makes the accountant anew. If each time is a run of "
+            "its own, state `runs`."
+        )
         reading.append(Verdict("conditional", why))
         facts["stated_for"] = "part"
     for line in _edits(source):

@@ -217,6 +217,7 @@ def train(model, optimizer, loader):
 def test_an_engine_that_is_made_again_forgets(loop: str) -> None:
     call = "PrivacyEngine().make_private(noise_multiplier=1.0, max_grad_norm=1.0)"
     assert rules(read_script(loop.format(call)), "broken") == ["scope"]
+    assert rules(read_script(loop.format(call), runs=3, search_charged=True), "broken") == []
     assert rules(read_script(f"def main():\n    {call}\nmain()"), "broken") == []
 
 
