@@ -38,36 +38,36 @@ Noise = Callable[[np.random.Generator, list[np.ndarray], int], np.ndarray]
 plan's."""
 
 
-def _planned(rng: np.random.Generator, size: int) -> np.ndarray:
+def _draw_noise(rng: np.random.Generator, size: int) -> np.ndarray:
     return rng.standard_normal(size)
 
 
 def _again(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return past[1] if len(past) == ROUNDS - 1 else _planned(rng, size)
+    return past[1] if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
 
 
-def _moved(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return np.roll(past[1], 17) if len(past) == ROUNDS - 1 else _planned(rng, size)
+def _move_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+    return np.roll(past[1], 17) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
 
 
-def _permuted(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return rng.permutation(past[1]) if len(past) == ROUNDS - 1 else _planned(rng, size)
+def _permute_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+    return rng.permutation(past[1]) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
 
 
-def _reversed(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+def _reverse_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
     signs = rng.choice([-1.0, 1.0], size)
-    return signs * past[1][::-1] if len(past) == ROUNDS - 1 else _planned(rng, size)
+    return signs * past[1][::-1] if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
 
 
 def _partly(
     share: float, rng: np.random.Generator, past: list[np.ndarray], size: int
 ) -> np.ndarray:
     """A share of each round's variance is that of the round before."""
-    new = _planned(rng, size)
+    new = _draw_noise(rng, size)
     return new if not past else share**0.5 * past[-1] + (1 - share) ** 0.5 * new
 
 
-def _truncated(rng: np.random.Generator, size: int) -> np.ndarray:
+def _draw_truncated(rng: np.random.Generator, size: int) -> np.ndarray:
     law = scipy.stats.truncnorm(-2.5, 2.5)
     return law.rvs(size, random_state=rng) / law.std()
 
@@ -77,28 +77,28 @@ def _by_seed(size: int, round_: int) -> np.ndarray:
 
 
 DEFECTS: dict[str, Noise] = {
-    "half the noise": lambda rng, past, size: 0.5 * _planned(rng, size),
-    "noise of 0.9 of the scale": lambda rng, past, size: 0.9 * _planned(rng, size),
-    "noise of 0.99 of the scale": lambda rng, past, size: 0.99 * _planned(rng, size),
-    "noise of 0.97 of the scale": lambda rng, past, size: 0.97 * _planned(rng, size),
+    "half the noise": lambda rng, past, size: 0.5 * _draw_noise(rng, size),
+    "noise of 0.9 of the scale": lambda rng, past, size: 0.9 * _draw_noise(rng, size),
+    "noise of 0.99 of the scale": lambda rng, past, size: 0.99 * _draw_noise(rng, size),
+    "noise of 0.97 of the scale": lambda rng, past, size: 0.97 * _draw_noise(rng, size),
     "0.6 of the scale in the smallest layer": lambda rng, past, size: np.concatenate(
-        [0.6 * _planned(rng, SIZES["a"]), _planned(rng, size - SIZES["a"])]
+        [0.6 * _draw_noise(rng, SIZES["a"]), _draw_noise(rng, size - SIZES["a"])]
     ),
     "round 9 has the noise of round 2": _again,
-    "the same, moved by 17 places": _moved,
-    "the same, permuted": _permuted,
-    "the same, reversed, with random signs": _reversed,
+    "the same, moved by 17 places": _move_noise,
+    "the same, permuted": _permute_noise,
+    "the same, reversed, with random signs": _reverse_noise,
     "half of the variance from the round before": partial(_partly, 0.5),
     "a hundredth of the variance from the round before": partial(_partly, 0.01),
     "uniform, equal variance": lambda rng, past, size: rng.uniform(-(3**0.5), 3**0.5, size),
     "Laplace, equal variance": lambda rng, past, size: rng.laplace(scale=0.5**0.5, size=size),
-    "cut off at 2.5, equal variance": lambda rng, past, size: _truncated(rng, size),
+    "cut off at 2.5, equal variance": lambda rng, past, size: _draw_truncated(rng, size),
     "Student t with 10 degrees, equal variance": lambda rng, past, size: (
         rng.standard_t(10, size) / (10 / 8) ** 0.5
     ),
     "a generator seeded with the round's number": lambda rng, past, size: _by_seed(size, len(past)),
     "noise rounded to float16": lambda rng, past, size: (
-        _planned(rng, size).astype(np.float16).astype(np.float64)
+        _draw_noise(rng, size).astype(np.float16).astype(np.float64)
     ),
 }
 
@@ -174,7 +174,7 @@ def measure(store: Kept) -> None:
             store.keep(row, partial(count_failures_of_distinguisher, seed, DISTINGUISHED, variant))
 
 
-def _counted(rows: list[Row], check: str) -> str:
+def _count_failures(rows: list[Row], check: str) -> str:
     """Failed audits of all seeds, with the exact 95 % interval of their share in per cent."""
     failed, audits = (sum(row["failed"][check] for row in rows), sum(row["audits"] for row in rows))
     low, high = (
@@ -186,7 +186,7 @@ def _counted(rows: list[Row], check: str) -> str:
 def _cells(rows: list[Row]) -> list[str]:
     audits = sum(row["audits"] for row in rows)
     each = [str(sum(row["failed"][check] for row in rows)) for check in CHECKS]
-    return [str(audits), *each, _counted(rows, "any")]
+    return [str(audits), *each, _count_failures(rows, "any")]
 
 
 def texts(store: Kept) -> Pages:
@@ -204,7 +204,7 @@ def texts(store: Kept) -> Pages:
             "0.999",
             str(sum(row["audits"] for row in rows)),
             *["-"] * len(CHECKS),
-            _counted(rows, "any"),
+            _count_failures(rows, "any"),
         ]
         for variant in ("sound",)
         if (rows := store.find(part="distinguisher", variant=variant))
@@ -221,7 +221,7 @@ def texts(store: Kept) -> Pages:
                 f"{names['published']}, distinguisher",
                 audits,
                 *["-"] * len(CHECKS),
-                _counted(rows, "any"),
+                _count_failures(rows, "any"),
             ]
         )
     checks = ("audits", *CHECKS, "any (95 % interval)")

@@ -123,7 +123,7 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
 def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
-    def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
+    def count(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
         """Counts by column; the last one is that of whole audits that failed."""
         nonlocal failed, whole
         batches = [
@@ -135,8 +135,8 @@ def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
 
     rows = []
     for name in ("gaussian", "snr-consistent"):
-        exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
-        command = counted(
+        exact = count(f"false alarms {name}", audits, partial(exact_releases, name))
+        command = count(
             f"false alarms of the command {name}", commands, partial(failed_commands, name)
         )
         rows.append([name, *exact, *command])
@@ -145,7 +145,7 @@ def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
             "snr-consistent, correlated noise",
             "-",
             "-",
-            *counted("false alarms correlated", runs, exact_runs),
+            *count("false alarms correlated", runs, exact_runs),
             "-",
         ]
     )
@@ -256,7 +256,7 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
     """
     spent = 0.0
 
-    def timed(method: Callable) -> Callable:
+    def time_calls(method: Callable) -> Callable:
         def call(self, *args, **kwargs):
             nonlocal spent
             started = time.perf_counter()
@@ -266,7 +266,7 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
         return call
 
     insert, observe = LoggedCanaries.insert, LoggedCanaries.observe
-    LoggedCanaries.insert, LoggedCanaries.observe = timed(insert), timed(observe)
+    LoggedCanaries.insert, LoggedCanaries.observe = time_calls(insert), time_calls(observe)
     try:
         result = simulate(overrides, recipe)
     finally:

@@ -89,7 +89,7 @@ def results(store: Kept, steps: int = STEPS) -> str:
     for rule, clip in itertools.product(("flat", *RULES), CLIPS):
         cell = (SAME.get(rule, rule) if clip == "EqClip" else rule, clip)
         runs = runs_of(store, cell, steps)
-        own = runs.figures() if runs.tried() else {}
+        own = runs.figures() if runs.figures_by_rate() else {}
         if not own:
             continue
         rows.append([
@@ -110,7 +110,7 @@ def search(store: Kept, steps: int = STEPS) -> str:
     found = {
         cell: tried
         for cell in (*CELLS, *NOT_PRIVATE)
-        if (tried := runs_of(store, cell, steps).tried())
+        if (tried := runs_of(store, cell, steps).figures_by_rate())
     }
     rates = sorted({lr for figures in found.values() for lr in figures})
     rows = [

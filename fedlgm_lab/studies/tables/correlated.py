@@ -133,13 +133,17 @@ def per_layer() -> list[Row]:
         ]
         least = [cost(c) for cost, c in zip(costs, own, strict=True)]
         row: Row = {"layers differ by": name}
-        row["worst"] = max(_shared(costs, least, own, share) for share in np.linspace(0.1, 0.9, 9))
+        row["worst"] = max(
+            _cost_of_one_c(costs, least, own, share) for share in np.linspace(0.1, 0.9, 9)
+        )
         for model, d in sizes.items():
             for what, second in (("output", len(d) - 1), ("second half", len(d) // 2)):
                 weights = np.array(
                     [np.sqrt(d[:second]).sum() * least[0], np.sqrt(d[second:]).sum() * least[1]]
                 )
-                row[f"{model}: {what}"] = _shared(costs, least, own, weights[0] / weights.sum())
+                row[f"{model}: {what}"] = _cost_of_one_c(
+                    costs, least, own, weights[0] / weights.sum()
+                )
         rows.append(row)
     return rows
 
@@ -154,7 +158,9 @@ def _cost(workload: Workload) -> Cost:
     return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
 
 
-def _shared(costs: list[Cost], least: list[float], own: list[np.ndarray], share: float) -> float:
+def _cost_of_one_c(
+    costs: list[Cost], least: list[float], own: list[np.ndarray], share: float
+) -> float:
     """Least weighted cost of one C for both kinds of layers, relative to that of separate C's."""
     weights = np.array([share, 1 - share])
 

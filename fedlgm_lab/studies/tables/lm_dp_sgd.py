@@ -119,7 +119,10 @@ def changes(values: Figures) -> str:
 def search(values: Figures) -> str:
     """Mean test accuracy of the search by rate, in per cent."""
     rows = [
-        [LABELS[style], *(percent(found) for found in runs_of.searched(values, style).values())]
+        [
+            LABELS[style],
+            *(percent(found) for found in runs_of.accuracies_by_rate(values, style).values()),
+        ]
         for style in runs_of.STYLES
     ]
     return table(["method", *(f"lr {rate:g}" for rate in runs_of.RATES)], rows)

@@ -263,7 +263,7 @@ def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
     return round(float(torch.cat(right).mean()), 5)
 
 
-def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
+def accuracies_by_rate(values: dict[str, Any], style: str) -> dict[float, list[float]]:
     """Test accuracies of the search by rate, in the order of its seeds."""
     return {
         rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS]
@@ -273,7 +273,9 @@ def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
 
 def curve(values: dict[str, Any], style: str) -> dict[float, float]:
     """Mean accuracy of the search by rate."""
-    return {rate: statistics.fmean(found) for rate, found in searched(values, style).items()}
+    return {
+        rate: statistics.fmean(found) for rate, found in accuracies_by_rate(values, style).items()
+    }
 
 
 def best_rate(values: dict[str, Any], style: str) -> float:

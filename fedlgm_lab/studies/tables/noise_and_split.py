@@ -236,7 +236,7 @@ def search(store: Kept, name: str) -> str:
     """What the search found so far, on its own seed: a row for each cell, a column for each
     rate.
     """
-    found = {cell: runs_of(store, name, cell).tried() for cell in CELLS}
+    found = {cell: runs_of(store, name, cell).figures_by_rate() for cell in CELLS}
     rates = sorted(set(itertools.chain.from_iterable(found.values())))
     rows = [
         [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)]

@@ -274,7 +274,7 @@ def levels_table(store: Kept) -> str:
     cells: list[tuple[str, dict[int, float], float | None]] = []
     for cell in CELLS:
         runs = runs_of(store, cell)
-        if runs.tried():
+        if runs.figures_by_rate():
             cells.append((cell, runs.figures(), runs.best()))
     for noise in NOISES:
         accuracies = {seed: own[noise, "uniform"][seed] for seed in SEEDS}

@@ -19,6 +19,7 @@ from fedlgm_lab.studies import claims, files
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.rule_map import map_table
 from fedlgm_lab.studies.tables.store import Values
 from fedlgm_lab.studies.verdicts import Outcome
 from simulations.runs import strict_json
@@ -223,13 +224,13 @@ def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
         NOTES.get(name, ""),
         claims_table(check_claims(folder, name), found.headline),
         cells(found),
-        _tuned(folder, name),
+        _tuned_section(folder, name),
         f"![{asked.title}](../studies/{DRAWN[name]})" if name in DRAWN else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _tuned(folder: Path, name: str) -> str:
+def _tuned_section(folder: Path, name: str) -> str:
     """The claims and cells of a study at searched settings; empty if it was not tuned."""
     file = folder / "studies" / "tuned" / f"{name}.json"
     if not file.is_file():
@@ -301,12 +302,15 @@ def cells(found: Study) -> str:
 
 
 def texts(store: Values) -> Pages:
-    """Summary and overview, and a section of data for every study with kept runs."""
+    """Summary and overview, the map of rules, and a section of data for every study with kept
+    runs.
+    """
     folder, found = store.folder, studies(store.folder)
     sections = "\n\n".join(section(folder, name, one) for name, one in found.items())
     return {
         "studies.md": {"summary": summary(folder, found), "overview": overview(folder, found)},
         "data/studies.md": {"outcomes": sections},
+        "../how-to/which-mechanism.md": {"map": map_table(folder)},
     }
 
 

@@ -67,14 +67,14 @@ class Cell:
     rate: str = "rate"
     figure: str = "final"
 
-    def tried(self) -> dict[float, float]:
+    def figures_by_rate(self) -> dict[float, float]:
         """Figures of the search so far, by rate."""
         rows = self.store.find(**self.name, seed=self.search.seed)
         return {row[self.rate]: row[self.figure] for row in rows}
 
     def best(self) -> float | None:
         """The rate that the search chose, once it is over."""
-        tried = self.tried()
+        tried = self.figures_by_rate()
         return self.search.chosen(tried) if tried else None
 
     def figures(self) -> dict[int, float]:
@@ -90,7 +90,7 @@ class Cell:
 
     def finish_search(self) -> None:
         """Make the missing runs of the search."""
-        while (rate := self.search.following(self.tried())) is not None:
+        while (rate := self.search.following(self.figures_by_rate())) is not None:
             self.measure(rate, self.search.seed)
 
 

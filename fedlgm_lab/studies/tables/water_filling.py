@@ -81,11 +81,11 @@ def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
 def best_rate(store: Kept, task: str, rule: str) -> float:
     """The rate of the final runs, which the search chose."""
 
-    def searched(rate: float) -> float:
+    def accuracy_at(rate: float) -> float:
         rows = store.find(task=task, rule=rule, rate=rate)
         return statistics.fmean(row["accuracy"] for row in rows if row["seed"] in SEARCHED)
 
-    return max(DIGITS[task].rates, key=searched)
+    return max(DIGITS[task].rates, key=accuracy_at)
 
 
 def missing(store: Kept, task: str) -> Iterator[tuple[str, float, int]]:
