@@ -175,10 +175,10 @@ class Process:
         multiplier = effective / SENSITIVITY_FACTOR[self.facts.relation]
         if plan.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
-            return privacy.events.laplace_event(loss, rate, self.facts.relation)
-        return privacy.events.repeat_event(
-            self.facts.noised_by.event(multiplier, rate), self.facts.noisy_steps
-        )
+            event = privacy.events.laplace_event(loss, rate, self.facts.relation)
+        else:
+            event = self.facts.noised_by.event(multiplier, rate)
+        return privacy.events.repeat_event(event, self.facts.noisy_steps)
 
 
 class Joint(Process):

@@ -16,7 +16,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian
 from fedlgm.mechanisms.method import Method
-from fedlgm.planning.facts import LocalTraining
+from fedlgm.planning.facts import LocalSteps, LocalTraining
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling, UnprotectedPlan
 from fedlgm.planning.queries import BelowBound
@@ -328,3 +328,21 @@ def test_plans_that_differ_in_one_field_are_not_equal(field):
     assert plan().equals(plan())
     assert not plan().equals(dataclasses.replace(plan(), **{field: other[field]}))
     assert not plan().equals(plan(), **{field: other[field]})
+
+
+@pytest.mark.parametrize("family", ["gaussian", "laplace"])
+def test_a_round_of_local_steps_is_charged_for_every_step(family: str) -> None:
+    """Whatever the law of the noise; a user's mechanism may choose it."""
+
+    def charged(count: int) -> float:
+        facts = RunFacts(
+            4.0, Sampling("poisson", 20, 1.0), "add-remove", "local", rounds=1,
+            steps=LocalSteps(count, 1.0, 8.0), delta=1e-5,
+        )  # fmt: skip
+        plan = ReleasePlan(
+            LayerTable.from_sizes({"a": 3}), [1.0], [4.0], facts, PROVEN,
+            bounded_by="trainer", family=family,
+        )  # fmt: skip
+        return composed_epsilon([(plan.event, 1)], 1e-5)
+
+    assert charged(6) > 1.5 * charged(1)
