@@ -19,7 +19,7 @@ from clients.consent import Consent
 from clients.own_plans import PlanningClients
 from fedlgm import LocalTraining, Method, RunFacts, Sampling, mechanisms, wire
 from fedlgm.aggregation.client_release import Asked
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, Notice, PrivacyError
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -120,10 +120,11 @@ def test_a_plan_that_costs_more_than_the_round_is_refused() -> None:
         Given(greedy).release(0, torch.ones(1, LAYERS.size), asked(greedy), KeyRing.from_seed(1))
 
 
-def test_the_server_cannot_choose_for_a_client() -> None:
-    facts = replace(FACTS, trust="central", relation="add-remove")
-    with pytest.raises(ConfigError, match=r"set privacy\.trust = 'local'"):
-        asked(mechanisms.get("client-ladp"), facts)
+def test_without_local_trust_a_notice_says_that_no_client_chooses() -> None:
+    facts = RunFacts(0.0, Sampling("poisson", 10, 1.0), rounds=3, epsilon=8.0, delta=1e-2)
+    with pytest.warns(Notice, match=r"set privacy\.trust = 'local'"):
+        method = Method.calibrate(mechanisms.get("client-ladp"), LAYERS, facts)
+    assert method.plan(Transcript.start(torch.zeros(LAYERS.size))).released.all()
 
 
 def example(name: str) -> Any:

@@ -9,12 +9,13 @@ Source: LaDP-FL paper, Sections V and VI.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedlgm.checks import check_positive, check_share
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.mechanisms.mechanism import Bounded, PlansFromAnswers, released_scales
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
@@ -38,7 +39,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
     (`fedlgm.planning.queries.LayerStrength`), with noise for `share` of the round's budget. A
     client releases ceil(keep K) layers. P_j is the layer's noisy strength over the mean of those
     selected, clipped to [score_floor, score_cap]. The noise of the layers is scaled so that it
-    takes exactly the rest of the budget, whatever the scores. It needs local trust.
+    takes exactly the rest of the budget, whatever the scores. Without local trust no client
+    chooses, and the common plan is the round's.
 
     The divergence that the paper scores by is a second moment of a layer's change, for small
     changes. The strength is its root, and has a bound without clipping.
@@ -51,7 +53,7 @@ class ClientLaDP(Bounded, PlansFromAnswers):
         score_cap: largest P_j.
 
     Raises:
-        ConfigError: an option is outside its range; in `plan`, the trust is not local.
+        ConfigError: an option is outside its range.
 
     Example:
         >>> from fedlgm import Sampling
@@ -80,15 +82,23 @@ class ClientLaDP(Bounded, PlansFromAnswers):
                 f"{self.score_cap}"
             )
 
+    def calibrate(self, facts: RunFacts) -> float:
+        """See `Mechanism.calibrate`; a notice says if the clients will not choose."""
+        if facts.trust != "local":
+            warnings.warn(
+                Notice(
+                    f"{self.name}: under {facts.trust} trust no client chooses its layers, so a "
+                    "round is one of 'uniform' that also pays for the strengths: set "
+                    "privacy.trust = 'local'"
+                ),
+                stacklevel=2,
+            )
+        return super().calibrate(facts)
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The common plan of the round: the answer, and equal noise in all layers, which clients
         replace by their own plans at the same cost.
         """
-        if facts.trust != "local":
-            raise ConfigError(
-                f"{self.name}: each client chooses its own layers, so it adds its own noise: set "
-                "privacy.trust = 'local'"
-            )
         queries, multiplier = beside_layers(
             LayerStrength, layers, facts.noise_multiplier, self.share
         )
