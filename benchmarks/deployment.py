@@ -33,8 +33,8 @@ from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import CLIENT_DATA
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import REPORT
 from fedlgm_nodes.service.ledger import NodeLedger
 from simulations import launch

@@ -10,7 +10,7 @@ import typer
 from fedlgm_lab.applications import apply_command as application_command
 from fedlgm_lab.attacks.runs import attack_command
 from fedlgm_lab.audits.runs.audit_command import audit
-from fedlgm_lab.certificate import commands as certificates
+from fedlgm_lab.certificate import certificate_commands as certificates
 from fedlgm_lab.check_command import check
 from fedlgm_lab.recommend.recommend_command import recommend
 from fedlgm_lab.risk.risk_command import risk

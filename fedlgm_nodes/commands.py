@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from fedlgm_nodes.deploy import commands, node_commands, record_commands
+from fedlgm_nodes.deploy import deployment_commands as commands
+from fedlgm_nodes.deploy import node_commands, record_commands
 
 _PANEL = "Real nodes"
 

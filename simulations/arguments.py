@@ -15,11 +15,11 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import shown_name
 from fedlgm.training.models.huggingface import is_huggingface
 from simulations.config import recipe as recipes
-from simulations.config.messages import keys_like
 from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own, few_sites, own_of
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import RunData
+from simulations.config.validation_messages import keys_like
 
 _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",

@@ -62,8 +62,8 @@ class _Commands(Commands):
                     f"No such option {error.option_name!r}: use --methods.", error.ctx
                 ) from error
             if "--set" in options:
-                from simulations.config.messages import keys_like
                 from simulations.config.recipe import Recipe
+                from simulations.config.validation_messages import keys_like
 
                 name = error.option_name.strip("-").replace("-", "_")
                 hint = " or ".join(f"--set {key}=VALUE" for key in keys_like(name, Recipe))

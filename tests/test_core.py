@@ -57,8 +57,8 @@ _DEFAULTS = {
     "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",
     "fedlgm.training.tasks": "classification evaluation set_metrics task",
-    "simulations.config": "client_level extends fixed_noise kept_releases messages named_sections overrides "
-    "public_seed sections statement_section unit",
+    "simulations.config": "client_level extends fixed_noise kept_releases named_sections overrides "
+    "public_seed sections statement_section unit validation_messages",
     "simulations.engines": "base",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.data import flower
+from fedlgm.data import flower_datasets as flower
 from fedlgm.data.assignment import WITHOUT_LABELS
 from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedlgm import cache as remembered
 from fedlgm.checks import check_count
-from fedlgm.data import assignment, flower
+from fedlgm.data import assignment
+from fedlgm.data import flower_datasets as flower
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import is_reference
 from fedlgm.extension.registry import Registry

@@ -32,10 +32,10 @@ from fedlgm.training import models, tasks
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
 from fedlgm_lab.risk.exposure import LayerRisk, ShadowTraining, layer_risk, public_bias_weights
-from simulations.config.messages import in_section
 from simulations.config.named_sections import Data, Model
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Risk as RiskSection
+from simulations.config.validation_messages import in_section
 from simulations.progress import OnProgress
 
 Errors = Literal["held-out", "training"]

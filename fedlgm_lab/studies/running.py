@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm_lab.studies import processes
+from fedlgm_lab.studies import run_processes as processes
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.one_run import Ended, OnRow, bring
 

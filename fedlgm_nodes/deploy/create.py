@@ -23,7 +23,12 @@ from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm.planning.trust import hides_answers
 from fedlgm.wording import describe_problem
 from fedlgm_nodes.deploy import certificates
-from fedlgm_nodes.deploy.layout import DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
+from fedlgm_nodes.deploy.deployment_folder import (
+    DeployedNode,
+    DeployedNodeFolder,
+    DeploymentFolder,
+    Settings,
+)
 from fedlgm_nodes.deploy.supervision import write_units
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.secagg.cohort import MOST_NODES

@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from simulations.engines.flower_command import CONNECTION, FlwrCommand, environment
 from simulations.engines.flower_processes import answers
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm_nodes.deploy.certificates import ending
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import listener_fault
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol

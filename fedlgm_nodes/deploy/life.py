@@ -20,7 +20,7 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import create_durably, draft_folder, write_durably
 from fedlgm_nodes.deploy import certificates, processes
 from fedlgm_nodes.deploy.create import make_node, write_enrolment
-from fedlgm_nodes.deploy.layout import DeployedNode, DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeployedNode, DeploymentFolder
 from fedlgm_nodes.deploy.supervision import write_units
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.server.enrolment import Enrolment

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from fedlgm.errors import RunError
 from fedlgm.files import write_durably
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder, Settings
 from fedlgm_nodes.deploy.flower_cli import Flower, is_online
-from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
 from fedlgm_nodes.deploy.listening import stopped_fault
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol

@@ -21,12 +21,12 @@ from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models import digest_of_file
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.secagg.cohort import MOST_NODES
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.budgets import Need
 from fedlgm_nodes.server.enrolment import Enrolment
-from fedlgm_nodes.server.grid import EnrolledNodes, NodeGrid
+from fedlgm_nodes.server.node_grid import EnrolledNodes, NodeGrid
 from fedlgm_nodes.server.open_attempt import AttemptFile, LostAttempt
 from fedlgm_nodes.server.questions import NodeQuestions, signed_at
 from fedlgm_nodes.server.round import Patience, RoundReport

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.wire import printable
 from fedlgm.wording import first_problem
-from fedlgm_nodes.deploy.layout import SignerFolder
+from fedlgm_nodes.deploy.deployment_folder import SignerFolder
 from fedlgm_nodes.deploy.registration import Registration, registered_runs
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder, Settings
 
 IMAGE = "fedlgm"
 """Name of the image that `containers/Dockerfile` describes."""

@@ -10,7 +10,7 @@ import psutil
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import stopped_fault
 from simulations.engines.flower_processes import is_alive
 from simulations.runs.folder import RunFolder

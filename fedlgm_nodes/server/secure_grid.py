@@ -37,7 +37,7 @@ from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
-from fedlgm_nodes.server.grid import FIRST_NODE, NodeGrid
+from fedlgm_nodes.server.node_grid import FIRST_NODE, NodeGrid
 from fedlgm_nodes.server.open_attempt import AttemptFile, LostAttempt, OpenAttempt
 from fedlgm_nodes.server.round import Asked
 from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons

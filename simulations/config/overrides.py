@@ -10,8 +10,8 @@ from typing import Any
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from simulations.config import public_seed
-from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.named_sections import READING
+from simulations.config.validation_messages import OPTIONS, SECTIONS
 
 Overrides = Iterable[str] | Mapping[str, Any]
 """Changes of a recipe's values: "section.key=value" strings, or {"section.key": value}."""

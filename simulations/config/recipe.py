@@ -24,7 +24,8 @@ from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
 from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.wording import alternatives, prefix_key
-from simulations.config import extends, fixed_noise, kept_releases, messages, public_seed
+from simulations.config import extends, fixed_noise, kept_releases, public_seed
+from simulations.config import validation_messages as messages
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import (

@@ -15,9 +15,9 @@ from fedlgm.extension.trial import Examples, prepare_data
 from fedlgm.training import inputs, tasks
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
-from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
+from simulations.config.validation_messages import in_section
 
 Division = tuple[DataSet, Partition]
 """A data set and its division among the clients."""

@@ -23,8 +23,8 @@ from fedlgm.training.rates import factors
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.own_figures import own_figures
 from fedlgm.wording import prefix_key
-from simulations.config.messages import in_section
 from simulations.config.run_data import RunData
+from simulations.config.validation_messages import in_section
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep, ResumableStep
 

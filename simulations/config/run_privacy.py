@@ -14,9 +14,9 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from simulations.config.facts import facts_of, published_examples
 from simulations.config.fixed_noise import require_noise
-from simulations.config.messages import in_section
 from simulations.config.run_model import RunModel
 from simulations.config.spent import method_beside
+from simulations.config.validation_messages import in_section
 
 
 class RunPrivacy:

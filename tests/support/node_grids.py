@@ -27,7 +27,7 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm_nodes.protocol.frames import HEADER
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
-from fedlgm_nodes.server.grid import EnrolledNodes, NodeGrid
+from fedlgm_nodes.server.node_grid import EnrolledNodes, NodeGrid
 from fedlgm_nodes.server.questions import NodeQuestions
 from fedlgm_nodes.server.round import Patience, RoundReport
 from fedlgm_nodes.service.folder import NodeFolder

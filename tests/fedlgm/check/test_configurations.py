@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedlgm.check import read_script
-from fedlgm.check.files import check_values
+from fedlgm.check.configuration_file import check_values
 
 FILES = ("configurations.toml", "scripts.toml", "further.toml")
 SETS = [

@@ -19,7 +19,8 @@ from sklearn.metrics import roc_auc_score
 import simulations
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm_lab.studies import one_run, processes, records
+from fedlgm_lab.studies import one_run, records
+from fedlgm_lab.studies import run_processes as processes
 from fedlgm_lab.studies.jobs import grid_jobs
 from fedlgm_lab.studies.progress import Line
 from fedlgm_lab.studies.results import Study

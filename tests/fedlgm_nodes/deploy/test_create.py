@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm_nodes.deploy import certificates, processes, submit
-from fedlgm_nodes.deploy.commands import app
 from fedlgm_nodes.deploy.create import create, enrol, secure_sums
+from fedlgm_nodes.deploy.deployment_commands import app
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
 from fedlgm_nodes.service.folder import NodeFolder

@@ -22,8 +22,8 @@ from patience import LIMIT_S, wait_until
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import certificates, processes, submit
 from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
 from fedlgm_nodes.server.enrolment import Enrolment
 from simulations import launch

@@ -19,7 +19,7 @@ from patience import LIMIT_S, wait_until
 
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
 

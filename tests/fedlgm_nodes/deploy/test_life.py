@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm_nodes.deploy import certificates, processes, submit
-from fedlgm_nodes.deploy.commands import app
 from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.deployment_commands import app
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.life import add, remove, renew, rotate_keys
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.server.enrolment import Enrolment

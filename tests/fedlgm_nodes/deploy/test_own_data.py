@@ -15,7 +15,7 @@ import pytest
 from patience import LIMIT_S
 
 from fedlgm.errors import ConfigError
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
 from simulations.config import recipe as recipes
 

@@ -19,9 +19,10 @@ import typer
 from flwr.supercore.error import ApiErrorCode
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import commands, processes
+from fedlgm_nodes.deploy import deployment_commands as commands
+from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy.deployment_folder import DeployedNode, DeploymentFolder, Settings
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeployedNode, DeploymentFolder, Settings
 from simulations.engines import flower_command
 from simulations.engines.flower_processes import free_ports
 

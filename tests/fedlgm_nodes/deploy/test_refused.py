@@ -10,8 +10,8 @@ import pytest
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import submit
 from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import ENDED, TOLD
 from fedlgm_nodes.deploy.watch import Watch
 from simulations.config import recipe as recipes

@@ -12,7 +12,7 @@ import pytest
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import submit
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import recipe_for_nodes
 from fedlgm_nodes.deploy.signer import Signer
 from simulations.config import recipe as recipes

@@ -19,7 +19,7 @@ from patience import LIMIT_S
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes, submit
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import ATTEMPT, REPORT
 from simulations import launch
 from simulations.config import recipe as recipes

@@ -15,8 +15,9 @@ from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import commands, server_entry, submit
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy import deployment_commands as commands
+from fedlgm_nodes.deploy import server_entry, submit
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import (
     ENDED,
     REPORT,

@@ -18,7 +18,7 @@ import yaml
 
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from simulations.config import recipe as recipes
 
 ROLES = ("service", "supernode", "executor")

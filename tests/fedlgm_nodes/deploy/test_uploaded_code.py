@@ -21,8 +21,8 @@ from patience import LIMIT_S
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.layout import DeploymentFolder
 from simulations.config import recipe as recipes
 from simulations.engines.flower_command import CONNECTION
 from tests.support.other_users import become, interpreter, write_commands

@@ -17,7 +17,7 @@ import pytest
 
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from simulations.config import recipe as recipes
 from tests.support.other_users import become, interpreter, write_commands
 

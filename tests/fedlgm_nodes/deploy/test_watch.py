@@ -16,7 +16,7 @@ import pytest
 from patience import wait_until
 
 from fedlgm_nodes.deploy import processes
-from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.watch import KilledError, Watch
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import end, with_children

@@ -14,8 +14,8 @@ from fedlgm.training import models, tasks
 from fedlgm.wording import prefix_message
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.messages import section_kind
 from simulations.config.recipe import Recipe
+from simulations.config.validation_messages import section_kind
 
 SAID = {
     "mechanism.name=typo": "mechanism.name: unknown mechanism 'typo'; known: uniform",

@@ -31,7 +31,7 @@ from simulations.shell import (
 from simulations.tables import table
 
 if TYPE_CHECKING:
-    from fedlgm_nodes.deploy.layout import DeploymentFolder
+    from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 
 app = typer.Typer(
     cls=Commands,
@@ -405,7 +405,7 @@ def down(folder: FolderArgument) -> None:
 
 
 def _open(path: Path) -> DeploymentFolder:
-    from fedlgm_nodes.deploy.layout import DeploymentFolder
+    from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 
     return DeploymentFolder.open(path)
 
