@@ -162,3 +162,8 @@ def test_a_model_of_transformers_has_the_defaults_of_lora_and_moves_its_adapters
     assert min(trained) > 0.05  # the server's Adam moves every coordinate by about 0.05 per round
     named, _ = resolve("digits", {"model": gpt2()})
     assert named.training.optimizer == "sgd"
+
+
+def test_the_default_recipe_leaves_the_task_to_the_models_head():
+    recipe, _ = resolve(None, {"model": bert()})
+    assert (recipe.task.name, recipe.training.optimizer) == ("classification", "adam")
