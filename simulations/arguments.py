@@ -162,9 +162,10 @@ def resolve(
     """
     names, objects = apart(given)
     correlation, own = correlation_keys(objects.pop("noise", None)), own_of(objects)
-    if recipe is None and is_huggingface(own.model):
-        recipe = LORA
-    raw = recipe.plain_values() if isinstance(recipe, Recipe) else recipes.read(recipe)
+    default = LORA if recipe is None and is_huggingface(own.model) else recipe
+    raw = default.plain_values() if isinstance(default, Recipe) else recipes.read(default)
+    if default is not recipe:
+        raw.pop("task", None)  # that of the recipe's own text; the model's head has another
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:

@@ -50,7 +50,10 @@ def test_vectorised_training_takes_eager_attention_without_a_mask(tmp_path):
     for name, changes in (("on", {}), ("off", {"training.vectorize": "off"})):
         options["overrides"] |= changes
         result = simulations.simulate(
-            model=gpt2(attn_implementation="eager"), run_dir=tmp_path / name, **options
+            "digits",  # by SGD: Adam turns rounding into steps
+            model=gpt2(attn_implementation="eager"),
+            run_dir=tmp_path / name,
+            **options,
         )
         found[name] = torch.cat([p.flatten() for p in result.model().parameters()])
     torch.testing.assert_close(found["on"], found["off"], rtol=1e-4, atol=1e-5)
@@ -162,3 +165,8 @@ def test_a_model_of_transformers_has_the_defaults_of_lora_and_moves_its_adapters
     assert min(trained) > 0.05  # the server's Adam moves every coordinate by about 0.05 per round
     named, _ = resolve("digits", {"model": gpt2()})
     assert named.training.optimizer == "sgd"
+
+
+def test_the_default_recipe_leaves_the_task_to_the_models_head():
+    recipe, _ = resolve(None, {"model": bert()})
+    assert (recipe.task.name, recipe.training.optimizer) == ("classification", "adam")
