@@ -23,8 +23,6 @@ PAGES = {
 CONTINUED = {"hospitals": "tables", "hugging-face": "hugging-face"}
 """Pages whose code runs with the how-to page that continues it, see `test_how_to.py`."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-UNLISTED = {"opacus"}
-"""Pages that the README does not list."""
 SCREEN = 50
 """Lines that a window of 1,080 pixels shows."""
 
@@ -34,7 +32,7 @@ def test_a_page_fits_on_one_screen_and_is_linked_where_readers_begin(page: str) 
     assert len(PAGES[page].splitlines()) <= SCREEN
     assert re.match(r"# I have (an?|tables) ", PAGES[page])
     for table, link in (
-        *([("README.md", f"docs/start/{page}.md")] if page not in UNLISTED else []),
+        ("README.md", f"docs/start/{page}.md"),
         ("docs/index.md", f"start/{page}.md"),
     ):
         assert f"]({link})" in (ROOT / table).read_text(encoding="utf-8")
