@@ -157,18 +157,31 @@ def count_outcomes(outcomes: Sequence[str]) -> str:
     return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
 
+def is_searched(folder: Path, name: str) -> bool:
+    """Whether settings were searched alike for every method of a study, in it or beside it."""
+    kept = Study.read(folder / "studies" / f"{name}.json")
+    return bool(kept.records.searched) or (folder / "studies" / "tuned" / f"{name}.json").is_file()
+
+
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
-    """The claims of all kept studies, by paper."""
+    """The claims of all kept studies, by paper; those at settings that nobody searched apart."""
     by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in PAPERS}
+    searched = set[int]()
     for name in found:
         paper = files.load(name).paper[:3]
-        by_paper[paper if paper in PAPERS else ""] += check_claims(folder, name)
+        tested = check_claims(folder, name)
+        by_paper[paper if paper in PAPERS else ""] += tested
+        searched |= {id(claim) for claim in tested} if is_searched(folder, name) else set()
     rows = []
-    for paper, ones in by_paper.items():
-        outcomes = [one.outcome for one in claims.count_once(ones)]
-        rows.append([PAPERS[paper], str(len(outcomes)), count_outcomes(outcomes)])
+    for paper, tested in by_paper.items():
+        counted = claims.count_once(tested)
+        parts = [
+            [claim.outcome for claim in counted if (id(claim) in searched) == tuned]
+            for tuned in (True, False)
+        ]
+        rows.append([PAPERS[paper], *(count_outcomes(outcomes) or "-" for outcomes in parts)])
     made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
-    return f"{made}\n\n{table(['paper', 'claims', 'outcomes'], rows)}"
+    return f"{made}\n\n{table(['paper', 'at searched settings', 'at one setting'], rows)}"
 
 
 def overview(folder: Path, found: Mapping[str, Any]) -> str:
