@@ -24,6 +24,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import (
+    PlansFromAnswers,
     PlansFromPrivateData,
     UsesPrivateNorms,
     UsesPrivateSums,
@@ -149,6 +150,12 @@ class Subject:
                 )  # what is published and not private there is only MedClip
             mechanism = mechanisms.get(name, variant=variant, **options)
             label = name if variant == "sound" else f"{name} ({variant})"
+        if isinstance(mechanism, PlansFromAnswers):
+            raise ConfigError(
+                f"{label}: its clients make two releases in a round, the second planned from the "
+                "first, which an audit does not repeat: audit 'uniform' under local trust, whose "
+                "releases have the same bounds and cost"
+            )
         local = isinstance(mechanism, UsesPrivateUpdates)
         table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
         facts = RunFacts(

@@ -20,6 +20,9 @@ NO_CHEAP_EXAMPLE = {
     "fedlgm_lab.attacks.inception.InceptionFeatures": "its weights are not shipped",
     "strategies.layerwise.LayerwiseFedAvg": "a round needs clients on a grid; PrivateFedAvg is the "
     "one that users make",
+    "fedlgm.mechanisms.mechanism.PlansFromAnswers": "fedlgm.papers.ladp.client_choice.ClientLaDP is",
+    "fedlgm.mechanisms.mechanism.PlansFromPrivateData": "a mark without a method",
+    "strategies.layerwise.Pending": "only a round in flight has one",
     "strategies.layerwise.RoundRecord": "only a finished round makes one",
 }
 

@@ -442,7 +442,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two targets": (
         run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}),
-        "a column must be named by one string",
+        "needs one target, but the training targets have 2 columns: name one column",
     ),
     "missing texts": (
         run(
@@ -480,7 +480,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "files in the place of tables": (
         run(data={"train": "a.csv", "test": "b.csv", "target": "y"}),
-        "'train' is a name, not a table: read a file",
+        "data.test: there is no file 'b.csv'",
     ),
     "a list of tables": (
         run(data={"train": [TABLE, TABLE], "test": TABLE, "target": "y"}),

@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
     "an unknown option of an app": (
         lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"),
-        "its options are group_by, consent and mods",
+        "its options are group_by, consent, mechanism and mods",
     ),
 }
 

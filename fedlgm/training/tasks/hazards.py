@@ -55,7 +55,7 @@ class Hazards(Task):
                 "task 'hazards': breaks must be the rising ends of its intervals, above 0, such as "
                 f"[6, 12, 24], got {breaks!r}"
             )
-        self._breaks = ends.tolist()
+        self._breaks = tuple(ends.tolist())
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:

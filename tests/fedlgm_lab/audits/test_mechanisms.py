@@ -19,7 +19,9 @@ from fedlgm_lab.audits.probe import probe
 LAYERS = LayerTable.from_sizes({"a": 60, "b": 300, "c": 12})
 OPEN = ("none", "sgd")  # no privacy is asked for
 SHORT = {"trials": 150, "canaries": 200, "seed": 0}
-CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names(None)]
+CASES: list[tuple[str, dict]] = [
+    (name, {}) for name in mechanisms.names(None) if name != "client-ladp"
+]
 CASES += [
     ("snr-consistent", {"clip": "med", "norms": norms})
     for norms in ("public", "stale", "quantile", "shares")
@@ -54,6 +56,11 @@ def test_sound_mechanisms_pass(name, options):
             0.02 if result.method == "distinguisher" else 0.15
         )  # 0.07 to 0.20 in 150 trials, by the noise drawn
         assert least * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
+
+
+def test_a_mechanism_of_two_releases_a_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match="two releases in a round"):
+        Subject.of("client-ladp", layers=LAYERS)
 
 
 @pytest.mark.parametrize(("name", "options"), PUBLISHED)

@@ -154,7 +154,7 @@ def test_a_study_whose_runs_all_diverge_says_so_and_keeps_them(
     status, out, err = run(
         name, "digits", *options, "--seeds=1", *sets, "--out", tmp_path / "set", "--json"
     )
-    assert (status, out) == (2, "")
+    assert (status, json.loads(out)["error"]["kind"]) == (2, "RunError")
     said = err.splitlines()[-1]
     assert said.startswith("error: no run of the study is finished: training diverged in round 3")
     assert len(list((tmp_path / "set").glob("*/ledger.sqlite"))) >= 2

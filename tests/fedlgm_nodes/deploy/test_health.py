@@ -152,6 +152,4 @@ def test_an_alert_is_told_once_and_a_command_that_fails_is_told(tmp_path):
         Alerts(lines.append, "nothere --now")
     for address in ("nothing", "0", "70000"):
         with pytest.raises(ConfigError, match="--metrics takes a port"):
-            health.watch(
-                Health, every=1, address=address, command="", show=lines.append, say=lines.append
-            )
+            health.watch(Health, every=1, address=address, command="")

@@ -223,6 +223,7 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
     check_task(nn.L1Loss(reduction="none"), outputs[:, 0], targets)
     assert set(tasks.names()) == {
         "classification",
+        "hazards",
         "regression",
         "binary",
         "ranked",

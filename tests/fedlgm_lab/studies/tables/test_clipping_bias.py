@@ -48,5 +48,5 @@ def test_studies_share_the_runs_whose_settings_are_equal() -> None:
     made = {study: bench.jobs(study) for study in bench.STUDIES}
     seeds = [{job.recipe.run.seed for job in jobs if job.repetition == 0} for jobs in made.values()]
     assert [len(one) for one in seeds] == [4, 5, 5]
-    assert len(set.union(*seeds)) == 12
+    assert len(set.union(*seeds)) == 13
     assert {job.method for jobs in made.values() for job in jobs} == {bench.METHOD}

@@ -18,7 +18,7 @@ def shared(name: str, share: float) -> float:
         for w in pair
     ]
     least = [cost(c) for cost, c in zip(costs, own, strict=True)]
-    found = correlated._shared(costs, least, own, share)
+    found = correlated._cost_of_one_c(costs, least, own, share)
     for c in own:
         taken = np.array([cost(c) / best for cost, best in zip(costs, least, strict=True)]) @ [
             share,
