@@ -176,7 +176,12 @@ def keeps_nothing(part: Any) -> bool:
     part_type = type(part)
     if package_of_code(part_type) != "fedlgm":
         return False
-    return all(isinstance(value, _VALUES) for value in getattr(part, "__dict__", {}).values())
+    held = getattr(part, "__dict__", {}).values()
+    return all(
+        isinstance(value, _VALUES)
+        or (isinstance(value, tuple) and all(isinstance(each, _VALUES) for each in value))
+        for value in held
+    )
 
 
 def _functions(held: dict[str, Any]) -> bool:

@@ -130,7 +130,7 @@ class Classification(Task):
 
 def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     """Targets as int64; see `Task.targets`."""
-    if np.issubdtype(y.dtype, np.floating) and y.ndim == 2:
+    if what == "class" and np.issubdtype(y.dtype, np.floating) and y.ndim == 2:
         raise DataError(
             f"task {task!r} needs one target, but the {part} targets have {y.shape[1]} columns: "
             "name one column; the task 'hazards' takes two"
