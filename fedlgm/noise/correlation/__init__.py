@@ -6,8 +6,11 @@ and the noise stream.
     w = CorrelatedStream(c, size).next(z)                   # noise of the next round, from
     independent z
 
-Its names need only NumPy and SciPy; `stream` works on torch vectors.
+Its names need only NumPy and SciPy, except for the stream, which works on torch vectors and loads
+when it is first named.
 """
+
+from typing import Any
 
 from fedlgm.noise.correlation.correlation import Correlation
 from fedlgm.noise.correlation.strategies import Strategy, get, names, options_of, register
@@ -25,3 +28,11 @@ __all__ = [
     "options_of",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CorrelatedStream":  # which loads torch
+        from fedlgm.noise.correlation.stream import CorrelatedStream
+
+        return CorrelatedStream
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
