@@ -117,7 +117,8 @@ class Consent:
         if asked.count > agreed.count or asked.rate > agreed.rate * _ROUNDING:
             raise PrivacyError(
                 f"this client agreed to {agreed.count} steps per round at the rate "
-                f"{agreed.rate:g}: it refuses a plan with {asked.count} at {asked.rate:g}"
+                f"{agreed.rate:g}: it refuses a plan with {asked.count} steps at the rate "
+                f"{asked.rate:g}"
             )
         if plan.facts.relation != self.facts.relation:
             raise PrivacyError(

@@ -68,12 +68,13 @@ def standardise(
     unit: Literal["example", "client"] = "example",
     continue_ledger: bool = False,
 ) -> Standardised:
-    """Release mean and variance of every column under (epsilon, delta), and standardise with them.
+    """Release the mean and variance of every column under (epsilon, delta); standardise with them.
 
-    A unit contributes its row (a client the mean of its rows), moved to [-1, 1] by the public
-    ranges and clipped, and the squares of this row. Both vectors are bounded (max(1, sqrt(d) / 2)
-    and max(1, sqrt(d) / 4)), summed, charged and noised like a round of training, under
-    add-or-remove-one; the number of units is public. Keys come from the operating system.
+    A unit contributes its row or, if it is a client, the mean of its rows. This row is moved to
+    [-1, 1] by the public ranges and clipped, and its squares are contributed too. Both vectors are
+    bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged and noised like a round
+    of training, under add-or-remove-one; the number of units is public. Keys come from the
+    operating system.
 
     The charge is durable before anything noisy exists. A second call with the same ledger needs
     `continue_ledger=True`. A run on the result calibrates its noise to its remaining budget, and

@@ -75,7 +75,7 @@ class OptimizerKind:
     """A server's step that has a name.
 
     Attributes:
-        make: class or function (lr, momentum) -> step.
+        make: class or function that maps (lr, momentum) to a step.
         usual_lr: server learning rate of a `PrivateFedAvg` that states none.
 
     Example:
@@ -111,7 +111,8 @@ def register(name: str, make: Callable[[float, float], ServerStep], usual_lr: fl
     """
     if not callable(make):
         raise ConfigError(
-            f"server optimizer {name!r}: it must be a class or function (lr, momentum), got {make!r}"
+            f"server optimizer {name!r}: it must be a class or function of (lr, momentum), got "
+            f"{make!r}"
         )
     check_positive(f"server optimizer {name!r}", usual_lr=usual_lr)
     _OPTIMIZERS.add(name, OptimizerKind(make, usual_lr))

@@ -98,7 +98,7 @@ def read_script(text: str, **settings: Any) -> Report:
         lines = ", ".join(str(call.lineno) for call in calls)
         raise ConfigError(
             f"the script must have exactly one call of {', '.join(_CALLS)}; got "
-            + (f"those of lines {lines}: check them one by one, as flags" if calls else "none")
+            + (f"calls on lines {lines}: check them one by one, as flags" if calls else "none")
         )
     (call,) = calls
     name = call_name(call)

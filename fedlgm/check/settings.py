@@ -173,7 +173,7 @@ class Settings:
         # frameworks round the number of steps in each epoch
         if self.steps and epochs and rate and abs(self.steps - epochs / rate) > epochs + 1:
             raise ConfigError(
-                f"steps {self.steps} contradict epochs and rate, which make {epochs / rate:.6g} "
+                f"steps {self.steps} contradict epochs and rate, which imply {epochs / rate:.6g} "
                 "steps: give only one of them"
             )
         for name in ("releases", "participation_count"):

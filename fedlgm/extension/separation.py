@@ -159,8 +159,8 @@ def package_of_code(value: Any) -> str:
 
 
 def keeps_nothing(part: Any) -> bool:
-    """Whether a part keeps nothing between calls, which its class and the package that defines it
-    say.
+    """Whether a part keeps nothing between calls, judging by its class and by the package that
+    defines it.
 
     Example:
         >>> class Own(nn.Module):

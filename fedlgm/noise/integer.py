@@ -124,8 +124,8 @@ class IntegerGrid:
 
     @property
     def noise_over_central(self) -> float:
-        """Noise of a sum of all nodes over that of a trusted server at the same epsilon: sqrt(n /
-        (t - m)).
+        """Ratio of the noise in a sum of all nodes to the noise that a trusted server would add at
+        the same epsilon: sqrt(n / (t - m)).
         """
         return math.sqrt(self.asked / (self.threshold - self.colluders))
 

@@ -249,8 +249,8 @@ class NoisedInShares(NoisedByClients):
         )
 
     def against(self, facts: Facts) -> str:
-        """Adversaries of both epsilons, with the second epsilon, so that it is stated with the
-        first everywhere.
+        """The adversaries against whom each of the two epsilons holds, and the second epsilon
+        itself, so that the first is never stated without it.
         """
         said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:

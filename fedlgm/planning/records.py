@@ -30,8 +30,8 @@ class Sampling:
     moved to another. With the other schemes a client is invited again `separation` = b rounds
     after its last invitation at the earliest, whether or not it answered:
 
-    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round
-      t all clients of group t mod b take part (rounds from 0).
+    * "cyclic": every client is assigned to one of b groups for the whole run, independently and at
+      random. In round t, counted from 0, all clients of group t mod b take part.
     * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
       rounds.
     * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with

@@ -1,5 +1,5 @@
-"""A second run on one ledger is refused unless it is intended, because it adds to the first run's
-cost.
+"""A second run on the same ledger is refused unless it is intended, because it adds to the first
+run's cost.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
 def analytic(
     module: nn.Module, observation: Observation, shape: Shape
 ) -> tuple[Tensor, bool] | None:
-    """The only image of a client, from the update of a first linear layer with a bias; None if not
-    applicable.
+    """The image of a client that has only one, computed from the update of a first linear layer
+    with a bias; None if the attack does not apply.
 
     For any number of local steps, each row of the weights moved by the row's bias movement times
     the image. The rows are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose

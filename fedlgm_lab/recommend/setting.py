@@ -56,7 +56,7 @@ def setting_of(
     parsed, own = resolve(recipe, given, counted, overrides)
     if not mechanisms.is_private(parsed.mechanism.name):
         raise ConfigError(
-            f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise"
+            f"mechanism.name: {parsed.mechanism.name} adds no noise, so nothing can be recommended"
         )
     refuse_private(parsed, None if outline is None else data, public)
     own = replace(own, data=None)

@@ -19,9 +19,9 @@ class PartitionReport(TypedDict):
     """A recipe's partition.
 
     Attributes:
-        recipe, scheme, clients, classes: the divided data and the division.
-        sizes: examples per client: min, median and max, and as "empty" the number of clients
-            without any.
+        recipe, scheme, clients, classes: the data that are divided, and how.
+        sizes: min, median and max of the number of examples per client; "empty" is the number of
+            clients without any.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
     """

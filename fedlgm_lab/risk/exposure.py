@@ -1,7 +1,7 @@
 """Layer risk: how accurately an adversary detects members from a layer's output, measured only on
 public data.
 
-A shadow model of the target's architecture is trained on one part of a public data set. One
+A shadow model with the target's architecture is trained on one part of a public data set. One
 adversary per layer is trained on the layer's outputs for this part (members) and for the rest
 (non-members). Its error rate ER_l measures the layer's leakage; 0.5 means no leakage. These
 adversaries see only outputs. Another one uses the norm of an example's gradient in the layer, the

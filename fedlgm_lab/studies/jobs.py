@@ -183,7 +183,7 @@ def plan_jobs(
     labelled: bool = True,
     networks: Mapping[str, Network] = MappingProxyType({}),
 ) -> list[Job]:
-    """One job for every method, combination of the axes' values and repetition.
+    """One job for every combination of a method, a value on each axis and a repetition.
 
     For a run that the recipe's rules refuse there is a job with the reason, unless all runs are
     refused.

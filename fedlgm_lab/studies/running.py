@@ -40,9 +40,9 @@ def run(
     Args:
         todo: the set.
         out: folder of the run folders.
-        engine: engine that trains, if the runs follow each other in this process.
-        on_row: called with each round's metrics row, also of finished runs, but not for runs in
-            other processes.
+        engine: engine that trains if the runs are done one after another in this process.
+        on_row: called with each round's metrics row. This includes the rows of finished runs, but
+            not those of runs in other processes.
         workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take
             one each; its machines must then share the storage of `out`.
         on_end: called with each run that has ended.

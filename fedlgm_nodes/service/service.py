@@ -480,7 +480,7 @@ class Service:
                 "a service answers only hello, afford, anchor, release and the steps of a secure sum",
             )
         if ask.ahead is not None and ask.ask not in AHEAD:
-            raise Refusal("malformed", f"no further question can travel with {ask.ask!r}")
+            raise Refusal("malformed", f"no further question can be sent with {ask.ask!r}")
         if ask.ask == "hello":
             return self.hello(ask)
         if ask.ask == "anchor":

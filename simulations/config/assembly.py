@@ -75,7 +75,7 @@ class Assembly:
                 tools.RunAudit().check(plan)
 
     def fingerprints(self) -> dict[str, str]:
-        """Hash of each object of a user (`Own.fingerprints`)."""
+        """Hash of each of the user's own objects (`Own.fingerprints`)."""
         if not self.own:
             return {}
         return self.own.fingerprints(self.model.module(), self.data.partition)

@@ -90,7 +90,7 @@ class Own:
         ]
 
     def without_data(self) -> Own:
-        """The same objects for a worker that gets the arrays themselves."""
+        """The objects for a worker that receives the arrays: all but the data and the partition."""
         return dataclasses.replace(self, data=None, partition=None)
 
     def into(self, raw: dict[str, Any]) -> None:

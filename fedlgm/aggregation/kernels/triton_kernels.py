@@ -344,8 +344,8 @@ def accumulate(
 
 
 def _as_signed(word: int) -> int:
-    """The 32-bit word as a signed number: Triton's type of an integer argument then never depends
-    on its value.
+    """The 32-bit word as a signed number, so that the type that Triton gives the argument never
+    depends on its value.
     """
     return word - (1 << 32) if word >> 31 else word
 

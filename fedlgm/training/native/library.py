@@ -5,8 +5,8 @@ The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name i
 source and flags, and its length and SHA-256 are stored beside it. A damaged file would end the
 process when it is loaded, so the kernel is compiled again instead. Before use the kernel must
 reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. The failure
-of a compiler is also recorded there, so that this compiler is not tried at every start. Another
-compiler is tried, and `fedlgm doctor` tries the failed compiler again.
+of a compiler is also recorded in that folder, so that this compiler is not tried at every start.
+Another compiler is tried, and `fedlgm doctor` tries the failed compiler again.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Stack:
 def _layer(
     name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]
 ) -> layers.Layer | None:
-    """One layer; `first` if no layer with parameters comes before it."""
+    """One layer; `first` is true if no layer with parameters comes before it."""
     kind = type(module)
     if kind in layers.Activation.KINDS:
         return layers.Activation(module)

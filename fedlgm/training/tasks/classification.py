@@ -49,7 +49,7 @@ class Classification(Task):
 
     @override
     def prepare(self, data: DataSet) -> DataSet:
-        """Tokens that are their own targets are no classes."""
+        """Refuse targets that are the tokens themselves, because these are not classes."""
         x, y = inputs.first(data.held("test_x")), data.test_y
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
             raise DataError(

@@ -347,7 +347,7 @@ def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
         ),
         (
             lambda f: {"steps": dataclasses.replace(f.steps, rate=0.2)},
-            "refuses a plan with 3 at 0.2",
+            "refuses a plan with 3 steps at the rate 0.2",
         ),
         (lambda f: {"steps": None, "relation": "replace-one"}, "agreed to noise its local steps"),
         (lambda f: {"noise_multiplier": f.noise_multiplier / 2}, "agreed to a noise multiplier of"),
