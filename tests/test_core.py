@@ -31,7 +31,7 @@ _VARIANTS = {
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
     "fedlgm.training.tasks": "binary causal_lm hazards next_token ranked regression",
     "clients": "example_level mod published_client users",
-    "strategies": "private_fedavg published_strategy",
+    "strategies": "private_fedavg published_strategy yogi",
     "simulations.config": "example_level user_level",
     "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes "
     "processes ray ray_engine superlink",
@@ -48,6 +48,7 @@ REGISTRIES = {
         "fedlgm.training.tasks",
     ),
     *("clients.choice", "simulations.config.recipe", "simulations.engines", "strategies"),
+    "strategies.server_optimizer",
 }
 _DEFAULTS = {
     "clients": "layerwise",

@@ -14,6 +14,11 @@ Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""
 Accountant = Literal["pld", "rdp"]
 """Names of the accountants of `fedlgm.privacy.accountants`."""
+ACCOUNTING: dict[Accountant, str] = {
+    "pld": "privacy loss distributions on a grid, every rounding upwards",
+    "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
+}
+"""How each accountant computes, for statements; an accountant needs its line."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]

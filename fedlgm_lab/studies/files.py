@@ -114,6 +114,7 @@ class Paper(BaseModel):
     """A paper whose tables and figures the studies make.
 
     Attributes:
+        name: short name of what it is about.
         title: its title.
         authors: its authors.
         mechanisms: its mechanisms.
@@ -123,6 +124,7 @@ class Paper(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    name: str
     title: str
     authors: str
     mechanisms: list[str]

@@ -12,7 +12,7 @@ from collections import Counter
 
 from fedlgm.cache import version_of
 from fedlgm.privacy.cost import Cost
-from fedlgm.privacy.guarantee import WHO_ADDS_NOISE, Guarantee, Trust
+from fedlgm.privacy.guarantee import ACCOUNTING, WHO_ADDS_NOISE, Guarantee, Trust
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import Statement
@@ -22,10 +22,6 @@ SCHEMA = 1
 GROUPS = (2, 5, 10)
 """Numbers of units, such as the examples of one person, for which a statement has attack rates."""
 
-_ACCOUNTING = {
-    "pld": "privacy loss distributions on a grid, every rounding upwards",
-    "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
-}
 _MODELS = "the model after every round, and with it the noisy mean of every round"
 _RELEASED: dict[Trust, str] = {
     "central": _MODELS,
@@ -89,7 +85,7 @@ def statement_of(
         ],
         "earlier_releases": earlier,
         "accountant": privacy.accountant,
-        "accounting": f"{_ACCOUNTING[privacy.accountant]} (dp-accounting "
+        "accounting": f"{ACCOUNTING[privacy.accountant]} (dp-accounting "
         f"{version_of('dp-accounting')})",
         "released": _RELEASED[privacy.trust],
         "searched": (section and section.searched) or "not declared",

@@ -69,15 +69,6 @@ ELSEWHERE = {
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""
-PAPERS = {
-    "000": "000: SNR-consistent allocation",
-    "002": "002: LM-DP-SGD",
-    "003": "003: i.n.i.d. noise",
-    "004": "004: LaDP-FL",
-    "": "none: rules of this library",
-}
-"""Names of the papers on the page, by their numbers in the names of studies; "" is for studies of
-no paper."""
 _MORE_SEEDS = (
     "The first {} seeds were seen before the others were added, so p is somewhat too small."
 )
@@ -165,12 +156,14 @@ def is_searched(folder: Path, name: str) -> bool:
 
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
     """The claims of all kept studies, by paper; those at settings that nobody searched apart."""
-    by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in PAPERS}
+    papers = {number: f"{number}: {paper.name}" for number, paper in files.papers().items()}
+    papers[""] = "none: rules of this library"
+    by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in papers}
     searched = set[int]()
     for name in found:
         paper = files.load(name).paper[:3]
         tested = check_claims(folder, name)
-        by_paper[paper if paper in PAPERS else ""] += tested
+        by_paper[paper if paper in papers else ""] += tested
         searched |= {id(claim) for claim in tested} if is_searched(folder, name) else set()
     rows = []
     for paper, tested in by_paper.items():
@@ -179,7 +172,7 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
             [claim.outcome for claim in counted if (id(claim) in searched) == tuned]
             for tuned in (True, False)
         ]
-        rows.append([PAPERS[paper], *(count_outcomes(outcomes) or "-" for outcomes in parts)])
+        rows.append([papers[paper], *(count_outcomes(outcomes) or "-" for outcomes in parts)])
     made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
     return f"{made}\n\n{table(['paper', 'at searched settings', 'at one setting'], rows)}"
 

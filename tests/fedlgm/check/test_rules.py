@@ -17,9 +17,10 @@ from fedlgm import mechanisms
 from fedlgm.check import Report, Settings, build_settings, check
 from fedlgm.check.proof import group_epsilon, prove
 from fedlgm.check.report import RULES
-from fedlgm.check.settings import MECHANISMS
+from fedlgm.check.settings import MECHANISMS, MEDCLIP_RULES
 from fedlgm.check.verdict import Verdict
 from fedlgm.errors import ConfigError
+from fedlgm.planning import allocation
 from fedlgm.privacy import attack_rates, calibrate, epsilon, gaussian_epsilon
 
 SOUND = Settings(
@@ -391,3 +392,7 @@ def test_a_rule_is_one_function_of_the_settings() -> None:
         for node in ast.parse((folder / file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 assert [argument.arg for argument in node.args.args] == ["settings"]
+
+
+def test_every_allocation_rule_has_a_published_form_that_the_check_knows() -> None:
+    assert set(MEDCLIP_RULES) == {"dp-sgd", *allocation.names()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from federations import tiny_values
@@ -10,6 +11,7 @@ from federations import tiny_values
 import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import Ledger
+from fedlgm.privacy.guarantee import ACCOUNTING, Accountant
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.runs.folder import RunFolder
@@ -86,3 +88,7 @@ def test_a_line_is_a_line():
 def test_a_result_has_its_statement(tmp_path):
     result = simulations.simulate(overrides=["federation.rounds=1"], run_dir=tmp_path / "run")
     assert result.statement() == result["statement"]
+
+
+def test_every_accountant_has_its_line() -> None:
+    assert set(ACCOUNTING) == set(get_args(Accountant))
