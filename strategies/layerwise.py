@@ -33,6 +33,7 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
+from fedlgm.mechanisms.mechanism import PlansFromAnswers
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.planning.plan import ReleasePlan
@@ -42,7 +43,14 @@ from strategies.cohort import CohortSampler, blocks, require_once
 from strategies.messages import message_to
 from strategies.nodes import Nodes
 from strategies.releaser import Releaser
-from strategies.replies import Failure, Sent, block_sum, contribution, in_order
+from strategies.replies import (
+    Failure,
+    Sent,
+    block_sum,
+    contribution,
+    in_order,
+    own_contribution,
+)
 from strategies.server_optimizer import ServerStep, require_finite
 
 # Sums are read where their messages lie, and only read.
@@ -361,7 +369,7 @@ class LayerwiseFedAvg(FedAvg):
         """
         if reply is not None:
             try:
-                values = contribution(reply, pending.plan)
+                values = self._contribution(reply, pending.plan)
                 block.merge(torch.from_numpy(values), 1, 0)
                 pending.norms[request.clients[0]] = float(np.linalg.norm(values))
                 self._read_more(reply, 1, pending)
@@ -369,6 +377,13 @@ class LayerwiseFedAvg(FedAvg):
                 pending.failures.append(
                     Failure("rejected", request.node, request.clients[0], str(error))
                 )
+
+    def _contribution(self, reply: Message, plan: ReleasePlan) -> np.ndarray:
+        """A single client's numbers within the bounds of the plan that it follows."""
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, PlansFromAnswers):
+            return own_contribution(reply, plan, mechanism)
+        return contribution(reply, plan)
 
     def _check_quorum(self, pending: Pending) -> None:
         """End the run, before anything is charged, if too few nodes answered.

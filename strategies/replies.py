@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from flwr.app import Message
 
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
+from fedlgm.mechanisms.mechanism import PlansFromAnswers
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.upload_caps import upload_caps
 from fedlgm.wire import printable
@@ -185,13 +187,47 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     Raises:
         PrivacyError: the contribution exceeds the bounds; the message says how.
     """
+    return check_bounds(_numbers(reply, plan), plan)
+
+
+def own_contribution(reply: Message, plan: ReleasePlan, mechanism: PlansFromAnswers) -> np.ndarray:
+    """`contribution` of a client that plans its layers from its own answer.
+
+    The reply holds the answer, from which the server makes the same plan and holds the layers to
+    it.
+
+    Raises:
+        PrivacyError: answer or layers exceed their bounds, or a layer that the answer does not
+            select is not zero.
+    """
+    values, size, count = _numbers(reply, plan), plan.layers.size, len(plan.indices)
+    start = size
+    for part, limit in zip(plan.parts[count:], _limits(plan)[count:], strict=True):
+        _check_norm(values[start : start + part.size], part.name, limit)
+        start += part.size
+    own = mechanism.plan_from_answer(plan, values[size:])
+    layers = plan.layers.split(torch.from_numpy(values[:size]))
+    for name, layer, released in zip(plan.layers.names, layers, own.released, strict=True):
+        if not released and bool(layer.any()):
+            raise PrivacyError(
+                f"its answer does not select layer {name!r}, of which it sends values"
+            )
+    check_bounds(torch.cat([layers[j] for j in own.indices]).numpy(), own)
+    return values
+
+
+def _numbers(reply: Message, plan: ReleasePlan) -> np.ndarray:
+    """A reply's numbers [plan.size], float64.
+
+    Raises:
+        PrivacyError: the reply cannot be read.
+    """
     try:
-        values = block_sum(reply, plan)
+        return block_sum(reply, plan).astype(np.float64)
     except FedlgmError as error:
         raise PrivacyError(str(error)) from error
     except Exception as error:  # whatever a hostile message makes the parser raise
         raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
-    return check_bounds(values, plan)
 
 
 def check_bounds(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
@@ -206,13 +242,17 @@ def check_bounds(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
         raise PrivacyError("it holds NaN or infinite values")
     order, start = 1 if plan.family == "laplace" and plan.bounded_by != "trainer" else 2, 0
     for part, limit in zip(plan.parts, _limits(plan), strict=True):
-        norm = _norm(values[start : start + part.size], order)
-        if not norm <= limit * _ROUNDING:
-            raise PrivacyError(
-                f"its part {part.name!r} has norm {norm:.4g}, but the plan allows {limit:.4g}"
-            )
+        _check_norm(values[start : start + part.size], part.name, limit, order)
         start += part.size
     return values
+
+
+def _check_norm(values: np.ndarray, name: str, limit: float, order: int = 2) -> None:
+    norm = _norm(values, order)
+    if not norm <= limit * _ROUNDING:
+        raise PrivacyError(
+            f"its part {name!r} has norm {norm:.4g}, but the plan allows {limit:.4g}"
+        )
 
 
 def _limits(plan: ReleasePlan) -> list[float]:

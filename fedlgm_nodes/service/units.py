@@ -19,11 +19,12 @@ from typing_extensions import override
 
 from clients.cut_vote import CutVotes, VotingUpdates, VotingWork
 from clients.example_level import ExampleSteps, ExampleWork
+from clients.own_plans import AnswerFirst
 from clients.source import ClientData, ClientSource
 from fedlgm import privacy
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import BoundedUpdates, Updates
-from fedlgm.mechanisms.mechanism import BoundsExamples
+from fedlgm.mechanisms.mechanism import BoundsExamples, PlansFromAnswers
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
@@ -145,7 +146,10 @@ class WholeData:
             votes: see `VotingWork.votes`.
             numerics: threads, device and noise backend.
         """
-        return _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), numerics)
+        updates = _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), numerics)
+        if isinstance(job.mechanism, PlansFromAnswers):
+            updates.planner = AnswerFirst(job.mechanism)
+        return updates
 
 
 class SingleExamples:

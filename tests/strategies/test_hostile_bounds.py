@@ -141,3 +141,43 @@ def test_published_variants_still_run_with_a_node_per_client(federate):
     )
     federation.run(2)
     assert [record.failures for record in federation.records] == [(), ()]
+
+
+class TestClientsWithPlansOfTheirOwn:
+    """A reply is held to the plan that follows from the client's answer in it."""
+
+    WIDE: ClassVar = dict.fromkeys("abcdef", 3000)
+    OPTIONS: ClassVar = {
+        "mechanism": "client-ladp",
+        "options": {"score_floor": 0.25, "score_cap": 4.0, "share": 0.9},
+        "grid": NodeGrid,
+        "nodes": nodes(),
+        "trust": "local",
+        "relation": "replace-one",
+        "multiplier": 0.1,  # answers with little noise: scores differ widely
+    }
+
+    @staticmethod
+    def uneven(client: int) -> torch.Tensor:
+        update = torch.zeros(6 * 3000)
+        update[:3000], update[3000:6000], update[6000:9000] = 0.1, 0.02, 0.01
+        return update
+
+    def test_honest_clients_are_not_rejected(self, federate):
+        federation = federate(self.uneven, self.WIDE, **self.OPTIONS)
+        federation.run(1)
+        assert federation.records[0].failures == ()
+
+    def test_a_layer_that_the_answer_does_not_select_must_be_zero(self, federate):
+        federation = federate(self.uneven, self.WIDE, **self.OPTIONS)
+
+        def smuggle(message: Message, honest: Message) -> Message:
+            values = wire.view(honest.content.array_records[wire.ARRAYS][wire.SUM].data).copy()
+            values[5 * 3000] += 0.5
+            return reply_with(message, values)
+
+        federation.grid.tamper[4] = smuggle
+        federation.run(1)
+        (failure,) = federation.records[0].failures
+        assert (failure.kind, failure.client) == ("rejected", 4)
+        assert "does not select" in failure.reason
