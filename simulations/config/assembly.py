@@ -4,12 +4,14 @@ deployment.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
 from clients.choice import client_class
 from clients.serving import Serving
-from fedlgm.mechanisms import UsesPrivateNorms
+from fedlgm.errors import Notice
+from fedlgm.mechanisms import PlansFromAnswers, UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
 from fedlgm.wording import prefix_key
 from simulations import tools
@@ -66,6 +68,14 @@ class Assembly:
         module = self.model.check()
         plan = self.privacy.first_plan()
         self.recipe.protects.check_data(self.model, module)
+        if isinstance(self.model.mechanism, PlansFromAnswers):
+            warnings.warn(
+                Notice(
+                    "the noise that rounds report is that of the common plan; each client spreads "
+                    "its own noise otherwise, at the same cost"
+                ),
+                stacklevel=2,
+            )
         if (
             self.recipe.run.patience is not None and self.data.spent is None
         ):  # with statistics, the budget is kept by design

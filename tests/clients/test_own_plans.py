@@ -19,12 +19,13 @@ from clients.choice import planner_of
 from clients.consent import Consent
 from fedlgm import LocalTraining, Method, RunFacts, Sampling, mechanisms, wire
 from fedlgm.aggregation.client_release import Asked, WholeUpdates
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, Notice, PrivacyError
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
+from simulations.config.assembly import Assembly
 from simulations.engines.grid import WorkerGrid
 from strategies import PrivateFedAvg
 
@@ -190,3 +191,13 @@ def test_an_app_that_states_no_training_is_told_how_to(tmp_path: Path) -> None:
             torch.nn.Linear(3, 2), training={"lr": 1}, epsilon=1, delta=1e-2, clients=10, rounds=1,
             ledger=tmp_path / "ledger.sqlite",
         )  # fmt: skip
+
+
+def test_a_run_says_whose_noise_its_rounds_report(tiny) -> None:
+    recipe = tiny(
+        mechanism={"name": "client-ladp"},
+        federation={"rate": 1.0},
+        privacy={"trust": "local", "max_participations": 2},
+    )
+    with pytest.warns(Notice, match="each client spreads its own noise"):
+        Assembly(recipe).check()

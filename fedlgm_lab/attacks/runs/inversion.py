@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.mechanism import PlansFromAnswers
 from fedlgm.mechanisms.private_plans import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
@@ -203,6 +204,11 @@ def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePla
         assembly.model.layers,
         assembly.privacy.facts,
     )
+    if isinstance(mechanism, PlansFromAnswers):
+        raise ConfigError(
+            f"{mechanism.name}: its clients make two releases in a round, the second planned from "
+            "the first, which this attack does not repeat: attack 'uniform' under local trust"
+        )
     if isinstance(mechanism, UsesPrivateNorms):
         return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
     plan = assembly.privacy.method.plan(Transcript.start(start))
