@@ -1,6 +1,6 @@
 # The public names of this package, which load when they are first used; this list is the only one.
 
-from .files import check_file as check_file
+from .configuration_file import check_file as check_file
 from .readers.flower import flower as flower
 from .readers.nvflare import nvflare as nvflare
 from .readers.opacus import opacus as opacus

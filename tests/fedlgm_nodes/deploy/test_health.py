@@ -87,6 +87,7 @@ def test_the_death_of_a_service_is_told_to_a_monitor_and_to_a_command(tmp_path):
         service.kill()
         wait_until(lambda: page(_Local(place), "/ready")[0] == 503)
         wait_until(lambda: ("service", "raised") in alerts(log))
+        wait_until(lambda: '"service"' in told.read_text())
     with NodeProcess(folder), watching(folder, log, *options):  # the socket of the last one is gone
         wait_until(lambda: place.exists() and page(_Local(place), "/ready")[0] == 200)
     assert {json.loads(line)["alert"] for line in told.read_text().splitlines()} == {
