@@ -36,9 +36,16 @@ class _Cell(io.TextIOBase):
 
 def live_stream() -> TextIO | None:
     """The stream of a line that is overwritten; None where lines stay, as in a log."""
-    if "ipykernel" in sys.modules:
+    if _in_a_cell():
         return _Cell()  # type: ignore[return-value]
     return sys.stderr if sys.stderr.isatty() else None
+
+
+def _in_a_cell() -> bool:
+    """Whether a notebook's kernel runs this; a process may have imported one for something else."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 @contextmanager

@@ -30,7 +30,6 @@ def test_a_terminal_has_one_line_that_is_overwritten_and_removed(
 ):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     simulations.simulate(tiny_recipe, run_dir=tmp_path / "run")
     rounds = tiny_recipe.federation.rounds
     assert f"round {rounds} of {rounds}" in screen.getvalue()
@@ -39,10 +38,23 @@ def test_a_terminal_has_one_line_that_is_overwritten_and_removed(
     assert screen.getvalue().rpartition("\r")[0].endswith(" " * 79)
 
 
+def test_a_process_that_has_imported_a_kernel_is_no_notebook(tiny_recipe, monkeypatch, tmp_path):
+    """Its display has no handle: the run ended in an AttributeError, and a study waited for the
+    lock of its line for ever."""
+    import ipykernel  # noqa: F401
+    import IPython
+
+    assert IPython.get_ipython() is None
+    assert live.live_stream() is None
+    assert simulations.simulate(tiny_recipe, run_dir=tmp_path / "run").epsilon > 0
+    monkeypatch.setattr(IPython, "get_ipython", lambda: type("Shell", (), {"kernel": 1})())
+    monkeypatch.setattr(live, "_Cell", io.StringIO)
+    assert isinstance(live.live_stream(), io.StringIO)
+
+
 def test_a_log_has_a_plain_line_every_30_seconds_and_quiet_runs_none(
     tiny_recipe, monkeypatch, capsys, tmp_path
 ):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     simulations.simulate(tiny_recipe, run_dir=tmp_path / "short")
     assert capsys.readouterr().err == ""
     seconds = iter(range(0, 10_000, 20))
