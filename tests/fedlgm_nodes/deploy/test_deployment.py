@@ -182,7 +182,7 @@ def test_a_run_that_the_nodes_budgets_do_not_carry_is_refused_before_its_first_r
         check=False,
     )
     assert done.returncode == 2
-    assert done.stdout == ""
+    assert json.loads(done.stdout)["error"]["kind"] == "RunError"
     assert re.search(
         r"node0, node1 and node2 refuse it.*nothing\s+left.*Nothing\s+has\s+been\s+spent",
         done.stderr,
