@@ -1,4 +1,4 @@
-"""What workers and a second call save in a study: `python -m benchmarks.study_workers [--write]`.
+"""Time that workers and a second call save in a study: `python -m benchmarks.study_workers [--write]`.
 
 It needs an idle machine; `--turns 1 --rounds 2` is a short trial.
 """

@@ -1,4 +1,4 @@
-"""What runs a mechanism on a client."""
+"""The class and the planner that a mechanism needs on a client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def client_class(mechanism: Mechanism) -> type[LayerwiseClient]:
 
 
 def planner_of(mechanism: Mechanism | None) -> ClientPlanner | None:
-    """What plans the releases of a client, if the round's plan does not; None without a
+    """A new planner of a client's releases; None if the round's plan decides, or without a
     mechanism.
 
     Example:

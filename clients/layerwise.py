@@ -27,18 +27,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from clients.consent import Agreed, Consent
-from clients.own_plans import AnswerFirst
+from clients.own_plans import answer_first
 from clients.replying import ReplyingApp, quiet
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
 from fedlgm import wire
 from fedlgm.aggregation.client_release import Asked, ClientPlanner, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.mechanism import (
-    Mechanism,
-    PlansFromAnswers,
-    PlansFromPrivateData,
-)
+from fedlgm.mechanisms.mechanism import Mechanism, PlansFromPrivateData
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -62,8 +58,8 @@ class LayerwiseClient:
         ConfigError: a real node has a public seed, or the mechanism has another client.
     """
 
-    plans: ClassVar[bool] = False
-    """Whether this client plans from its own private data, which only `clients.published_client` does."""
+    plans_from_private_data: ClassVar[bool] = False
+    """Whether this client plans from its own private data, as `PublishedClient` alone does."""
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class LayerwiseClient:
             serves,
             consent,
         )
-        if isinstance(mechanism, PlansFromPrivateData) != self.plans:
+        if isinstance(mechanism, PlansFromPrivateData) != self.plans_from_private_data:
             raise ConfigError(
                 f"{mechanism.name}: clients.choice.client_class names the client of this mechanism"
             )
@@ -130,8 +126,8 @@ class LayerwiseClient:
 
     @staticmethod
     def planner(mechanism: Mechanism) -> ClientPlanner | None:
-        """What plans the releases of this class' clients; None if the round's plan does."""
-        return AnswerFirst(mechanism) if isinstance(mechanism, PlansFromAnswers) else None
+        """The planner of this class' clients; None if the round's plan decides."""
+        return answer_first(mechanism)
 
     @property
     def _simulated(self) -> bool:

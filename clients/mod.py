@@ -87,7 +87,7 @@ class PrivateUpdates:
         if isinstance(mechanism, str):
             name, variant = mechanisms.split(mechanism)
             mechanism = mechanisms.get(name, variant=variant or "sound")
-        self._planner = planner_of(None if mechanism is None else require_mechanism(mechanism))
+        self._mechanism = None if mechanism is None else require_mechanism(mechanism)
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
         self._module = copy_model(model)
 
@@ -111,7 +111,7 @@ class PrivateUpdates:
             )
         asked = asked_of(message, self._table(message), client)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
-        update.planner = self._planner
+        update.planner = planner_of(self._mechanism)  # new: it keeps figures of its releases
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
         total = client_release(update, agreed, asked)
         return reply_with(

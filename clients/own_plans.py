@@ -10,7 +10,7 @@ import torch
 from fedlgm.aggregation.client_release import Asked, Follow, Noised
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import PrivacyError
-from fedlgm.mechanisms import PlansFromAnswers
+from fedlgm.mechanisms.mechanism import Mechanism, PlansFromAnswers
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.plan import ReleasePlan
 
@@ -45,6 +45,17 @@ class AnswerFirst:
         layers = follow(asked._replace(plan=plan), noise.derive(b"the layers of an own plan"))
         name = hashlib.sha256(f"{answered.name} {layers.name}".encode()).hexdigest()[:32]
         return replace(answered, total=torch.cat([plan.expand(layers.total), answer]), name=name)
+
+
+def answer_first(mechanism: Mechanism) -> AnswerFirst | None:
+    """The planner of a private mechanism's clients; None if the round's plan decides.
+
+    Example:
+        >>> from fedlgm import mechanisms
+        >>> answer_first(mechanisms.get("uniform")) is None
+        True
+    """
+    return AnswerFirst(mechanism) if isinstance(mechanism, PlansFromAnswers) else None
 
 
 def _check_cost(common: ReleasePlan, own: ReleasePlan) -> None:

@@ -53,7 +53,7 @@ class RawUpdatePlanner:
 class PublishedClient(LayerwiseClient):
     """`LayerwiseClient` for a mechanism that plans from private data. NOT PRIVATE."""
 
-    plans = True
+    plans_from_private_data = True
 
     @override
     def as_app(self, app: ClientApp | None = None) -> ClientApp:

@@ -132,7 +132,7 @@ class LayerwiseFedAvg(FedAvg):
         LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
     """
 
-    plans: ClassVar[bool] = False
+    plans_from_private_data: ClassVar[bool] = False
     """Whether rounds are planned from private data, which only `strategies.published_strategy` does."""
 
     def __init__(
@@ -154,7 +154,7 @@ class LayerwiseFedAvg(FedAvg):
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         method.check_cohorts(sampler.sampling)
-        if isinstance(method.mechanism, UsesPrivateNorms) and not self.plans:
+        if isinstance(method.mechanism, UsesPrivateNorms) and not self.plans_from_private_data:
             raise ConfigError(
                 f"{method.mechanism.name}: strategies.strategy_class names the strategy of this "
                 "mechanism"

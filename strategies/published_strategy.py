@@ -24,7 +24,7 @@ from strategies.replies import in_order
 class PublishedFedAvg(LayerwiseFedAvg):
     """`LayerwiseFedAvg` for a mechanism that plans from private data. NOT PRIVATE."""
 
-    plans = True
+    plans_from_private_data = True
 
     @override
     def _plan(

@@ -106,7 +106,7 @@ class Contributions(ABC):
     of: SharedUnit | None = None
     answers: frozenset[str] = frozenset()
     planner: ClientPlanner | None = None
-    """What plans the clients' releases, if not the round's plan does."""
+    """Plans each client's release; None if the round's plan decides."""
 
     def __init__(self, numerics: Numerics | None = None) -> None:
         self.numerics = numerics or Numerics()

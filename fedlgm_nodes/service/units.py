@@ -19,12 +19,12 @@ from typing_extensions import override
 
 from clients.cut_vote import CutVotes, VotingUpdates, VotingWork
 from clients.example_level import ExampleSteps, ExampleWork
-from clients.own_plans import AnswerFirst
+from clients.own_plans import answer_first
 from clients.source import ClientData, ClientSource
 from fedlgm import privacy
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import BoundedUpdates, Updates
-from fedlgm.mechanisms.mechanism import BoundsExamples, PlansFromAnswers
+from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
@@ -147,8 +147,7 @@ class WholeData:
             numerics: threads, device and noise backend.
         """
         updates = _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), numerics)
-        if isinstance(job.mechanism, PlansFromAnswers):
-            updates.planner = AnswerFirst(job.mechanism)
+        updates.planner = answer_first(job.mechanism)
         return updates
 
 

@@ -148,23 +148,18 @@ def count_outcomes(outcomes: Sequence[str]) -> str:
     return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
 
-def is_searched(folder: Path, name: str) -> bool:
-    """Whether settings were searched alike for every method of a study, in it or beside it."""
-    kept = Study.read(folder / "studies" / f"{name}.json")
-    return bool(kept.records.searched) or (folder / "studies" / "tuned" / f"{name}.json").is_file()
-
-
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
     """The claims of all kept studies, by paper; those at settings that nobody searched apart."""
     papers = {number: f"{number}: {paper.name}" for number, paper in files.papers().items()}
     papers[""] = "none: rules of this library"
     by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in papers}
     searched = set[int]()
-    for name in found:
+    for name, kept in found.items():
         paper = files.load(name).paper[:3]
         tested = check_claims(folder, name)
         by_paper[paper if paper in papers else ""] += tested
-        searched |= {id(claim) for claim in tested} if is_searched(folder, name) else set()
+        if kept.get("searched") or (folder / "studies" / "tuned" / f"{name}.json").is_file():
+            searched |= set(map(id, tested))
     rows = []
     for paper, tested in by_paper.items():
         counted = claims.count_once(tested)
