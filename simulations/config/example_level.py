@@ -79,8 +79,8 @@ class ExampleLevel(UnitKind):
             (
                 "training.weight_decay",
                 training.weight_decay,
-                None,
-                "weights decay in clients' own training only",
+                training.weight_decay if self.counts_examples(recipe) else None,
+                "a client's upload is held to a cap that allows for no decay",
             ),
             (
                 "training.vectorize",
@@ -221,6 +221,10 @@ class ExampleLevel(UnitKind):
             return super().server_step(recipe, own)
         if is_own(recipe.federation.server_optimizer):
             named = own or recipe.federation.server_optimizer
+        if named and training.weight_decay:
+            raise ConfigError(
+                "training.weight_decay is for training.optimizer: your own server step makes its own"
+            )
         if named:
             return server_step(named, training.lr, training.momentum)
         name = (
@@ -228,7 +232,8 @@ class ExampleLevel(UnitKind):
             if training.optimizer == "adam" or not training.momentum
             else "momentum"
         )
-        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
+        decay = training.weight_decay or 0.0
+        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8, decay=decay)
 
     def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's
