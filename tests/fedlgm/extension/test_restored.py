@@ -329,10 +329,8 @@ def test_a_class_or_function_that_training_changes_is_refused(task: Any, tmp_pat
 
 def test_ordinary_parts_are_proven(tmp_path: Path) -> None:
     own = [
-        {"model": Std},
-        {"model": Std()},
-        {"task": Weighing},
-        {"task": Weighing(), "trainer": Running},
+        {"model": Std, "task": Weighing},
+        {"model": Std(), "task": Weighing(), "trainer": Running},
         {"model": Counter, "overrides": ["training.vectorize=on"]},
     ]
     for number, given in enumerate(own):
