@@ -156,7 +156,7 @@ def _commands_are_built_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., Recipe]:
     """Maker of tiny recipes; keywords are sections whose keys replace the usual ones (None removes
     a key)."""
