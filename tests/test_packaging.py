@@ -165,20 +165,27 @@ with private_superlink(here / "superlink.log") as flwr:
     asked = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1", "--run-config", f'folder="{here}"')
     run = flwr.submit(pathlib.Path(sys.argv[2]), *asked)
     assert follow(flwr, run, here / "superlink.log") == "finished:completed", flwr.log(run)
-torch.nn.Linear(64, 10).load_state_dict(torch.load("model.pt"))
+    assert "DEPRECATED" not in flwr.log(run) + (here / "superlink.log").read_text()
+model = torch.nn.Linear(64, 10)
+model.load_state_dict(torch.load("model.pt"))
+x, y = load_digits(return_X_y=True)
+accuracy = (model(torch.tensor(x).float() / 16).argmax(1).numpy() == y).mean()
+assert accuracy > 0.2, accuracy
 with Ledger(here / "ledger.sqlite") as ledger:
+    ledger.verify(contiguous=True)
     assert ledger.rounds() == 3
+    assert 7 < ledger.epsilon(1e-2) <= 8
 print("notebook and flwr run: done")
 """
 """In the fresh environment: a notebook with the first example, and an app under `flwr run`."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.13"])  # the oldest and the newest
 def test_the_wheel_alone_runs_in_a_fresh_environment(
     version: str, wheel: Path, tmp_path: Path
 ) -> None:
-    """`fedlgm simulate`, a notebook and `flwr run`, on every Python that is found.
+    """`fedlgm simulate`, a notebook and `flwr run`, on each Python that is found.
 
     The version of the tests takes their dependencies; others install them, which needs a package
     index."""
