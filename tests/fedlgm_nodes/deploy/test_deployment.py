@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from diverging import install
 from patience import LIMIT_S, wait_until
 
+from fedlgm.errors import DivergedError
 from fedlgm_nodes.deploy import certificates, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
@@ -215,6 +217,25 @@ def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):
     assert round_["lost"] == {"node1": "not connected"}
     processes.up(real)
     assert Flower(real).online() == 3
+
+
+def test_a_run_that_diverges_says_so_to_whoever_started_it(real, tmp_path, monkeypatch):
+    install(tmp_path / "modules", monkeypatch)  # for the server; nodes take no server step
+    monkeypatch.chdir(
+        tmp_path / "modules"
+    )  # where the command is typed: the ServerApp looks there, too
+    said: list[str] = []
+    with pytest.raises(
+        DivergedError, match=r"^training diverged in round 3: .*federation\.server_lr"
+    ):
+        submit.run(real, recipe("federation.server_optimizer=my_diverging:Step"), say=said.append)
+    assert [line.partition(":")[0] for line in said if line.startswith("round")] == [
+        "round 1",
+        "round 2",
+    ]
+    assert re.fullmatch(
+        r"training diverged; norms .* last round: node\d \(\S+\)(, node\d \(\S+\))+", said[-1]
+    )
 
 
 @pytest.mark.parametrize(
