@@ -38,7 +38,11 @@ def texts(store: Kept) -> Pages:
                 cell.name["variant"],
                 *(spread(cell.figures(name)) for name in FIGURES.values()),
                 ", ".join(map(str, sorted(cell.figures().index))),
-                *(change(cell.figures("late"), first.figures("late")) if cell != first else [""] * 3),
+                *(
+                    change(cell.figures("late"), first.figures("late"))
+                    if cell != first
+                    else [""] * 3
+                ),
             ]
             for cell in runs
             if len(cell.figures())

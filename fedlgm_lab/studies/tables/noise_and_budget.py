@@ -16,7 +16,9 @@ def texts(store: Kept) -> Pages:
     """The cells, and the change from secret sampling to correlated noise in public."""
     rows, noises = [], list[str]()
     for budget in labels(NAME, "budget"):
-        figures = {str(cell.name["noise"]): cell.figures() for cell in cells(store, NAME, budget=budget)}
+        figures = {
+            str(cell.name["noise"]): cell.figures() for cell in cells(store, NAME, budget=budget)
+        }
         noises = list(figures)
         secret, _, banded = figures.values()
         rows.append([f"{budget:g}", *map(spread, figures.values()), *change(banded, secret)])

@@ -236,7 +236,9 @@ def _chosen(maker: str, axis: str, wanted: Any) -> Iterator[tuple[Label, dict[st
         yield from _chosen(values, axis, wanted)
         return
     for key, value in values.items():
-        pairs = [(each, {key: each}) for each in value] if isinstance(value, list) else [(key, value)]
+        pairs = (
+            [(each, {key: each}) for each in value] if isinstance(value, list) else [(key, value)]
+        )
         for label, changes in pairs:
             if not isinstance(wanted, list) or label in wanted:
                 yield label, changes

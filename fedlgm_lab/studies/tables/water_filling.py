@@ -82,6 +82,4 @@ def texts(store: Kept) -> Pages:
     return {"data/adaptive.md": {"water-filling": comparison(store)}}
 
 
-MAKER = Maker(
-    "water-filling.json", texts, lambda store: measure_cells(cells(store, NAME, run))
-)
+MAKER = Maker("water-filling.json", texts, lambda store: measure_cells(cells(store, NAME, run)))
