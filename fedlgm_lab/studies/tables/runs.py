@@ -31,6 +31,7 @@ import pandas as pd
 
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row, figures
+from simulations.config.overrides import removes
 
 Label = str | float
 Run = Callable[[str, Mapping[str, Any], int], Row]
@@ -157,6 +158,12 @@ def measure_cells(cells: Sequence[Cell]) -> None:
                 cell.measure(seed)
 
 
+def _value(key: str, value: Any) -> Any:
+    """A recipe's value; None for "none" where it removes one, since TOML has no None."""
+    section, _, name = key.partition(".")
+    return None if isinstance(value, str) and removes(section, name, value) else value
+
+
 def search_table(cells: Sequence[Cell], columns: Mapping[str, str], digits: int) -> str:
     """The figures of searches so far: a row for each cell, a column for each rate; empty without
     any.
@@ -210,6 +217,7 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
             for axis, label, further in point:
                 own[axis] = label
                 changes |= further
+            changes = {key: _value(key, value) for key, value in changes.items()}
             if all(own.get(key) == value for key, value in name.items()):
                 made.append(
                     Cell(store, own, group.get("recipe", ""), changes, group["seeds"], search, run)
