@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
-
 from fedlgm_lab.studies.tables.maker import Maker, Pages
-from fedlgm_lab.studies.tables.pages import spread, table
+from fedlgm_lab.studies.tables.pages import picture, spread, table
 from fedlgm_lab.studies.tables.runs import cells, labels, measure_cells
 from fedlgm_lab.studies.tables.store import Kept
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 NAME = "allocations"
 EPSILONS, TICKS = labels(NAME, "epsilon"), (1, 2, 3, 4, 6, 8)
@@ -35,24 +30,20 @@ def texts(store: Kept) -> Pages:
 
 def draw(store: Kept, path: Path) -> None:
     """The picture that the README shows."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for method in labels(NAME, "method"):
-        figures = [cell.figures() / 100 for cell in cells(store, NAME, method=method)]
-        means, spreads = [each.mean() for each in figures], [each.std() for each in figures]
-        axes.errorbar(EPSILONS, means, spreads, marker="o", label=method)
-    axes.set(
-        xscale="log",
-        xlabel="proven epsilon (delta = 1e-5)",
-        ylabel="test accuracy",
-        title="digits, 500 clients",
-    )
-    axes.set_xticks(TICKS, map(str, TICKS))
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    with picture(path, (7, 4), dpi=100) as (axes,):
+        for method in labels(NAME, "method"):
+            figures = [cell.figures() / 100 for cell in cells(store, NAME, method=method)]
+            means, spreads = [each.mean() for each in figures], [each.std() for each in figures]
+            axes.errorbar(EPSILONS, means, spreads, marker="o", label=method)
+        axes.set(
+            xscale="log",
+            xlabel="proven epsilon (delta = 1e-5)",
+            ylabel="test accuracy",
+            title="digits, 500 clients",
+        )
+        axes.set_xticks(TICKS, map(str, TICKS))
+        axes.minorticks_off()
+        axes.legend(fontsize="small")
 
 
 MAKER = Maker(

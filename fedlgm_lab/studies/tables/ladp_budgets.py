@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
 from fedlgm.mechanisms.ladp_frame import bound_by_training
@@ -23,16 +22,13 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.studies.statistics import difference
 from fedlgm_lab.studies.tables.ladp_constants import constants
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import interval, table
+from fedlgm_lab.studies.tables.pages import interval, picture, table
 from fedlgm_lab.studies.tables.runs import Cell, cells, measure_cells
 from fedlgm_lab.studies.tables.store import Kept, Row, simulated
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 NAME, FULL_DP = "ladp-budgets", "Full DP"
 PAPER = {
@@ -136,19 +132,15 @@ def text(store: Kept) -> str:
 
 def draw(store: Kept, path: Path) -> None:
     """Figure 5, from the kept rows."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.6))
     baselines, own = sides(store)
-    for cell, mark in zip((*baselines, *own), "os^dvPX*<", strict=True):
-        budgets = budgets_of(cell).mean(axis=0)
-        values = ", B = {}, R = {}".format(*constants(cell)) if cell in own else ""
-        label, rounds = f"{cell.name['method']}{values}", range(1, len(budgets) + 1)
-        axis.plot(rounds, budgets, label=label, marker=mark, markersize=4, linewidth=1.1)
-    axis.set(xlabel="round", ylabel="charged budget")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    with picture(path, (6.4, 3.6)) as (axis,):
+        for cell, mark in zip((*baselines, *own), "os^dvPX*<", strict=True):
+            budgets = budgets_of(cell).mean(axis=0)
+            values = ", B = {}, R = {}".format(*constants(cell)) if cell in own else ""
+            label, rounds = f"{cell.name['method']}{values}", range(1, len(budgets) + 1)
+            axis.plot(rounds, budgets, label=label, marker=mark, markersize=4, linewidth=1.1)
+        axis.set(xlabel="round", ylabel="charged budget")
+        axis.legend(fontsize=6)
 
 
 MAKER = Maker(

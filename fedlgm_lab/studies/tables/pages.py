@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedlgm_lab.studies.statistics import interval as student
 
@@ -28,6 +32,20 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+@contextmanager
+def picture(
+    path: Path, size: tuple[float, float], columns: int = 1, dpi: int = 80
+) -> Iterator[list[Axes]]:
+    """Axes side by side, written as a picture at the end of the block."""
+    figure = Figure(figsize=size)
+    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    yield axes
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=dpi)
 
 
 def put(page: Path, name: str, text: str) -> None:
