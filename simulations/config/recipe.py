@@ -35,7 +35,7 @@ from simulations.config.named_sections import (
     TaskSection,
     TrainerSection,
 )
-from simulations.config.overrides import Overrides, lay_over, override, removes
+from simulations.config.overrides import Overrides, lay_over, override
 from simulations.config.sections import (
     Deployment,
     Distributed,
@@ -369,13 +369,7 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     file = _locate(DEFAULT if recipe is None else str(recipe))
     for path, raw in extends.chain(file, lambda _, base: _locate(base), "recipes"):
-        if raw.keys() - {"name", "run"}:
-            merged.pop("title", None)  # it described the other recipe
-        for key, value in raw.items():
-            if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
-                above = {name: None if removes(key, name, v) else v for name, v in value.items()}
-                value = lay_over(key, below, above)
-            merged[key] = value
+        lay_over(merged, raw)
         if path.resolve().parent == BUNDLED.resolve():
             public_seed.mark(merged)
         merged |= {"name": raw.get("name", path.stem)}

@@ -82,8 +82,8 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
-        if folder.result() is not None:
-            return _finished(folder)
+        if (summary := folder.final_summary()) is not None:
+            return summary
         begun, audit = time.perf_counter(), watch_of(assembly)
         start = resume(assembly, folder, nodes)
         frozen = FrozenBase(assembly.model)
@@ -113,16 +113,6 @@ def serve(
         folder.finish(result)
         followers.end(result)
         return _for_operator(result, folder, rows, time.perf_counter() - begun)
-
-
-def _finished(folder: RunFolder) -> RunSummary:
-    """The summary of a finished run. Its checkpoints may have been removed since, as its keys
-    were.
-    """
-    finished = folder.verified_result()
-    finished.update(folder.audit_summary())
-    folder.forget_noise()
-    return finished
 
 
 def _run(
