@@ -28,7 +28,7 @@ from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
 from simulations.runs.statement import statement_of
-from simulations.runs.stopping import StoppedEarly, reported_rates
+from simulations.runs.stopping import StoppedEarly, privacy_figures
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import (
@@ -179,9 +179,8 @@ def _summarise(
     ledger: Ledger,
 ) -> RunSummary:
     """The run's public figures."""
-    recipe, seeded = assembly.recipe, assembly.recipe.run.seed is not None
+    recipe = assembly.recipe
     guarantee = ledger.guarantee() or (final.plan.guarantee if final.plan else None)
-    rates = reported_rates(recipe, ledger)
     result: RunSummary = {
         "run": str(folder.path),
         "recipe": recipe.name,
@@ -190,12 +189,7 @@ def _summarise(
         "variant": recipe.mechanism.variant,
         "rounds": final.rounds,
         "unit": recipe.unit,
-        "delta": recipe.privacy.delta,
-        "noise_reproducible": seeded,
-        "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
-        "guarantee_status": guarantee.status if guarantee else "none",
-        "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{recipe.unit}s"),
+        **privacy_figures(recipe, ledger, guarantee),  # type: ignore[typeddict-item]
         "noise_multiplier": assembly.privacy.facts.noise_multiplier,
         "noise_backend": assembly.model.numerics.noise_backend,
         "device": str(assembly.model.device),
