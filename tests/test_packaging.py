@@ -128,10 +128,13 @@ def site_of(environment: Path, version: str) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the sources."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(folder: Path, **variables: str) -> Path:
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -145,7 +148,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
         str(source),
     ]
-    done = subprocess.run(build, capture_output=True, text=True)
+    done = subprocess.run(build, capture_output=True, text=True, env=os.environ | variables)
     assert done.returncode == 0, done.stderr
     (made,) = folder.glob("fedlgm-*.whl")
     top = {name.partition("/")[0] for name in zipfile.ZipFile(made).namelist()}
@@ -298,3 +301,27 @@ def test_the_wheel_alone_runs_in_a_fresh_environment(
     examples = ROOT / "docs" / "examples"
     done = run("-c", USED, str(examples / "own_model.py"), str(examples / "existing_flower_app"))
     assert done.endswith("notebook and flwr run: done\n")
+
+
+@pytest.mark.slow
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, FEDLGM_PREBUILT="1")
+    assert wheel.name.endswith(f"py3-none-{sysconfig.get_platform().replace('-', '_')}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    kernels = (tmp_path / "site/fedlgm/training/native/prebuilt").iterdir()
+    assert sorted(file.name.split("-")[0] for file in kernels) == ["avx2"] * 2 + ["avx512"] * 2
+    asked = [
+        sys.executable,
+        "-Werror::UserWarning",
+        "-c",
+        "import fedlgm; from fedlgm.training.native import reason; print(fedlgm.__file__, reason())",
+    ]
+    without = os.environ | {
+        "CXX": "false",
+        "FEDLGM_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(tmp_path / "site"),
+    }
+    told = subprocess.run(asked, capture_output=True, text=True, env=without, cwd=tmp_path).stdout
+    assert told == f"{tmp_path}/site/fedlgm/__init__.py None\n"
+    assert not list(tmp_path.glob("cache/kernels/*"))
