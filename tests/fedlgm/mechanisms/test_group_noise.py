@@ -250,7 +250,7 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
 @settings(deadline=None, max_examples=5)
 @given(
     st.floats(0.2, 10),
-    st.integers(1, 200),
+    st.integers(1, 60),
     st.sampled_from([0.02, 0.3, 1.0]),
     st.sampled_from(["add-remove", "replace-one"]),
 )
@@ -427,12 +427,13 @@ def test_bad_calibration(changes, message):
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e4, 0.0), (1e300, 1e-5)])
-def test_huge_budgets_are_no_overflow(relation, epsilon, delta):
+def test_huge_budgets_are_no_overflow(relation, epsilon, delta, monkeypatch):
     """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than
     they allow."""
-    multiplier = calibrate_laplace(epsilon, delta, steps=1, sampling_rate=0.1, relation=relation)
+    monkeypatch.setattr(group_noise, "_LARGEST_LOSS", 8.0)  # grids grow with it
+    multiplier = calibrate_laplace(epsilon, delta, steps=3, sampling_rate=0.1, relation=relation)
     loss = accounting.SENSITIVITY_FACTOR[relation] / multiplier
     assert 0 < loss <= events.LARGEST_PURE
     assert not events.is_private(laplace_event(1e4, 0.1, relation))
     if delta == 0:
-        assert composed_epsilon([(laplace_event(loss, 0.1, relation), 1)], delta) <= epsilon
+        assert composed_epsilon([(laplace_event(loss, 0.1, relation), 3)], delta) <= epsilon

@@ -16,10 +16,10 @@ KINDS = [gaussian_event(1.5 + i / 10, 0.05) for i in range(FEW + 4)]
 SOME = KINDS[:5]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 20), min_size=len(SOME), max_size=len(SOME)),
-    later=st.lists(st.sampled_from(range(len(SOME))), max_size=3),
+    later=st.lists(st.sampled_from(range(len(SOME))), max_size=2),
     plain=st.lists(st.floats(5.0, 50.0), max_size=3),
     further=st.sampled_from(
         [None, gaussian_event(2.0, 0.3), gaussian_event(9.0), gaussian_event(0.2, 0.05)]
