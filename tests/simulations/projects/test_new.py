@@ -15,8 +15,8 @@ from tests.support.forked import ForkedCommand
 
 CASES = [
     (kind, protection.unit, protection.trust)
-    for kind in projects.KINDS
-    for protection in projects.KINDS[kind].protections
+    for kind in projects.names()
+    for protection in projects.kind_of(kind).protections
 ]
 QUICK = [
     ("pytorch", "example", "central"),
@@ -49,7 +49,7 @@ def test_a_projects_own_test_passes(run, tmp_path, kind, unit, trust):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in projects.KINDS if kind != "flower"])
+@pytest.mark.parametrize("kind", [kind for kind in projects.names() if kind != "flower"])
 def test_a_projects_command_prints_epsilon_and_guarantee(run, kind):
     assert run("new", kind, "mine")[0] == 0
     command = projects.kind_of(kind).run.split()
