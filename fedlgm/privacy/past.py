@@ -30,7 +30,7 @@ class Past:
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
-        >>> charged = [(gaussian_event(1.0 + i / 100, 0.1), 10) for i in range(20)]
+        >>> charged = [(gaussian_event(1.0 + i / 100, 0.1), 10) for i in range(4)]
         >>> one, past = gaussian_event(2.0, 0.1), Past()
         >>> round(past.epsilon(charged, 1e-5, one) / composed_epsilon([*charged, (one, 1)], 1e-5), 6)
         1.0
