@@ -26,12 +26,13 @@ from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
 from simulations.runs.folder import RunFolder
+from tests.support.interruption import take_ctrl_c
 
 pytestmark = pytest.mark.slow
 ROUNDS = 8  # lines come late on a busy machine: enough rounds are left after each stop
 SETTINGS = (
     "model.hidden=[8]", "training.epochs=1", "privacy.epsilon=1.0", f"federation.rounds={ROUNDS}",
-    f"privacy.max_participations={ROUNDS}", "deployment.offline_seconds=2",
+    f"privacy.max_participations={ROUNDS}", "deployment.offline_seconds=2", "federation.quorum=0.3",
 )  # fmt: skip
 NAMED_S = 10.0  # half of it unless the machine is busy; Flower takes 14 or more to notice the first
 
@@ -43,6 +44,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
         tmp_path_factory.mktemp("f") / "lab", 3, example=example, policy={"epsilon": 500.0}
     )
     try:
+        processes.up(folder)
         yield folder
     finally:
         processes.down(folder)
@@ -88,6 +90,7 @@ def run_under(
     settings = (*SETTINGS, f"model.seed={seed}")
     sets = [part for one in settings for part in ("--set", one)]
     command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(lab.path)]
+    take_ctrl_c()
     with subprocess.Popen(
         [*command, *sets], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as run:
@@ -132,7 +135,6 @@ def _rows(lab: DeploymentFolder, name: str) -> list[Any]:
 
 
 def test_processes_that_are_stopped_are_named_and_the_run_goes_on(lab: DeploymentFolder) -> None:
-    processes.up(lab)
     strikes = [
         Strike("flwr-serverapp", signal.SIGSTOP, "", STOPPED),
         Strike("node0-service", signal.SIGSTOP, "round 1", STOPPED),

@@ -30,7 +30,7 @@ from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
-from tests.support.interruption import Interrupted, interrupt_at
+from tests.support.interruption import Interrupted, interrupt_at, take_ctrl_c
 
 SAME = (
     "model_sha256",
@@ -208,6 +208,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(tmp_path, nothing_l
     file.write_text(recipe.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", "flower"]
     command += ["--run-dir", str(run), "--workers", "2"]
+    take_ctrl_c()
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
