@@ -191,9 +191,9 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
         name: function for name, function in (own.metrics or {}).items() if name not in metrics
     }
     if missing or own.evaluate is not None:
-        from simulations.api import result_of
+        from simulations.api import RunResult
 
-        module = result_of(result, own).model()
+        module = RunResult(result, own).model()
         if missing:
             measured = Assembly(folder.recipe(), own)
             x, y = (

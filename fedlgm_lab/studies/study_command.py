@@ -285,7 +285,7 @@ def _list(as_json: bool) -> None:
     console.print("Papers, by the number that begins the names of their studies", markup=False)
     for number, paper in files.papers().items():
         console.print(
-            f"{number}  {paper.authors}: {paper.title}\n     mechanisms: "
+            f"{number}  {paper.authors}: {paper.title} (arXiv {paper.arxiv})\n     mechanisms: "
             f"{', '.join(paper.mechanisms)}\n     recipes: {', '.join(paper.recipes)}",
             markup=False,
             highlight=False,
@@ -294,7 +294,10 @@ def _list(as_json: bool) -> None:
     from simulations.tables import print_names
 
     console.print(
-        "\nBundled studies; what each needs: --json, or docs/results/studies.md", markup=False
+        "\nBundled studies, each made by: fedlgm study NAME; what each needs: --json, or "
+        "docs/results/studies.md",
+        markup=False,
+        soft_wrap=True,
     )
     print_names(console, [(name, study.title) for name, study in studies.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)

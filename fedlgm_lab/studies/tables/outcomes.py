@@ -103,6 +103,26 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
     return f"{made}\n\n{table(['paper', 'at searched settings', 'at one setting'], rows)}"
 
 
+def paper_table() -> str:
+    """A row for every paper: the number that begins its studies' names, and what is from it."""
+
+    def join(entries: Sequence[str]) -> str:
+        return ", ".join(f"`{entry}`" for entry in entries)
+
+    rows = [
+        [
+            number,
+            f"{paper.authors}: *{paper.title}*",
+            f"[{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})",
+            join(paper.mechanisms),
+            join(paper.recipes),
+            join([name for name in files.names() if files.load(name).paper.startswith(number)]),
+        ]
+        for number, paper in files.papers().items()
+    ]
+    return table(["number", "paper", "arXiv", "mechanisms", "recipes", "studies"], rows)
+
+
 def overview(folder: Path, found: Mapping[str, Any]) -> str:
     """A row for every table and figure that was made, and lists of the others."""
     rows, no_data, not_made = [], [], []
@@ -234,13 +254,17 @@ def cells(found: Study) -> str:
 
 
 def texts(store: Values) -> Pages:
-    """Summary and overview, the map of rules, and a section of data for every study with kept
+    """Summary, papers and overview, the map of rules, and a section of data for every study with kept
     runs.
     """
     folder, found = store.folder, studies(store.folder)
     sections = "\n\n".join(section(folder, name, one) for name, one in found.items())
     return {
-        "studies.md": {"summary": summary(folder, found), "overview": overview(folder, found)},
+        "studies.md": {
+            "summary": summary(folder, found),
+            "papers": paper_table(),
+            "overview": overview(folder, found),
+        },
         "data/studies.md": {"outcomes": sections},
         "../how-to/which-mechanism.md": {"map": map_table(folder)},
     }
