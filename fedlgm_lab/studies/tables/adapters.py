@@ -39,14 +39,19 @@ def base_perplexity(base: str) -> float:
 
 def texts(store: Kept) -> Pages:
     """The comparison, and the scales of adapters."""
-    runs = {cell.name["method"]: cell for cell in cells(store, NAME)}
+    runs = {str(cell.name["method"]): cell for cell in cells(store, NAME)}
     figures = {method: cell.figures() for method, cell in runs.items()}
     rows = [["nothing", "0", "", *(f"{row['final']:.2f}" for row in store.find(method="nothing"))]]
     for method, cell in runs.items():
         if len(cell.seeds) > 1:
-            own, each = figures[method], ", ".join(f"{value:.3f}" for value in figures[method])
-            count = f"{int(cell.figures('parameters').iloc[0]):,}" if len(own) else ""
-            rows.append([method, count, each, f"{own.mean():.3f}" if len(own) else ""])
+            accuracies, each = (
+                figures[method],
+                ", ".join(f"{value:.3f}" for value in figures[method]),
+            )
+            count = f"{int(cell.figures('parameters').iloc[0]):,}" if len(accuracies) else ""
+            rows.append(
+                [method, count, each, f"{accuracies.mean():.3f}" if len(accuracies) else ""]
+            )
     scales = [
         [
             method,

@@ -213,8 +213,8 @@ def runs_of(store: Kept, task: str) -> dict[Label, Cell]:
 
 def best_of(figures: Mapping[Label, pd.Series], candidates: Iterable[Label]) -> Label:
     """The best candidate on average, among those with figures; "" if there is none."""
-    known = [method for method in candidates if len(figures.get(method, ()))]
-    return max(known, key=lambda method: figures[method].mean(), default="")
+    measured = [method for method in candidates if len(figures.get(method, ()))]
+    return max(measured, key=lambda method: figures[method].mean(), default="")
 
 
 def text_of(store: Kept, task: str) -> str:
@@ -229,10 +229,10 @@ def text_of(store: Kept, task: str) -> str:
         return ""
     best = best_of(figures, FIXED if FIXED[0] in figures else figures)
     lines = []
-    for method, own in figures.items():
-        against = ["best fixed", "", ""] if method == best else change(own, figures[best])
+    for method, accuracies in figures.items():
+        against = ["best fixed", "", ""] if method == best else change(accuracies, figures[best])
         rate = runs[method].rate() or runs[method].name["rate"]
-        lines.append([method, f"{rate:g}", plus_minus(own), len(own), *against])
+        lines.append([method, f"{rate:g}", plus_minus(accuracies), len(accuracies), *against])
     return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines)
 
 
@@ -242,10 +242,10 @@ def all_tasks(store: Kept) -> str:
     """
     lines = []
 
-    def add(label: str, own: pd.Series, best: Label, reference: pd.Series) -> None:
-        shared = len(own.index.intersection(reference.index))
-        shown = [plus_minus(reference), plus_minus(own)]
-        lines.append([label, best, *shown, shared, *change(own, reference)])
+    def add(label: str, learnt: pd.Series, best: Label, reference: pd.Series) -> None:
+        shared = len(learnt.index.intersection(reference.index))
+        shown = [plus_minus(reference), plus_minus(learnt)]
+        lines.append([label, best, *shown, shared, *change(learnt, reference)])
 
     for task in ("deep", "small"):
         runs = runs_of(store, task)
@@ -262,8 +262,8 @@ def all_tasks(store: Kept) -> str:
         by_noise = noise_and_split.figures_by_cell(other)
         for noise in noise_and_split.NOISES if other else ():
             best = noise_and_split.best_fixed(by_noise, noise, noise_and_split.better_of(other))
-            own = by_noise[noise, noise_and_split.ADAPTIVE]
-            add(f"{task}; {noise}", own, best, by_noise[noise, best])
+            learnt = by_noise[noise, noise_and_split.ADAPTIVE]
+            add(f"{task}; {noise}", learnt, best, by_noise[noise, best])
     header = ["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE]
     return table(header, lines) if lines else ""
 

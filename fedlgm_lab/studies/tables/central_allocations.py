@@ -39,15 +39,15 @@ def results(store: Kept, steps: int) -> str:
             cell = runs.get((SAME.get(rule, rule) if clip == "EqClip" else rule, clip))
             if cell is None or not cell.tried():
                 continue
-            own = cell.figures()
+            figures = cell.figures()
             paper = {"EqClip": equal, "MedClip, published": median}
             rows.append([
                 "standard Gaussian (flat)" if rule == "flat" else rule,
                 "-" if rule == "flat" else clip,
                 f"{cell.rate():g}",
-                spread(own),
-                len(own),
-                *(change(own, flat.figures()) if cell != flat else [""] * len(CHANGE)),
+                spread(figures),
+                len(figures),
+                *(change(figures, flat.figures()) if cell != flat else [""] * len(CHANGE)),
                 paper.get(str(clip), ""),
             ])  # fmt: skip
     header = ["rule", "bounds", "lr", "accuracy", "seeds", *CHANGE, "paper, highest"]

@@ -46,9 +46,9 @@ def settings_of(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
     assert isinstance(store, Kept)
     rules = water_filling.FLAT, water_filling.FILLING
     for group in settings(water_filling.NAME)["groups"]:
-        task, own = group["name"]["task"], group["set"]
+        task, options = group["name"]["task"], group["set"]
         runs = water_filling.runs_of(store, task)
-        changes = {"model.hidden": own["hidden"], **(_ADAM if own["adam"] else {})}
+        changes = {"model.hidden": options["hidden"], **(_ADAM if options["adam"] else {})}
         figures = [runs[rule].figures() for rule in rules]
         yield task, Setting(group["title"], "digits", changes, *figures)
     for name, model in real_models.settings_with_runs(folder, real_models.FILLING).items():
@@ -63,14 +63,14 @@ def vote(setting: Setting, seed: int) -> dict[str, float]:
     """The share of the first cohort's clients that prefer water-filling; those that abstain count
     as half.
     """
-    one = {
+    once = {
         "mechanism.name": "voted-filling",
         "federation.rounds": 1,
         "privacy.epsilon": 1e4,
         "run.seed": seed,
     }
-    made = simulations.simulate(setting.recipe, overrides=setting.changes | one, engine="local")
-    return {"share": made.history[1]["queries"][CutVote.name][0]}
+    voted = simulations.simulate(setting.recipe, overrides=setting.changes | once, engine="local")
+    return {"share": voted.history[1]["queries"][CutVote.name][0]}
 
 
 def comparison(store: Kept) -> str:

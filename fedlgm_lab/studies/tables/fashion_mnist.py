@@ -30,7 +30,7 @@ def glorot_cnn(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 def texts(store: Kept) -> Pages:
     """A table for each study with finished runs."""
-    made: dict[str, dict[str, str]] = {"fashion-mnist.md": {}, "data/fashion-mnist.md": {}}
+    pages: dict[str, dict[str, str]] = {"fashion-mnist.md": {}, "data/fashion-mnist.md": {}}
     for study in (group["name"]["study"] for group in settings(NAME)["groups"]):
         first, *_ = runs = cells(store, NAME, study=study)
         rows = [
@@ -49,8 +49,8 @@ def texts(store: Kept) -> Pages:
         ]
         if rows:
             page = "fashion-mnist.md" if study == "table-3" else "data/fashion-mnist.md"
-            made[page][study] = table(["variant", *FIGURES, "seeds", *CHANGE], rows)
-    return made
+            pages[page][study] = table(["variant", *FIGURES, "seeds", *CHANGE], rows)
+    return pages
 
 
 MAKER = Maker(

@@ -103,9 +103,9 @@ def comparison(store: Kept) -> str:
     """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline,
     over the seeds.
     """
-    baselines, own = sides(store)
+    baselines, ladp = sides(store)
     lines = []
-    for cell in own:
+    for cell in ladp:
         pairs = [(budgets_of(cell)[:, -1], budgets_of(other)[:, -1]) for other in baselines]
         # Budgets that differ only in the last digits of a constant are equal.
         tests = [
@@ -119,9 +119,9 @@ def comparison(store: Kept) -> str:
 
 def text(store: Kept) -> str:
     """The table: budgets after the last round, each method beside Full DP."""
-    baselines, own = sides(store)
+    baselines, ladp = sides(store)
     full, lines = budgets_of(baselines[0])[:, -1], []
-    for cell in (*baselines, *own):
+    for cell in (*baselines, *ladp):
         last, method = budgets_of(cell)[:, -1], str(cell.name["method"])
         ratio = f"{np.mean(last / full):.3g}"
         spent = [f"{cell.figures(name).mean():.3g}" for name in ("claimed", "proven")]
@@ -132,11 +132,11 @@ def text(store: Kept) -> str:
 
 def draw(store: Kept, path: Path) -> None:
     """Figure 5, from the kept rows."""
-    baselines, own = sides(store)
+    baselines, ladp = sides(store)
     with picture(path, (6.4, 3.6)) as (axis,):
-        for cell, mark in zip((*baselines, *own), "os^dvPX*<", strict=True):
+        for cell, mark in zip((*baselines, *ladp), "os^dvPX*<", strict=True):
             budgets = budgets_of(cell).mean(axis=0)
-            values = ", B = {}, R = {}".format(*constants(cell)) if cell in own else ""
+            values = ", B = {}, R = {}".format(*constants(cell)) if cell in ladp else ""
             label, rounds = f"{cell.name['method']}{values}", range(1, len(budgets) + 1)
             axis.plot(rounds, budgets, label=label, marker=mark, markersize=4, linewidth=1.1)
         axis.set(xlabel="round", ylabel="charged budget")

@@ -139,16 +139,16 @@ def narrow(store: Kept, task: str) -> str:
     figures, rows = figures_by_cell(runs), []
     for run in runs:
         if run.name["split"] == NARROW:
-            noise, own = run.name["noise"], run.figures()
+            noise, narrowed = run.name["noise"], run.figures()
             best = best_fixed(figures, noise, better_of(runs))
-            changed = [change(own, figures[noise, other]) for other in (best, ADAPTIVE)]
-            shown = f"{spread(own)} (lr {run.rate():g})"
+            changed = [change(narrowed, figures[noise, other]) for other in (best, ADAPTIVE)]
+            shown = f"{spread(narrowed)} (lr {run.rate():g})"
             rows.append([noise, shown, best, *changed[0], *changed[1]])
     return table(["noise", NARROW, "best fixed", *CHANGE, "change to span 8", *CHANGE[1:]], rows)
 
 
 def search(store: Kept, task: str) -> str:
-    """What the search found so far, on its own seed: a row for each cell, a column for each
+    """What the search found so far, on its narrowed seed: a row for each cell, a column for each
     rate.
     """
     runs = [cell for cell in cells(store, NAME, task=task) if cell.name["split"] != NARROW]

@@ -116,8 +116,8 @@ def responses(setting: Setting, store: Kept, seed: int) -> Row:
         cell.name["noise"]: cell
         for cell in cells(store, noise_and_split.NAME, task=TASK, split=SPLIT)
     }
-    secret, own = by_noise[POISSON], by_noise[setting.noise]
-    changes = own.changes | {"run.seed": seed, "data.partition_seed": seed}
+    secret, chosen = by_noise[POISSON], by_noise[setting.noise]
+    changes = chosen.changes | {"run.seed": seed, "data.partition_seed": seed}
     changes |= {"run.checkpoint_every": 1000000, "run.trackers": []}
     assembly = Assembly(recipes.load(secret.recipe, secret.changes))
     plan, layers = assembly.privacy.first_plan(), assembly.model.layers
@@ -131,7 +131,7 @@ def responses(setting: Setting, store: Kept, seed: int) -> Row:
 
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)
-        with simulated(own.recipe, overrides=changes, server_optimizer=server):
+        with simulated(chosen.recipe, overrides=changes, server_optimizer=server):
             return torch.stack(server.models)
 
     @torch.no_grad()
@@ -142,13 +142,13 @@ def responses(setting: Setting, store: Kept, seed: int) -> Row:
         return centred
 
     base, row, whole = models(0), {}, setting.rate * push
-    store, full = [outputs(model) for model in base], [outputs(model + whole) for model in base]
+    bare, full = [outputs(model) for model in base], [outputs(model + whole) for model in base]
     for at in PUSHED:
         pushed = models(at)[at - 1 :]
         moved = (pushed - base[at - 1 :]).double()
         row[f"weights {at}"] = [_along(change, whole.double()) for change in moved]
         row[f"outputs {at}"] = [
-            _along(outputs(model) - store[t], full[t] - store[t])
+            _along(outputs(model) - bare[t], full[t] - bare[t])
             for t, model in enumerate(pushed, start=at - 1)
         ]
     return row
@@ -225,9 +225,9 @@ def levels_table(store: Kept) -> str:
     runs = [cell for cell in noise_and_split.runs_of(others, TASK) if cell.name["split"] == SPLIT]
     if not runs:
         return ""
-    own = [(str(run.name["cell"]), run) for run in cells(store, NAME)]
+    levels = [(str(run.name["cell"]), run) for run in cells(store, NAME)]
     lines = []
-    for label, run in [*own, *((f"{run.name['noise']}, epsilon 3", run) for run in runs)]:
+    for label, run in [*levels, *((f"{run.name['noise']}, epsilon 3", run) for run in runs)]:
         figures, rate = run.figures(), run.rate()
         figures = figures[figures.index.isin(cells(store, NAME)[0].seeds)]
         if len(figures):

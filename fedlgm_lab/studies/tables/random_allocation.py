@@ -72,15 +72,17 @@ def texts(store: Kept) -> Pages:
     """Accuracies in percent by data and epsilon, with the paired difference."""
     runs, lines = cells(store, NAME), []
     for poisson, allocation in zip(runs[::2], runs[1::2], strict=True):
-        own, other = (100 * cell.figures("accuracy") for cell in (allocation, poisson))
-        gains = (own - other).dropna()
+        by_allocation, by_poisson = (
+            100 * cell.figures("accuracy") for cell in (allocation, poisson)
+        )
+        gains = (by_allocation - by_poisson).dropna()
         if len(gains) > 1:
             noise = [cell.figures("noise_multiplier").iloc[0] for cell in (poisson, allocation)]
             lines.append([
                 poisson.name["data"],
                 f"{poisson.name['epsilon']:g}",
                 " / ".join(f"{multiplier:.3f}" for multiplier in noise),
-                *(spread(figures[gains.index]) for figures in (other, own)),
+                *(spread(figures[gains.index]) for figures in (by_poisson, by_allocation)),
                 f"{gains.mean():+.2f} ± {gains.sem():.2f}",
             ])  # fmt: skip
     header = ["data", "epsilon", "noise: Poisson / allocation", "Poisson", "allocation"]

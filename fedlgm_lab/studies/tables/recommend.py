@@ -105,8 +105,10 @@ def figures_by_rule(store: Kept) -> dict[str, pd.DataFrame]:
             figures[rule] = better * cell.figures()
         frames[setting["name"]["setting"]] = pd.DataFrame(figures)
     for group in settings(NAME)["groups"]:
-        runs = {cell.name["rule"]: cell.figures() for cell in cells(store, NAME, **group["name"])}
-        frames[group["name"]["setting"]] = pd.DataFrame(runs)
+        by_rule = {
+            cell.name["rule"]: cell.figures() for cell in cells(store, NAME, **group["name"])
+        }
+        frames[group["name"]["setting"]] = pd.DataFrame(by_rule)
     return frames
 
 

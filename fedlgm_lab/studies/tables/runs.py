@@ -176,9 +176,9 @@ def search_table(cells: Sequence[Cell], columns: Mapping[str, str], digits: int)
     tried = {tuple(cell.name[name] for name in columns): cell.tried() for cell in cells}
     rates = sorted(set(itertools.chain.from_iterable(tried.values())))
     rows = [
-        [*label, *(f"{own[rate]:.{digits}f}" if rate in own else "" for rate in rates)]
-        for label, own in tried.items()
-        if own
+        [*label, *(f"{by_rate[rate]:.{digits}f}" if rate in by_rate else "" for rate in rates)]
+        for label, by_rate in tried.items()
+        if by_rate
     ]
     return table([*columns.values(), *(f"lr {rate:g}" for rate in rates)], rows) if rows else ""
 
@@ -205,7 +205,7 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
         name: columns of rows.
     """
     content = settings(maker)
-    made = []
+    listed = []
     for group in content["groups"]:
         search = Search(**group["search"]) if "search" in group else None
         choices = [
@@ -213,22 +213,24 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
             for axis, wanted in group["axes"].items()
         ]
         for point in itertools.product(*choices):
-            own, changes = dict(group.get("name", {})), dict(group.get("set", {}))
+            columns, changes = dict(group.get("name", {})), dict(group.get("set", {}))
             for axis, label, further in point:
-                own[axis] = label
+                columns[axis] = label
                 changes |= further
             changes = {key: _value(key, value) for key, value in changes.items()}
-            if all(own.get(key) == value for key, value in name.items()):
-                made.append(
-                    Cell(store, own, group.get("recipe", ""), changes, group["seeds"], search, run)
+            if all(columns.get(key) == value for key, value in name.items()):
+                listed.append(
+                    Cell(
+                        store,
+                        columns,
+                        group.get("recipe", ""),
+                        changes,
+                        group["seeds"],
+                        search,
+                        run,
+                    )
                 )
-    return made
-
-
-def cell(store: Kept, maker: str, **name: Label) -> Cell:
-    """The only cell whose rows have these values."""
-    (only,) = cells(store, maker, **name)
-    return only
+    return listed
 
 
 def _chosen(maker: str, axis: str, wanted: Any) -> Iterator[tuple[Label, dict[str, Any]]]:

@@ -68,10 +68,10 @@ def comparison(store: Kept) -> str:
     for group in settings(NAME)["groups"]:
         runs = runs_of(store, group["name"]["task"])
         for rule, cell in runs.items():
-            own, line = cell.figures(), [group["title"], rule, f"{cell.rate():g}"]
-            line += [spread(own), str(len(own))]
+            figures, line = cell.figures(), [group["title"], rule, f"{cell.rate():g}"]
+            line += [spread(figures), str(len(figures))]
             for other in (FLAT, PER_LAYER):
-                line += change(own, runs[other].figures()) if rule != other else [""] * 3
+                line += change(figures, runs[other].figures()) if rule != other else [""] * 3
             lines.append(line)
     header = ["task", "rule", "server lr", "accuracy (%)", "seeds", "against flat", *CHANGE[1:]]
     return table([*header, "against per-layer", *CHANGE[1:]], lines)
