@@ -4,12 +4,12 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlgm.training.example_level.rules.rule import chunks
 from fedlgm.training.models.built import has_hooks
 from fedlgm.training.stack.layers import MaxPool, pair, pairs_of
 
@@ -43,7 +43,8 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         images, wide = ctx.saved_tensors
         gradient, out = gradients[0].permute(0, 2, 3, 1), torch.empty_like(images)
-        for few in _few(images):
+        each = images.shape[1:].numel() * images.element_size()
+        for few in chunks(len(images), each, FEW_BYTES):
             routed = _route(gradient[few], wide[few], 1, ctx.step, torch.empty_like(wide[few]))
             _route(routed, images[few], 2, ctx.step, out[few])
         return out.permute(0, 3, 1, 2), None
@@ -51,12 +52,6 @@ class _MaxPool(torch.autograd.Function):
 
 FEW_BYTES = 1 << 19
 """Bytes of images that go through all passes together, so that images and results fit the cache."""
-
-
-def _few(images: Tensor) -> Iterator[slice]:
-    """Consecutive slices of the examples, of `FEW_BYTES` each or a single one."""
-    size = max(1, FEW_BYTES // (images.shape[1:].numel() * images.element_size()))
-    return (slice(low, low + size) for low in range(0, len(images), size))
 
 
 def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
