@@ -10,10 +10,9 @@ import math
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedlgm.checks import check_count
+from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
