@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -124,12 +126,6 @@ def _check_count(owner: str, /, **values: Any) -> None:
         check_count(f"{_of(owner)}{name}", value)
 
 
-def _check_each(check: Callable[..., None], owner: str, /, **lists: Sequence[Any]) -> None:
-    for name, values in lists.items():
-        for value in values:
-            check(owner, **{name: value})
-
-
 Positive = Annotated[float, check_positive]
 Share = Annotated[float, check_share]
 BelowOne = Annotated[float, check_below_one]
@@ -138,16 +134,16 @@ Fraction = Annotated[float, check_fraction]
 NonNegative = Annotated[float, check_non_negative]
 AtLeastOne = Annotated[float, check_at_least_one]
 Count = Annotated[int, _check_count]
-Positives = Annotated[Sequence[float], partial(_check_each, check_positive)]
-NonNegatives = Annotated[Sequence[float], partial(_check_each, check_non_negative)]
+Positives = Annotated[Sequence[float], check_positive]
+NonNegatives = Annotated[Sequence[float], check_non_negative]
 
 
 def check_fields(owner: str, record: Any) -> None:
     """Refuse values of a dataclass that the annotations of its fields exclude.
 
-    The types of this module, such as `Positive`, limit numbers, and a `Literal` names all choices. A
-    class of a user is checked by the annotations of the class of this package that it is derived
-    from.
+    Plain types are checked, the types of this module, such as `Positive`, limit numbers, and a
+    `Literal` names all choices. A class of a user is checked by the annotations of the class of this
+    package that it is derived from.
 
     Args:
         owner: beginning of the message.
@@ -163,30 +159,60 @@ def check_fields(owner: str, record: Any) -> None:
             ...
         fedlgm.errors.ConfigError: mine: bound must be finite and positive, got -1
     """
-    for name, is_optional, check in _checks_of(record.__class__):
-        value = getattr(record, name)
-        if not (is_optional and value is None):
-            check(owner, **{name: value})
+    bundled = next(base for base in type(record).__mro__ if base.__module__.startswith("fedlgm."))
+    values = {field.name: getattr(record, field.name) for field in fields(bundled)}
+    check_annotated(owner, bundled, values)
 
 
-@cache
-def _checks_of(kind: type) -> tuple[tuple[str, bool, Callable[..., object]], ...]:
-    """Name of each limited field, whether it may be None, and the check of its values."""
-    bundled = next(base for base in kind.__mro__ if base.__module__.startswith("fedlgm."))
-    checks: list[tuple[str, bool, Callable[..., object]]] = []
-    for name, hint in get_type_hints(bundled, include_extras=True).items():
-        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        for part in parts:
-            if get_origin(part) is Annotated:
-                checks.append((name, NoneType in parts, part.__metadata__[0]))
-            elif get_origin(part) is Literal:
-                checks.append((name, NoneType in parts, partial(_check_name, part)))
-    return tuple(checks)
+def check_annotated(owner: str, kind: type, values: Mapping[str, Any]) -> None:
+    """Refuse values that a class's annotations of these names exclude; see `check_fields`.
 
-
-def _check_name(known: Any, owner: str, /, **values: Any) -> None:
+    Example:
+        >>> from fedlgm.mechanisms.mechanism import Bounded
+        >>> check_annotated("mine", Bounded, {"bound": "1"})
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: mine: bound must be a number, got '1'
+    """
+    hints = _hints_of(kind)
     for name, value in values.items():
-        check_known(name, value, known, owner)
+        _check_hint(owner, name, value, hints[name])
+
+
+_hints_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+_PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: _number(value) % 1 == 0, "a whole number"),
+    float: (lambda value: _is_number(value), "a number"),
+    str: (lambda value: isinstance(value, str), "a string"),
+}
+
+
+def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
+    """Types that only Python code can pass are not checked."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if value is not None or NoneType not in parts:
+            _check_hint(owner, name, value, next(part for part in parts if part is not NoneType))
+    elif origin is Annotated:
+        _check_hint(owner, name, value, parts[0])
+        for item in value if get_origin(parts[0]) is Sequence else (value,):
+            hint.__metadata__[0](owner, **{name: item})
+    elif origin is Literal:
+        check_known(name, value, hint, owner)
+    elif origin in (Sequence, tuple, list):
+        fits, wanted = _PLAIN.get(parts[0], (lambda _: True, "a value"))
+        is_list = hasattr(value, "__len__") and not isinstance(value, str | Mapping)
+        if not (is_list and all(map(fits, value))):
+            items = f"{wanted.removeprefix('a ')}s"
+            raise ConfigError(f"{_of(owner)}{name} must be a list of {items}, got {value!r}")
+    elif hint in _PLAIN and not _PLAIN[hint][0](value):
+        raise ConfigError(f"{_of(owner)}{name} must be {_PLAIN[hint][1]}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    number = _number(value)
+    return number is value and (isinstance(value, float) or abs(value) <= sys.float_info.max)
 
 
 def _of(owner: str) -> str:
