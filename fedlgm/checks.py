@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedlgm.errors import ConfigError
 
@@ -48,6 +50,20 @@ def check_fraction(owner: str = "", /, **values: Any) -> None:
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 
+def check_non_negative(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are not finite numbers of at least 0; see `check_positive`.
+
+    Example:
+        >>> check_non_negative(threshold=0.0)
+    """
+    _check(owner, values, lambda number: 0 <= number < math.inf, "be finite and at least 0")
+
+
+def check_at_least_one(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are not finite numbers of at least 1; see `check_positive`."""
+    _check(owner, values, lambda number: 1 <= number < math.inf, "be finite and at least 1")
+
+
 def _check(
     owner: str, values: Mapping[str, Any], fits: Callable[[float], bool], wanted: str
 ) -> None:
@@ -56,13 +72,14 @@ def _check(
             raise ConfigError(f"{_of(owner)}{name} must {wanted}, got {value!r}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Refuse a value that is not a whole number of at least `least`.
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Refuse a value that is not a whole number of at least `least`, and at most `most`.
 
     Args:
         name: the argument's name, for the message.
         value: the given value; a float without a fraction counts as a whole number.
         least: smallest allowed value.
+        most: largest allowed value; None allows any.
 
     Returns:
         The number.
@@ -76,8 +93,9 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     fedlgm.errors.ConfigError: rows must be a whole number of at least 1, got 1.5
     """
     number = _number(value)
-    if not (number % 1 == 0 and number >= least):
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if not (number % 1 == 0 and least <= number <= (math.inf if most is None else most)):
+        limits = f" of at least {least}" if most is None else f", {least} to {most}"
+        raise ConfigError(f"{name} must be a whole number{limits}, got {value!r}")
     return int(number)
 
 
@@ -99,6 +117,76 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     names = getattr(known, "__args__", None) or tuple(known)  # a Literal's; every plan asks
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
+
+
+def _check_count(owner: str, /, **values: Any) -> None:
+    for name, value in values.items():
+        check_count(f"{_of(owner)}{name}", value)
+
+
+def _check_each(check: Callable[..., None], owner: str, /, **lists: Sequence[Any]) -> None:
+    for name, values in lists.items():
+        for value in values:
+            check(owner, **{name: value})
+
+
+Positive = Annotated[float, check_positive]
+Share = Annotated[float, check_share]
+BelowOne = Annotated[float, check_below_one]
+Rate = Annotated[float, check_rate]
+Fraction = Annotated[float, check_fraction]
+NonNegative = Annotated[float, check_non_negative]
+AtLeastOne = Annotated[float, check_at_least_one]
+Count = Annotated[int, _check_count]
+Positives = Annotated[Sequence[float], partial(_check_each, check_positive)]
+NonNegatives = Annotated[Sequence[float], partial(_check_each, check_non_negative)]
+
+
+def check_fields(owner: str, record: Any) -> None:
+    """Refuse values of a dataclass that the annotations of its fields exclude.
+
+    The types of this module, such as `Positive`, limit numbers, and a `Literal` names all choices. A
+    class of a user is checked by the annotations of the class of this package that it is derived
+    from.
+
+    Args:
+        owner: beginning of the message.
+        record: the object.
+
+    Raises:
+        ConfigError: a value is excluded.
+
+    Example:
+        >>> from fedlgm.mechanisms.mechanism import Bounded
+        >>> Bounded("mine", bound=-1)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: mine: bound must be finite and positive, got -1
+    """
+    for name, is_optional, check in _checks_of(record.__class__):
+        value = getattr(record, name)
+        if not (is_optional and value is None):
+            check(owner, **{name: value})
+
+
+@cache
+def _checks_of(kind: type) -> tuple[tuple[str, bool, Callable[..., object]], ...]:
+    """Name of each limited field, whether it may be None, and the check of its values."""
+    bundled = next(base for base in kind.__mro__ if base.__module__.startswith("fedlgm."))
+    checks: list[tuple[str, bool, Callable[..., object]]] = []
+    for name, hint in get_type_hints(bundled, include_extras=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for part in parts:
+            if get_origin(part) is Annotated:
+                checks.append((name, NoneType in parts, part.__metadata__[0]))
+            elif get_origin(part) is Literal:
+                checks.append((name, NoneType in parts, partial(_check_name, part)))
+    return tuple(checks)
+
+
+def _check_name(known: Any, owner: str, /, **values: Any) -> None:
+    for name, value in values.items():
+        check_known(name, value, known, owner)
 
 
 def _of(owner: str) -> str:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
@@ -175,7 +175,9 @@ def plain_defaults() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
-        with torch.device("cpu"):
+        # The mode of a device costs a call of Python in every operation.
+        usual = torch.get_default_device().type == "cpu"
+        with nullcontext() if usual else torch.device("cpu"):
             yield
     finally:
         torch.set_default_dtype(dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,33 +15,14 @@ from fedlgm.files import path_of, write_whole
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.statistics import interval
 
+if TYPE_CHECKING:
+    from fedlgm_lab.studies.results import Study
+
 _KINDS = (".png", ".svg", ".pdf")
 
 
-class Drawn(Protocol):
-    """The figures of a study, see `fedlgm_lab.studies.results.Study`."""
-
-    @property
-    def keys(self) -> list[str]:
-        """Key columns of the cells."""
-        ...
-
-    @property
-    def compared_keys(self) -> list[str]:
-        """Keys whose values compared methods share."""
-        ...
-
-    def to_frame(self) -> DataFrame:
-        """One row per run."""
-        ...
-
-    def history(self) -> DataFrame:
-        """One row per run and round."""
-        ...
-
-
 def draw(
-    study: Drawn,
+    study: Study,
     path: Path | str | None,
     x: str | None,
     hue: str | Sequence[str] | None,

@@ -45,7 +45,6 @@ larger ones (docs/results/example-level.md)."""
 
 _UNUSED: tuple[tuple[str, object, str], ...] = (
     ("training.gradient_clip", None, "the mechanism bounds every example's gradient"),
-    ("training.weight_decay", None, "weights decay in clients' own training only"),
     ("training.vectorize", "off", "a client's examples are already trained together"),
     ("trainer", None, "the example-level engine trains"),
     ("training.compile", False, "the example-level engine is not compiled"),
@@ -58,6 +57,11 @@ _UNUSED: tuple[tuple[str, object, str], ...] = (
     ),
 )
 """Keys that example-level training does not use, with their only possible value and the reason."""
+_NO_DECAY = (
+    "training.weight_decay",
+    None,
+    "a client's upload is held to a cap that allows for no decay",
+)
 
 
 class ExampleLevel(UnitKind):
@@ -83,7 +87,8 @@ class ExampleLevel(UnitKind):
             )
         drawn = "allocation" if scheme == "allocation" else "poisson"
         cohorts = "federation.sampling", drawn, "cohorts of a fixed size protect only clients"
-        for key, usual, why in (*_UNUSED, cohorts):
+        decay = () if self.counts_examples(recipe) else (_NO_DECAY,)
+        for key, usual, why in (*_UNUSED, cohorts, *decay):
             value = attrgetter(key)(recipe)
             if value != usual:
                 raise ConfigError(
@@ -191,6 +196,10 @@ class ExampleLevel(UnitKind):
             return super().server_step(recipe, own)
         if is_own(recipe.federation.server_optimizer):
             named = own or recipe.federation.server_optimizer
+        if named and training.weight_decay:
+            raise ConfigError(
+                "training.weight_decay is for training.optimizer: your own server step makes its own"
+            )
         if named:
             return server_step(named, training.lr, training.momentum)
         name = (
@@ -198,7 +207,8 @@ class ExampleLevel(UnitKind):
             if training.optimizer == "adam" or not training.momentum
             else "momentum"
         )
-        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
+        decay = training.weight_decay or 0.0
+        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8, decay=decay)
 
     def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's

@@ -337,7 +337,7 @@ def test_help_begins_with_the_commands_that_train(run):
         "Real nodes",
     ]
     named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
-    assert (named[0], len(named), len(set(named))) == ("simulate", 27, 27)
+    assert (named[0], len(named), len(set(named))) == ("simulate", 28, 28)
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_a_model_and_a_dataset_go_in_and_the_same_class_comes_out(make, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make",
-    [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())],
-    ids=["gpt2", "bert", "gpt2-lora", "bert-lora"],
+    ("make", "engines"),
+    [(gpt2, ()), (bert, ()), (lambda: lora(gpt2()), ()), (lambda: lora(bert()), ("flower",))],
+    ids=["gpt2", "bert", "gpt2-lora", "bert-lora, Flower too"],
 )
-def test_every_engine_gives_the_same_model(make, tmp_path, one_ray):
-    engines = ("local", "ray", "flower")
+def test_every_engine_gives_the_same_model(make, engines, tmp_path, one_ray):
+    engines = ("local", "ray", *engines)
     hashes = {
         engine: run(make(), tmp_path / engine, engine=engine)["model_sha256"] for engine in engines
     }
@@ -96,12 +96,12 @@ def test_examples_are_protected_in_gpt2(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make",
-    [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())],
-    ids=["gpt2", "bert", "gpt2-lora", "bert-lora"],
+    ("make", "engines"),
+    [(gpt2, ("flower",)), (bert, ()), (lambda: lora(gpt2()), ()), (lambda: lora(bert()), ())],
+    ids=["gpt2, Flower too", "bert", "gpt2-lora", "bert-lora"],
 )
-def test_every_engine_protects_examples_alike(make, tmp_path, one_ray):
-    engines = ("local", "ray", "flower")
+def test_every_engine_protects_examples_alike(make, engines, tmp_path, one_ray):
+    engines = ("local", "ray", *engines)
     made = {engine: protecting_examples(make(), tmp_path / engine, engine) for engine in engines}
     assert len({result["model_sha256"] for result in made.values()}) == 1
     assert len({result.get("base_sha256") for result in made.values()}) == 1

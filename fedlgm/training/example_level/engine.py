@@ -28,7 +28,7 @@ from fedlgm.training.example_level.pooling import max_pool, suits
 from fedlgm.training.example_level.row_losses import RowLosses
 from fedlgm.training.example_level.rules import rule_for
 from fedlgm.training.example_level.rules.rule import all_finite
-from fedlgm.training.example_level.scaling import FlatClip, one_by_one
+from fedlgm.training.example_level.scaling import FlatClip, PerLayerClip, one_by_one
 from fedlgm.training.example_level.separation import MappedRows, Separation, TriedRows, separate
 from fedlgm.training.example_level.stack import StackPass
 from fedlgm.training.inputs import parts
@@ -296,7 +296,9 @@ class ExampleGradients:
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
         """Largest number of examples of a pass."""
-        return self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
+        return self._micro_batch or self._choose(
+            inputs, isinstance(scaling, PerLayerClip), norm_of(scaling).fused
+        )
 
     def _pass(
         self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor

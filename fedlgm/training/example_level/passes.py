@@ -18,6 +18,7 @@ from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use, require_rows
 from fedlgm.training.example_level.rules.rule import all_finite
+from fedlgm.training.example_level.scaling import PerLayerClip
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Pass:
                 self._add_whole(place, gradients)
             return
         alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
-        if self._scaling.per_layer and alone:
+        if isinstance(self._scaling, PerLayerClip) and alone:
             site.rule.immediately(
                 use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype)
             )
@@ -168,7 +169,7 @@ class Pass:
         finite = torch.isfinite(norms)
         finite_norms = torch.where(finite, norms, 0.0)
         factors = self._scaling.factors(finite_norms)
-        if self._scaling.per_layer:
+        if isinstance(self._scaling, PerLayerClip):
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
@@ -198,7 +199,9 @@ class Pass:
 class _PerLayer:
     """Factors of one site's gradients, layer by layer; records the norms."""
 
-    def __init__(self, site: Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, site: Site, scaling: PerLayerClip, squares: Tensor, dtype: torch.dtype
+    ) -> None:
         self._columns, self._scaling, self._squares = (
             [p.column for p in site.places],
             scaling,

@@ -40,7 +40,7 @@ from fedlgm_lab.studies.tables.profiles import (
     laplace_groups,
     unit_profile,
 )
-from fedlgm_lab.studies.tables.staircase import Staircase2D
+from fedlgm_lab.studies.tables.staircase import best_gamma, expected_l1
 from fedlgm_lab.studies.tables.store import Values
 
 Rows = list[dict[str, Any]]
@@ -120,12 +120,12 @@ def table_two() -> Rows:
     rows = []
     paper = (3.9962, 1.9862, 1.3050, 0.9546, 0.7366, 0.5856)
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
-        noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
+        gamma, profile = best_gamma(epsilon), [0.85, 0.15]
         row = {
             "epsilon": epsilon,
             "staircase (paper)": printed,
-            "staircase": noise.expected_l1(),
-            "gamma": noise.gamma,
+            "staircase": expected_l1(epsilon, gamma),
+            "gamma": gamma,
         }
         row["i.i.d. Laplace"] = expected_error(
             "laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulations.projects import new as projects
+from tests.support.forked import ForkedCommand
 
 CASES = [
     (kind, protection.unit, protection.trust)
@@ -27,7 +29,7 @@ QUICK = [
     ("kind", "unit", "trust"),
     [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_a_projects_own_test_passes(run, kind, unit, trust):
+def test_a_projects_own_test_passes(run, tmp_path, kind, unit, trust):
     status, out, err = run(
         "new", kind, "my-project", "--unit", unit, "--trust", trust, "--epsilon", "4", "--json"
     )
@@ -38,13 +40,12 @@ def test_a_projects_own_test_passes(run, kind, unit, trust):
     assert told["files"] == files
     assert sum(name.endswith(".py") for name in files) == 2  # the code and its test
     assert len((Path("my-project") / "README.md").read_text().splitlines()) <= 10
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd="my-project",
-        capture_output=True,
-        text=True,
+    os.chdir("my-project")
+    pytests = ForkedCommand(
+        tmp_path / "tested", "-q", "-p", "no:cacheprovider", main=lambda: sys.exit(pytest.main())
     )
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    status, out, err = pytests.end()
+    assert status == 0, out + err
 
 
 @pytest.mark.slow
