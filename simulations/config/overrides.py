@@ -156,7 +156,11 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
     """A section's values, merged over the previous values. Options that only the previously named
     object has are dropped.
     """
-    removed = {key for key, value in above.items() if value is None or removes(section, key, value)}
+    removed = {
+        key
+        for key, value in above.items()
+        if value is None or (below and removes(section, key, value))
+    }
     below = {key: value for key, value in below.items() if key not in removed}
     above = {key: value for key, value in above.items() if key not in removed}
     replaced = _REPLACING.get(section, frozenset())
