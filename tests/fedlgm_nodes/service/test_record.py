@@ -135,7 +135,8 @@ def test_a_hostile_approval_permits_nothing_in_a_service_that_runs(tmp_path, kin
         else:
             forged = Record(tmp_path / "r", tmp_path / "w", ledger.identity, b"x" * 32)
             for row in record.rows:
-                forged.append(row["kind"], **{"work": row.get("work", "")})
+                fields = {name: row[name] for name in row.keys() - {"seq", "at", "kind", "head"}}
+                forged.append(row["kind"], **fields)
             forged.append("approve", **request(work=work, until="", releases=None))
             with folder.record_file.open("ab") as file:
                 file.write(forged.path.read_bytes().splitlines(keepends=True)[-1])
