@@ -135,7 +135,18 @@ class Releaser:
         another run is another participation. In a secure sum the cohort's digest is included, since
         the cohort's next attempt is another release with other noise.
         """
-        versions = (fedlgm.__version__, torch.__version__, self.policy.limits.threads)
+        return self._digest(request, run, cohort, torch.__version__, self.policy.limits.threads)
+
+    def lasting_name(self, request: Request, run: str, cohort: str = "") -> str:
+        """A name of the release that stays the same with another version of torch and another
+        number of threads.
+
+        By it the service finds a release that was charged before, with its name. Such a release is
+        not made again if its answer may have left: a last bit could differ under the same noise.
+        """
+        return self._digest(request, run, cohort, "lasting")
+
+    def _digest(self, request: Request, run: str, cohort: str, *software: str | int) -> str:
         parts: tuple[str | int, ...] = (
             self.data_digest,
             request.round,
@@ -148,7 +159,7 @@ class Releaser:
             parts += (run,)
         if cohort:
             parts += ("cohort", cohort)
-        named = digest("release", *parts, canonical(work), *versions)
+        named = digest("release", *parts, canonical(work), fedlgm.__version__, *software)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
     def prepare(self, request: Request) -> None:

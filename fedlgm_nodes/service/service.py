@@ -220,8 +220,8 @@ class Service:
                 "the plan protects a sum of several nodes: this node does not release its part "
                 "separately",
             )
-        name = self._releaser.name(request, ask.run)
-        row, replayed = self._charge(ask, request, question.digest, name)
+        name, lasting = self._names(request, ask.run)
+        row, replayed = self._charge(ask, request, question.digest, name, lasting)
         body = self._earlier_answer(row)
         if body is None:
             body = frames.npy(self._releaser.make(request, name))
@@ -278,16 +278,17 @@ class Service:
         charged: list[tuple[Row, bool]] = []
 
         def name(cohort: str) -> str:
-            return self._releaser.name(request, ask.run, cohort)
+            return self._names(request, ask.run, cohort)[0]
 
         def charge(cohort: str) -> None:
-            if self._ledger.release_for(cohort) not in (None, name(cohort)):
+            named, lasting = self._names(request, ask.run, cohort)
+            if self._ledger.release_for(cohort) not in (None, named):
                 # The masks of two vectors of one cohort would be the same: their difference would
                 # show this node's own.
                 raise Refusal(
                     "gone", "this node has been charged for another vector of this cohort"
                 )
-            row, replayed = self._charge(ask, request, question.digest, name(cohort), cohort)
+            row, replayed = self._charge(ask, request, question.digest, named, lasting, cohort)
             if self._ledger.answer_digest(row.seq) is not None:
                 raise Refusal(
                     "gone",
@@ -317,8 +318,15 @@ class Service:
         answer.header |= {"sent": secure.sent(terms)} | self._ahead(ask)
         return answer
 
+    def _names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
+        """The release's name, which is that of an earlier charge with other software, and the name
+        by which such a charge is found.
+        """
+        name, lasting = self._releaser.names(request, run, cohort)
+        return self._ledger.release_for(lasting) or name, lasting
+
     def _charge(
-        self, ask: Ask, request: Request, question: str, name: str, cohort: str = ""
+        self, ask: Ask, request: Request, question: str, name: str, lasting: str, cohort: str = ""
     ) -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.
 
@@ -339,10 +347,12 @@ class Service:
             row = self._ledger.charge(
                 name, price, trust=request.plan.facts.trust, protects=request.cost.protects,
                 run=ask.run, round=ask.round, data=request.data,
-                only_for=filter(None, (question if self._server_keys else "", cohort)),
+                only_for=filter(None, (question if self._server_keys else "", cohort, lasting)),
             )  # fmt: skip
-        elif self._server_keys:
-            self._ledger.remember(question, name)
+        else:
+            self._ledger.remember(lasting, name)
+            if self._server_keys:
+                self._ledger.remember(question, name)
         self._approval.record_release(request, row, question, ask.signature)
         return row, replayed
 

@@ -119,9 +119,10 @@ class TrainingProcess:
         self._current = Request(round, parsed, plan, model, asked, self.data_digest)
         return self._current
 
-    def name(self, request: Request, run: str, cohort: str = "") -> str:
-        """See `Releaser.name`."""
-        return str(self._call_for(request, "name", run, cohort)[0]["name"])
+    def names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
+        """`Releaser.name` and `Releaser.lasting_name`."""
+        header, _ = self._call_for(request, "names", run, cohort)
+        return header["name"], header["lasting"]
 
     def prepare(self, request: Request) -> None:
         """See `Releaser.prepare`."""
@@ -235,8 +236,12 @@ class _Answers:
         self._request = request = self._releaser.understand(round, plan, parsed, model)
         return {"layers": layer_values(request.plan.layers), "work": parsed.values()}, b""
 
-    def name(self, run: str, cohort: str) -> Any:
-        return {"name": self._releaser.name(self._request, run, cohort)}, b""
+    def names(self, run: str, cohort: str) -> Any:
+        given = self._request, run, cohort
+        return {
+            "name": self._releaser.name(*given),
+            "lasting": self._releaser.lasting_name(*given),
+        }, b""
 
     def prepare(self) -> Any:
         self._releaser.prepare(self._request)

@@ -237,7 +237,8 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
+    # Not `file`, which a training process closes.
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     try:
         if before is not None:

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedlgm.errors import RunError
 from fedlgm_nodes.service.release import Releaser
+from fedlgm_nodes.service.service import Service
 from tests.support import nodes
 from tests.support.nodes import NodeProcess, ask, edit, hello, make_node, numbers, rows, served
 from tests.support.patience import LIMIT_S
@@ -141,3 +144,26 @@ def test_a_release_is_not_made_from_other_data_than_it_was_charged_for(tmp_path)
         assert ask(folder)[0]["code"] == "failed"
     assert "the node's data have changed while" in folder.path.with_name("node.log").read_text()
     assert len(rows(folder)) == 1
+
+
+def test_a_question_outlives_a_version_of_torch_and_is_charged_once(tmp_path):
+    """Answered or not: what has left is sent again as it was, and nothing else is made again."""
+    folder = make_node(tmp_path / "node")
+
+    def later(name: str) -> Callable[[], None]:
+        return lambda: setattr(torch, "__version__", name)
+
+    def dying() -> None:
+        Service._keep = lambda *_: nodes.die()  # type: ignore[assignment, method-assign]
+
+    with served(folder):
+        header, body = ask(folder)
+    edit(folder, "\nthreads = 1", "\nthreads = 2")
+    with NodeProcess(folder, later("later")):
+        again, repeated = ask(folder)
+        assert (again["seq"], again["replayed"], repeated) == (header["seq"], True, body)
+    with NodeProcess(folder, dying), pytest.raises(RunError):
+        ask(folder, round=2)  # charged, and nothing has left
+    with NodeProcess(folder, later("latest")):
+        assert ask(folder, round=2)[0]["seq"] == 2
+    assert [row.round for row in rows(folder)] == [1, 2]
