@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlgm.privacy import accountants, composed_epsilon
-<<<<<<< HEAD
 from fedlgm.privacy import past as past_module
-=======
 from fedlgm.privacy.accounting import is_resolved
->>>>>>> w/nodes
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.past import FEW, Past
 
