@@ -140,11 +140,12 @@ class Values(_Store):
         return self.values[name]
 
 
-def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
+def figures(recipe: str, overrides: Iterable[str], seed: int, **parts: Any) -> Row:
     """One run in this process: its headline (shares in per cent) at the end, at its best and over
     the rounds.
 
     The seed is that of the initial model, the division of the data, the cohorts and the noise.
+    `parts` replace the recipe's parts, as in `simulations.simulate`.
 
     Returns:
         "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of
@@ -161,7 +162,9 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
     overrides = [*overrides, *own]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = simulations.simulate(recipe, overrides=overrides, run_dir=Path(folder) / "run")
+            result = simulations.simulate(
+                recipe, overrides=overrides, run_dir=Path(folder) / "run", **parts
+            )
         except DivergedError:
             worst = (
                 0.0 if recipes.load(recipe, overrides).task.build().better == "higher" else math.inf

@@ -34,6 +34,8 @@ TITLES = {
     "random-allocation": "Random allocation against Poisson sampling at equal epsilon",
     "real-models": "Allocation rules on models that people train",
     "recommend": "Whether `recommend` predicts the order of the rules",
+    "undecided": "Seeds and hours that would decide the undecided claims",
     "water-filling": "Water-filling beside flat and per-layer clipping",
+    "yardsticks": "DP-SGD beside published figures on MNIST, FashionMNIST and CIFAR-10",
 }
 """Names of the makers, with their titles."""
