@@ -100,7 +100,14 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
         ]
         rows.append([papers[paper], *(count_outcomes(outcomes) or "-" for outcomes in parts)])
     made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
-    return f"{made}\n\n{table(['paper', 'at searched settings', 'at one setting'], rows)}"
+    counted = [claim for tested in by_paper.values() for claim in claims.count_once(tested)]
+    number = sum(claim.outcome == "not decided" for claim in counted)
+    told = (
+        f"{number} of {len(counted)} claims are not decided. [Seeds and hours that would decide "
+        "them](data/studies.md#what-would-decide-the-other-claims)."
+    )
+    columns = ["paper", "at searched settings", "at one setting"]
+    return f"{made}\n\n{table(columns, rows)}\n\n{told}"
 
 
 def paper_table() -> str:

@@ -153,11 +153,12 @@ def simulated(recipe: str | None = None, **given: Any) -> Iterator[simulations.R
         yield simulations.simulate(recipe, run_dir=Path(folder) / "run", **given)
 
 
-def figures(recipe: str, overrides: Overrides, seed: int) -> Row:
+def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
     """One run in this process: its headline (shares in per cent) at the end, at its best and over
     the rounds.
 
     The seed is that of the initial model, the division of the data, the cohorts and the noise.
+    `parts` replace the recipe's parts, as in `simulations.simulate`.
 
     Returns:
         "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of
@@ -174,7 +175,7 @@ def figures(recipe: str, overrides: Overrides, seed: int) -> Row:
     started = time.process_time()
     row: Row = {}
     try:
-        with simulated(recipe, overrides=changes) as result:
+        with simulated(recipe, overrides=changes, **parts) as result:
             name = str(result["headline"])
             scale = 100.0 if name == "accuracy" else 1.0
             rows = [row for row in result.history[1:] if "metrics" in row]

@@ -1,0 +1,51 @@
+"""The table of undecided claims follows from the kept studies and the kept times."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedlgm.errors import ConfigError
+from fedlgm_lab.studies.tables import maker, outcomes, undecided
+
+RESULTS = Path(__file__).parents[4] / "docs" / "results"
+STORE = maker.load("undecided").open(RESULTS)
+
+
+def test_every_undecided_claim_has_its_hours_or_the_reason_why_not() -> None:
+    lines = undecided.rows(STORE)
+    told = outcomes.summary(RESULTS, outcomes.studies(RESULTS))
+    assert re.search(rf"\b{len(lines)} of \d+ claims are not decided", told)
+    for line in lines:
+        assert (line[-1] == "-") == (line[3] in ("-", "more than 1000")), line
+
+
+def test_hours_are_further_seeds_times_runs_times_seconds() -> None:
+    line = next(
+        line for line in undecided.rows(STORE) if line[0] == "[002-figure-7](#002-figure-7)"
+    )
+    kept = json.loads((RESULTS / "studies" / "002-figure-7.json").read_text(encoding="utf-8"))
+    (claim,) = kept["claims"]
+    (row,) = STORE.find(study="002-figure-7")
+    # The claim compares the first and the last emphasis, so a seed has two runs.
+    hours = (claim["needed"] - claim["seeds"]) * 2 * row["seconds"] / 3600
+    assert float(line[-1]) == pytest.approx(hours, rel=0.06)
+
+
+def test_a_run_of_a_kept_study_is_timed() -> None:
+    kept = json.loads((RESULTS / "studies" / "map-sgd.json").read_text(encoding="utf-8"))
+    kept["set"] |= {"federation.rounds": 1}
+    assert 0 < undecided.time_run(kept, "gaussian")["seconds"] < 60
+
+
+def test_a_run_that_fails_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing data set gave a fifth of a second as the time of a run."""
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDLGM_OFFLINE", "1")
+    kept = json.loads((RESULTS / "studies" / "voted-share-mnist.json").read_text(encoding="utf-8"))
+    kept["set"] |= {"data.dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match="voted-share-mnist: its run has no time"):
+        undecided.time_run(kept, "gaussian")
