@@ -117,6 +117,7 @@ class Paper(BaseModel):
         name: short name of what it is about.
         title: its title.
         authors: its authors.
+        arxiv: its number on arXiv.
         mechanisms: its mechanisms.
         recipes: bundled recipes of its settings.
         figures, tables: number of its figures and tables.
@@ -127,6 +128,7 @@ class Paper(BaseModel):
     name: str
     title: str
     authors: str
+    arxiv: str
     mechanisms: list[str]
     recipes: list[str]
     figures: int

@@ -99,26 +99,19 @@ def study(
         result = make(folder, parsed.search)
         again = make(folder / "tuned", parsed.tune) if tuned else None
     frames.require_finished(result.to_frame())
+    asked: dict[str, Any] = {"study": label, "paper": parsed.paper}
+    asked |= parsed.model_dump(include={"recipe", "set", "grid"})
     checked = claims.check(parsed.claims, result.to_frame(), result.compared_keys, result.headline)
     if again is not None:
         searched = claims.check(
             parsed.claims, again.to_frame(), again.compared_keys, again.headline
         )
-        kept: dict[str, Any] = {"study": label, "paper": parsed.paper}
-        kept |= {"recipe": parsed.recipe, "set": parsed.set}
-        kept |= {"grid": parsed.grid, "claims": [claim.to_row() for claim in searched]}
-        _write(again, kept | records.plain_values(again.records), parsed.metrics)
+        told = asked | {"claims": [claim.to_row() for claim in searched]}
+        _write(again, told | records.plain_values(again.records), parsed.metrics)
         checked = claims.weigh(checked, searched)
     metric = parsed.y or result.headline
-    content: dict[str, Any] = {
-        "study": label,
-        "paper": parsed.paper,
-        "recipe": parsed.recipe,
-        "set": parsed.set,
-        "grid": parsed.grid,
-        "claims": [claim.to_row() for claim in checked],
-        **records.plain_values(result.records, [metric] if parsed.x == "round" else []),
-    }
+    content = asked | {"claims": [claim.to_row() for claim in checked]}
+    content |= records.plain_values(result.records, [metric] if parsed.x == "round" else [])
     files_told = _write(result, content, parsed.metrics, parsed.x, metric)
     table = result.table(parsed.metrics)
     if as_json:
@@ -292,7 +285,7 @@ def _list(as_json: bool) -> None:
     console.print("Papers, by the number that begins the names of their studies", markup=False)
     for number, paper in files.papers().items():
         console.print(
-            f"{number}  {paper.authors}: {paper.title}\n     mechanisms: "
+            f"{number}  {paper.authors}: {paper.title} (arXiv {paper.arxiv})\n     mechanisms: "
             f"{', '.join(paper.mechanisms)}\n     recipes: {', '.join(paper.recipes)}",
             markup=False,
             highlight=False,
@@ -301,7 +294,10 @@ def _list(as_json: bool) -> None:
     from simulations.tables import print_names
 
     console.print(
-        "\nBundled studies; what each needs: --json, or docs/results/studies.md", markup=False
+        "\nBundled studies, each made by: fedlgm study NAME; what each needs: --json, or "
+        "docs/results/studies.md",
+        markup=False,
+        soft_wrap=True,
     )
     print_names(console, [(name, study.title) for name, study in studies.items()])
     console.print("\nTables and figures that are not grids of runs", markup=False)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedlgm.privacy import accountants, composed_epsilon
 from fedlgm.privacy import past as past_module
+from fedlgm.privacy.accounting import is_resolved
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.past import FEW, Past
 
@@ -63,6 +64,16 @@ def test_what_was_composed_is_not_composed_again(monkeypatch, steps):
     charged[3] = (kinds[3], 12)
     past.epsilon(charged, 1e-5, further)
     assert composed == [2 * steps, steps]
+
+
+def test_what_grids_lose_of_a_very_long_past_is_paid():
+    """Composing it afresh for each answer would take seconds."""
+    kinds = [gaussian_event(3.0 + i / 10, 1e-3) for i in range(FEW + 4)]
+    charged = [(kind, 10_000) for kind in kinds]
+    assert not is_resolved(charged, 1e-5)
+    past = Past().epsilon(charged, 1e-5, kinds[0])
+    afresh = composed_epsilon([*charged, (kinds[0], 1)], 1e-5)
+    assert afresh * (1 - 1e-8) <= past <= afresh * 1.02
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-12])

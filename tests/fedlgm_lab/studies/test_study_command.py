@@ -17,6 +17,7 @@ from fedlgm_lab.studies.study import base_of
 from fedlgm_lab.studies.tables.titles import TITLES
 from simulations.config import recipe as recipes
 
+REFERENCES = Path(__file__).parents[3] / "docs" / "references.md"
 CHANGES = {
     "federation.clients": 20, "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01,
     "privacy.accountant": "rdp", "run.seed": 7, "run.evaluate_every": 1,
@@ -199,6 +200,8 @@ def test_the_list_names_the_papers_and_their_parts_exist(run) -> None:
     for number, paper in files.papers().items():
         assert paper.title.split(":")[0] in " ".join(out.split())
         assert number in out
+        assert f"(arXiv {paper.arxiv})" in out
+        assert f"(arXiv {paper.arxiv}; studies {number})" in REFERENCES.read_text(encoding="utf-8")
         assert set(paper.mechanisms) <= set(mechanisms.names(None))
         assert set(paper.recipes) <= set(recipes.names())
 
