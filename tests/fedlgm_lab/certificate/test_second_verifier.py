@@ -30,6 +30,11 @@ def holds_twice(run: Certified, certificate: bytes, model: bytes | None = None) 
         first = True
     except (Refused, NotCheckable):
         first = False
+    assert first == second_accepts(run, certificate, model)
+    return first
+
+
+def second_accepts(run: Certified, certificate: bytes, model: bytes | None = None) -> bool:
     try:
         second_verifier.verify(
             certificate,
@@ -39,11 +44,9 @@ def holds_twice(run: Certified, certificate: bytes, model: bytes | None = None) 
             run.releases,
             run.statement["predicate"]["start"]["software"]["source"],
         )
-        second = True
     except (second_verifier.Wrong, LookupError, TypeError, ValueError, ArithmeticError):
-        second = False
-    assert first == second
-    return first
+        return False
+    return True
 
 
 def test_both_accept_an_honest_certificate(honest: Certified) -> None:
@@ -53,14 +56,15 @@ def test_both_accept_an_honest_certificate(honest: Certified) -> None:
 
 @pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize("name", EDITS)
-def test_both_refuse_a_tampering(honest: Certified, name: str, fitted: bool) -> None:
+def test_the_second_refuses_a_tampering(honest: Certified, name: str, fitted: bool) -> None:
+    """As the first does in tests/fedlgm_lab/certificate/test_tampering.py."""
     statement = honest.copy()
     EDITS[name](statement)
     try:
         statement = fit(statement) if fitted else statement
     except (Refused, NotCheckable):
         return  # nothing fits
-    assert holds_twice(honest, honest.sign(statement)) == (fitted and name in REPAIRED)
+    assert second_accepts(honest, honest.sign(statement)) == (fitted and name in REPAIRED)
 
 
 def _text(change: Callable[[bytes], bytes]) -> Callable[[Certified, Certified], Any]:
