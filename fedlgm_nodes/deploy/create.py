@@ -296,6 +296,9 @@ def enrol(
     except ValidationError as error:
         raise ConfigError(f"{public}: {describe_problem(error.errors()[0])}") from error
     enrolled = Enrolment.load(folder.enrolment_file).node
+    free = max(node.client for node in enrolled) + 1
+    if entry.client > free:
+        raise ConfigError(f"{public}: client {entry.client}; the next new client is {free}")
     before = next((node for node in enrolled if node.client == entry.client), None)
     if before not in (None, entry) and not replace:
         raise ConfigError(

@@ -73,7 +73,7 @@ def test_whatever_belongs_to_no_registered_run_is_not(folder, question):
         "is not registered": replace(question, run="../runs/" + question.run),
         "2 rounds": replace(question, round=3),
         "no round 0": replace(question, round=0),
-        "3 clients": replace(question, client=3),
+        "no client 3": replace(question, client=3),
         "work that was not registered": replace(
             question, work=question.work | {"training": {"epochs": 20}}
         ),
