@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedlgm.errors import ConfigError
 
@@ -48,6 +52,20 @@ def check_fraction(owner: str = "", /, **values: Any) -> None:
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 
+def check_non_negative(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are not finite numbers of at least 0; see `check_positive`.
+
+    Example:
+        >>> check_non_negative(threshold=0.0)
+    """
+    _check(owner, values, lambda number: 0 <= number < math.inf, "be finite and at least 0")
+
+
+def check_at_least_one(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are not finite numbers of at least 1; see `check_positive`."""
+    _check(owner, values, lambda number: 1 <= number < math.inf, "be finite and at least 1")
+
+
 def _check(
     owner: str, values: Mapping[str, Any], fits: Callable[[float], bool], wanted: str
 ) -> None:
@@ -56,13 +74,14 @@ def _check(
             raise ConfigError(f"{_of(owner)}{name} must {wanted}, got {value!r}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Refuse a value that is not a whole number of at least `least`.
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Refuse a value that is not a whole number of at least `least`, and at most `most`.
 
     Args:
         name: the argument's name, for the message.
         value: the given value; a float without a fraction counts as a whole number.
         least: smallest allowed value.
+        most: largest allowed value; None allows any.
 
     Returns:
         The number.
@@ -76,8 +95,9 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     fedlgm.errors.ConfigError: rows must be a whole number of at least 1, got 1.5
     """
     number = _number(value)
-    if not (number % 1 == 0 and number >= least):
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if not (number % 1 == 0 and least <= number <= (math.inf if most is None else most)):
+        limits = f" of at least {least}" if most is None else f", {least} to {most}"
+        raise ConfigError(f"{name} must be a whole number{limits}, got {value!r}")
     return int(number)
 
 
@@ -99,6 +119,100 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     names = getattr(known, "__args__", None) or tuple(known)  # a Literal's; every plan asks
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
+
+
+def _check_count(owner: str, /, **values: Any) -> None:
+    for name, value in values.items():
+        check_count(f"{_of(owner)}{name}", value)
+
+
+Positive = Annotated[float, check_positive]
+Share = Annotated[float, check_share]
+BelowOne = Annotated[float, check_below_one]
+Rate = Annotated[float, check_rate]
+Fraction = Annotated[float, check_fraction]
+NonNegative = Annotated[float, check_non_negative]
+AtLeastOne = Annotated[float, check_at_least_one]
+Count = Annotated[int, _check_count]
+Positives = Annotated[Sequence[float], check_positive]
+NonNegatives = Annotated[Sequence[float], check_non_negative]
+
+
+def check_fields(owner: str, record: Any) -> None:
+    """Refuse values of a dataclass that the annotations of its fields exclude.
+
+    Plain types are checked, the types of this module, such as `Positive`, limit numbers, and a
+    `Literal` names all choices. A class of a user is checked by the annotations of the class of this
+    package that it is derived from.
+
+    Args:
+        owner: beginning of the message.
+        record: the object.
+
+    Raises:
+        ConfigError: a value is excluded.
+
+    Example:
+        >>> from fedlgm.mechanisms.mechanism import Bounded
+        >>> Bounded("mine", bound=-1)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: mine: bound must be finite and positive, got -1
+    """
+    bundled = next(base for base in type(record).__mro__ if base.__module__.startswith("fedlgm."))
+    values = {field.name: getattr(record, field.name) for field in fields(bundled)}
+    check_annotated(owner, bundled, values)
+
+
+def check_annotated(owner: str, kind: type, values: Mapping[str, Any]) -> None:
+    """Refuse values that a class's annotations of these names exclude; see `check_fields`.
+
+    Example:
+        >>> from fedlgm.mechanisms.mechanism import Bounded
+        >>> check_annotated("mine", Bounded, {"bound": "1"})
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: mine: bound must be a number, got '1'
+    """
+    hints = _hints_of(kind)
+    for name, value in values.items():
+        _check_hint(owner, name, value, hints[name])
+
+
+_hints_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+_PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: _number(value) % 1 == 0, "a whole number"),
+    float: (lambda value: _is_number(value), "a number"),
+    str: (lambda value: isinstance(value, str), "a string"),
+}
+
+
+def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
+    """Types that only Python code can pass are not checked."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if value is not None or NoneType not in parts:
+            _check_hint(owner, name, value, next(part for part in parts if part is not NoneType))
+    elif origin is Annotated:
+        _check_hint(owner, name, value, parts[0])
+        for item in value if get_origin(parts[0]) is Sequence else (value,):
+            hint.__metadata__[0](owner, **{name: item})
+    elif origin is Literal:
+        check_known(name, value, hint, owner)
+    elif origin in (Sequence, tuple, list):
+        fits, wanted = _PLAIN.get(parts[0], (lambda _: True, "a value"))
+        is_list = hasattr(value, "__len__") and not isinstance(value, str | Mapping)
+        if not (is_list and all(map(fits, value))):
+            items = f"{wanted.removeprefix('a ')}s"
+            raise ConfigError(f"{_of(owner)}{name} must be a list of {items}, got {value!r}")
+    elif hint in _PLAIN and not _PLAIN[hint][0](value):
+        raise ConfigError(f"{_of(owner)}{name} must be {_PLAIN[hint][1]}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    number = _number(value)
+    return number is value and (isinstance(value, float) or abs(value) <= sys.float_info.max)
 
 
 def _of(owner: str) -> str:

@@ -69,7 +69,6 @@ _MOVED = {
     "fedlgm.papers.inid.smoothness": "fedlgm_lab.applications.smoothness",
     "fedlgm.papers.inid.sums": "fedlgm_lab.applications.sums",
     "fedlgm.plan": "fedlgm.planning.plan",
-    "fedlgm.plan_text": "fedlgm.planning.plan_text",
     "fedlgm.process": "fedlgm.planning.charging",
     "fedlgm.queries": "fedlgm.planning.queries",
     "fedlgm.registration": "fedlgm.extension.registration",

@@ -41,6 +41,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PLAN)(partition)
     app.command(rich_help_panel=_READ)(report)
     app.command(rich_help_panel=_READ)(statement)
+    app.command(rich_help_panel=_READ)(crate)
     app.command(rich_help_panel=_READ)(certificates.certify)
     app.command(rich_help_panel=_READ)(certificates.anchor)
     app.command(rich_help_panel=_READ)(certificates.verify)
@@ -139,3 +140,15 @@ def report(
 
     summary = reporting.write_report(run, private)
     show(summary, display.summary, as_json)
+
+
+def crate(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Archive to write; it ends in .zip.")] = Path(
+        "crate.zip"
+    ),
+) -> None:
+    """Pack a run's public files, its model and its statement as an RO-Crate for an archive."""
+    from fedlgm_lab.reports.crate import write_crate
+
+    console.print(f"wrote {write_crate(run, out)}")

@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -31,7 +30,6 @@ from fedlgm.planning.clipping import LEAST_CLIP
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import hides_answers
 from fedlgm.privacy.guarantee import Trust
-from fedlgm.training.models.weights import digest_of_file
 from fedlgm.wire import printable
 from fedlgm.wording import alternatives, describe_problem
 from fedlgm_nodes.protocol.messages import PROTOCOL, Name, public_key
@@ -162,22 +160,24 @@ class Allow(_Section):
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
-    @field_validator("mechanisms", "models", "tasks")
-    @classmethod
-    def _known_names(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def check_names(self) -> None:
+        """Refuse names that are not installed. This loads torch, which reading a policy does not.
+
+        Raises:
+            ConfigError: a name is unknown.
+        """
         from fedlgm import mechanisms
         from fedlgm.training import models, tasks
 
-        names = {
-            "mechanisms": lambda: mechanisms.names(None),
-            "models": models.names,
-            "tasks": tasks.names,
-        }
-        choices = names[str(info.field_name)]()
-        for name in value:
-            if name not in choices and not is_reference(name):
-                raise ValueError(f"unknown name {name!r}; {alternatives(name, choices, OWN)}")
-        return value
+        for key, names, choices in (
+            ("mechanisms", self.mechanisms, mechanisms.names(None)),
+            ("models", self.models, models.names()),
+            ("tasks", self.tasks, tasks.names()),
+        ):
+            for name in names:
+                if name not in choices and not is_reference(name):
+                    near = alternatives(name, choices, OWN)
+                    raise ConfigError(f"policy.toml: allow.{key}: unknown name {name!r}; {near}")
 
     @model_validator(mode="after")
     def _options_of_listed_mechanisms(self) -> Self:
@@ -211,6 +211,8 @@ class Allow(_Section):
                 "work",
                 f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node",
             )
+        from fedlgm.training.models.weights import digest_of_file
+
         file = Path(self.weights[digest])
         try:
             actual = digest_of_file(file)
@@ -300,6 +302,7 @@ class Limits(_Section):
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
     threads: int = Field(default=1, ge=1, le=1024)
+    training_idle_seconds: float = Field(default=300.0, gt=0)  # until training gives back memory
     kept_replies: int = Field(default=4, ge=0)
 
 

@@ -143,6 +143,7 @@ connections = 8
 # and what is not ready after release_seconds is refused. Equal values leave one moment for all answers.
 reply_every_seconds = 0.5
 threads = 1
+training_idle_seconds = 300.0 # without questions, after which training gives back its memory
 kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
 
 [socket]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,6 @@ from fedlgm import data as data_sets
 from fedlgm import libraries
 from fedlgm.data.tables import INTERCEPT
 from fedlgm.errors import RunError
-from fedlgm.files import path_of
 from fedlgm.privacy.attackers import AttackRates
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.privacy.ledger import Ledger
@@ -24,7 +22,7 @@ from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric
 from simulations import launch, tools
-from simulations.arguments import refuse_unknown, require_callback, resolve
+from simulations.arguments import refuse_unknown, resolve
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides
@@ -35,7 +33,7 @@ from simulations.figures import Figures
 from simulations.live import progress_line
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import measure
-from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary, Statement
+from simulations.runs.rows import LayerRow, OnRound, RoundRow, Statement
 from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
 
@@ -57,14 +55,14 @@ class RunResult(Figures):
 
     Args:
         summary: the run's summary.
-        assembly: the run's objects.
+        own: the objects that the run was given.
     """
 
-    def __init__(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
+    def __init__(self, summary: Mapping[str, Any], own: Own) -> None:
         super().__init__(
             {**summary, "run": str(Path(summary["run"]).absolute())}
         )  # the program may change folders
-        self._assembly = assembly
+        self._own = own
 
     @property
     def epsilon(self) -> float:
@@ -138,9 +136,13 @@ class RunResult(Figures):
         """The run's folder."""
         return Path(self["run"])
 
-    @property
+    @cached_property
     def _folder(self) -> RunFolder:
         return RunFolder.open(self.folder)
+
+    @cached_property
+    def _assembly(self) -> Assembly:
+        return Assembly(self._folder.recipe(), self._own)
 
     def model(self) -> nn.Module:
         """The model with its final weights, in evaluation mode; a Hugging Face model keeps its own
@@ -273,7 +275,7 @@ class RunResult(Figures):
             ConfigError: an option is outside its range.
             RunError: the run has neither canaries nor a seed; the message says what to run again.
         """
-        return tools.audit_run(self.folder, tools.Audit(**options), own=self._assembly.own)
+        return tools.audit_run(self.folder, tools.Audit(**options), own=self._own)
 
     def layers(self) -> list[LayerRow]:
         """One row per layer of the last release: size, bound, noise, share, SNR."""
@@ -384,30 +386,22 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one
             message says why, if possible before anything is written.
     """
-    if task is None:
-        task = models.task_of(model)
     given = {
-        "task": task, "mechanism": mechanism, "model": model, "partition": partition,
-        "data": data_sets.with_users(data, users),
+        "task": models.task_of(model) if task is None else task, "mechanism": mechanism,
+        "model": model, "partition": partition, "data": data_sets.with_users(data, users),
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed, user_objects = resolve(recipe, given, overrides)
-    require_callback(progress)
+    parsed, own = resolve(recipe, given, overrides)
     try:
-        with _shown(parsed, progress) as on_round:
+        with progress_line(parsed, progress) as on_round:
             summary = launch.simulate(
-                parsed,
-                engine=engine,
-                run_dir=run_dir,
-                progress=on_round,
-                own=user_objects,
-                **options,
+                parsed, engine=engine, run_dir=run_dir, progress=on_round, own=own, **options
             )
     except KeyboardInterrupt as stop:  # its note says how to continue, after a short traceback
         raise stop.with_traceback(None) from None
-    return result_of(summary, user_objects)
+    return RunResult(summary, own)
 
 
 @plain_defaults()
@@ -448,33 +442,13 @@ def resume(
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)
-    user_objects = own_of(objects)
-    require_callback(progress)
-    folder = RunFolder.open(path_of("run", run))
+    own, folder = own_of(objects), RunFolder.open(run)
+    places: dict[str, Any] = {
+        "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
+    }  # fmt: skip
     try:
-        with _shown(folder.recipe(), progress) as on_round:
-            summary = launch.resume(
-                folder.path,
-                engine=engine,
-                workers=workers,
-                ray_address=ray_address,
-                supernodes=supernodes,
-                progress=on_round,
-                own=user_objects,
-            )
+        with progress_line(folder.recipe(), progress) as on_round:
+            summary = launch.resume(folder, engine=engine, progress=on_round, own=own, **places)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None) from None
-    return result_of(summary, user_objects)
-
-
-def _shown(
-    recipe: Recipe, progress: OnRound | Literal[False] | None
-) -> AbstractContextManager[OnRound | None]:
-    """The function of each round's row: a user's, or one that shows a line."""
-    return progress_line(recipe) if progress is None else nullcontext(progress or None)
-
-
-def result_of(summary: RunSummary, own: Own) -> RunResult:
-    """A finished run from its summary and objects."""
-    recipe = RunFolder.open(Path(summary["run"])).recipe()
-    return RunResult(summary, Assembly(recipe, own))
+    return RunResult(summary, own)

@@ -4,7 +4,6 @@ arguments.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,30 +63,6 @@ def apart(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         for name, value in given.items()
         if value is not None and not isinstance(value, str)
     }
-
-
-def _takes_one(function: Any) -> bool:
-    """Whether a function can be called with one argument; true if that is not known."""
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # some functions of C state no signature
-        return True
-    return True
-
-
-def require_callback(progress: Any) -> None:
-    """Refuse an object that is not a function of one argument.
-
-    Raises:
-        ConfigError: the object is not such a function.
-    """
-    if not (progress is None or progress is False or (callable(progress) and _takes_one(progress))):
-        raise ConfigError(
-            "progress must be a function that is called with each round's row, such as print; got "
-            f"{progress!r}"
-        )
 
 
 def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:

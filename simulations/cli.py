@@ -162,14 +162,15 @@ def simulate(
     changes = list(overrides or [])
     changes += [f"federation.rounds={rounds}"] if rounds is not None else []
     changes += [f"run.seed={seed}"] if seed is not None else []
-    if resume is None:
+    folder = None if resume is None else RunFolder.open(resume)
+    if folder is None:
         parsed = recipes.load(recipe, changes)
     elif recipe is not None or changes or run_dir is not None:
         raise ConfigError(
             "--resume continues a run as it was started: leave out the recipe and every override"
         )
     else:
-        parsed = RunFolder.open(resume).recipe()
+        parsed = folder.recipe()
     options: dict[str, Any] = {
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
     }  # fmt: skip
@@ -179,12 +180,12 @@ def simulate(
         contextlib.redirect_stdout(sys.stderr),
         display.progress(parsed, shown=not as_json) as on_round,
     ):
-        if resume is None:
+        if folder is None:
             result = launch.simulate(
                 parsed, run_dir=run_dir, progress=on_round, on_folder=set_folder, **options
             )
         else:
-            result = launch.resume(resume, progress=on_round, **options)
+            result = launch.resume(folder, progress=on_round, **options)
     show(result, display.summary, as_json)
 
 

@@ -62,21 +62,25 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says
             why, if possible before anything is written.
     """
-    recipe = resolve_hardware(recipe)
-    options = EngineOptions(workers, ray_address, supernodes)
-    device, threads = recipe.training.device, recipe.run.threads
-    chosen = engines.get(engine, options, device=device, threads=threads)
+    recipe, given = resolve_hardware(recipe), trackers or ()
+    if isinstance(trackers, str):
+        raise ConfigError(
+            f"trackers must be a list of names and objects, got the string {trackers!r}"
+        )
+    if trackers is not None:
+        names = [tracker for tracker in given if isinstance(tracker, str)]
+        recipe = recipe.with_values(run={"trackers": names})
+    objects = [tracker for tracker in given if not isinstance(tracker, str)]
+    chosen = _engine(engine, EngineOptions(workers, ray_address, supernodes), recipe, objects)
     if run_dir is not None:
         run_dir = path_of("run_dir", run_dir)
         new_folder.refuse_existing(run_dir)
-    recipe, objects = _split_trackers(recipe, trackers, chosen)
     assembly = Assembly(recipe, own)
     with chosen.start(assembly):
         assembly.check()
         chosen.wait()
         assembly = resolve_auto(assembly, chosen.workers(recipe))
-        recipe = assembly.recipe
-        folder = new_folder.create(run_dir, recipe)
+        folder = new_folder.create(run_dir, assembly.recipe)
         if on_folder is not None:
             on_folder(folder.path)
         try:
@@ -90,7 +94,7 @@ def simulate(
 
 @plain_defaults()
 def resume(
-    run: Path | str,
+    run: Path | str | RunFolder,
     *,
     engine: str | Engine = "local",
     workers: int | None = None,
@@ -110,59 +114,39 @@ def resume(
         ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message
             says why.
     """
-    folder = RunFolder.open(run)
-    recipe, options = folder.recipe(), EngineOptions(workers, ray_address, supernodes)
-    device, threads = recipe.training.device, recipe.run.threads
-    chosen = engines.get(engine, options, device=device, threads=threads)
-    finished = folder.result()
-    if finished is None:
-        folder.verify()
-    else:
-        finished = folder.verified_result()
-        finished.update(folder.audit_summary())
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    recipe, summary = folder.recipe(), folder.final_summary()
     folder.provenance.check_named(own.object_names() if own else ())
-    if finished is not None:
-        folder.forget_noise()
+    if summary is not None:
         if own and own.object_names():
             folder.provenance.check_objects(Assembly(recipe, own).fingerprints())
-        return finished
+        return summary
+    folder.verify()
     try:
-        assembly = Assembly(resolve_hardware(recipe), own)
+        recipe = resolve_hardware(recipe)
     except ConfigError as error:
         raise RunError(
-            f"{run} can be resumed only where it can draw the same noise: {error}"
+            f"{folder.path} can be resumed only where it can draw the same noise: {error}"
         ) from error
-    _check_trackers(assembly.recipe, trackers, chosen)
+    chosen = _engine(engine, EngineOptions(workers, ray_address, supernodes), recipe, trackers)
+    assembly = Assembly(recipe, own)
     with chosen.start(assembly), folder.writing():
         assembly.check()
         chosen.wait()
         return chosen.serve(assembly, folder, progress, trackers)
 
 
-def _split_trackers(
-    recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine
-) -> tuple[Recipe, list[Tracker]]:
-    """The recipe with the trackers given by name, and those given as objects; refuses unsuitable
-    objects.
-    """
-    if isinstance(trackers, str):
-        raise ConfigError(
-            f"trackers must be a list of names and objects, got the string {trackers!r}"
-        )
-    given = list(trackers or ())
-    objects = [tracker for tracker in given if not isinstance(tracker, str)]
-    if trackers is not None:
-        names = [tracker for tracker in given if isinstance(tracker, str)]
-        recipe = recipe.with_values(run={"trackers": names})
-    _check_trackers(recipe, objects, engine)
-    return recipe, objects
-
-
-def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) -> None:
+def _engine(
+    engine: str | Engine, options: EngineOptions, recipe: Recipe, trackers: Sequence[Tracker]
+) -> Engine:
+    """The engine of a run, which can serve these tracker objects and those of the recipe."""
+    device, threads = recipe.training.device, recipe.run.threads
+    chosen = engines.get(engine, options, device=device, threads=threads)
     with prefix_key("run.trackers"):
-        Trackers(recipe.run.trackers, objects)
-    if objects and not engine.in_process:
+        Trackers(recipe.run.trackers, trackers)
+    if trackers and not chosen.in_process:
         raise ConfigError(
-            f"with engine {engine.name!r} the server is another process, which a tracker object "
+            f"with engine {chosen.name!r} the server is another process, which a tracker object "
             "cannot reach: name it as 'package.module:name'"
         )
+    return chosen

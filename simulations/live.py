@@ -4,13 +4,15 @@ and a plain line every 30 seconds in a log.
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
+from fedlgm.errors import ConfigError
 from simulations.config.recipe import Recipe
 from simulations.runs.headline import headline
 from simulations.runs.rows import FullRow, OnRound
@@ -48,18 +50,43 @@ def _in_a_cell() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
+def _takes_one(function: Any) -> bool:
+    """Whether a function can be called with one argument; true if that is not known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions of C state no signature
+        return True
+    return True
+
+
 @contextmanager
-def progress_line(recipe: Recipe) -> Iterator[OnRound]:
+def progress_line(
+    recipe: Recipe, progress: OnRound | Literal[False] | None = None
+) -> Iterator[OnRound | None]:
     """A function of each round's row that shows the run's progress.
 
     Args:
         recipe: the run's recipe.
+        progress: a user's function, which is returned instead; False for none.
+
+    Raises:
+        ConfigError: `progress` is not a function of one argument.
 
     Example:
         >>> from simulations.config import recipe as recipes
         >>> with progress_line(recipes.load("digits")) as on_round:
         ...     on_round({"round": 1})
     """
+    if progress is not None:
+        if progress is not False and not (callable(progress) and _takes_one(progress)):
+            raise ConfigError(
+                "progress must be a function that is called with each round's row, such as print; "
+                f"got {progress!r}"
+            )
+        yield progress or None
+        return
     rounds, stream, start = recipe.federation.rounds, live_stream(), time.monotonic()
     first, latest, figures = 0, start, ""
 

@@ -24,8 +24,18 @@ _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 
+class ChargedFirst:
+    """Nodes whose round is charged before its messages are sent, since clients that get one may
+    release at once.
+    """
+
+    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
+        """Charge a round."""
+        charge()
+
+
 @dataclass
-class AnyNode:
+class AnyNode(ChargedFirst):
     """Workers of a simulation, in which every node serves every client.
 
     Attributes:
@@ -79,12 +89,6 @@ class AnyNode:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 time.sleep(_POLL_S)
 
-    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """Charge a round before its messages are sent, since clients that get one may release at
-        once.
-        """
-        charge()
-
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per block."""
         return [
@@ -93,7 +97,7 @@ class AnyNode:
 
 
 @dataclass
-class OneNodePerClient:
+class OneNodePerClient(ChargedFirst):
     """Real nodes, each of which holds one client's data.
 
     Attributes:
@@ -172,12 +176,6 @@ class OneNodePerClient:
                 Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2
             )
         self._name_silent(here)
-
-    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """Charge a round before its messages are sent, since clients that get one may release at
-        once.
-        """
-        charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per client; no node for a client whose node

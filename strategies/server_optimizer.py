@@ -286,6 +286,7 @@ class ServerOptimizer:
         lr: server learning rate.
         momentum: for "momentum".
         eps: for "adam".
+        decay: factor of decoupled weight decay, with which "adam" is AdamW.
 
     Raises:
         ConfigError: the name is another one.
@@ -304,18 +305,20 @@ class ServerOptimizer:
         lr: float,
         momentum: float = 0.9,
         eps: float = 1e-3,
+        decay: float = 0.0,
     ) -> None:
         if name not in ("sgd", "momentum", "adam"):
             raise ConfigError(
                 f"unknown server optimizer {name!r}: ServerOptimizer is sgd, momentum or adam"
             )
         self._name, self._lr, self._momentum, self._eps = name, lr, momentum, eps
+        self._decay = decay
         self._optimizer: FlatOptimizer | None = None
         self._weights = torch.empty(0)
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
-        if self._name == "sgd":
+        if self._name == "sgd" and not self._decay:
             # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own
             # arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
@@ -338,7 +341,12 @@ class ServerOptimizer:
             self._weights = model.clone()
             kind: Literal["sgd", "adam"] = "adam" if self._name == "adam" else "sgd"
             self._optimizer = FlatOptimizer(
-                kind, self._weights, lr=self._lr, momentum=self._momentum, eps=self._eps
+                kind,
+                self._weights,
+                lr=self._lr,
+                momentum=self._momentum if self._name == "momentum" else 0.0,
+                eps=self._eps,
+                decay=self._decay,
             )
         return self._optimizer
 

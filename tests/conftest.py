@@ -80,11 +80,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 LONG = (
     "fedlgm_nodes/deploy/test_deployment.py",
-    "test_notebooks.py",
     "test_packaging.py",
-    "simulations/test_huggingface.py",
     "simulations/engines/test_engines.py",
     "simulations/test_command_faults.py",
+    "simulations/test_huggingface.py",
+    "test_notebooks.py",
+    "fedlgm_nodes/deploy/test_faults.py",
+    "fedlgm_nodes/deploy/test_secure_sums.py",
+    "simulations/engines/test_real_nodes.py",
+    "fedlgm_nodes/deploy/test_own_data.py",
+    "simulations/projects/test_new.py",
+    "docs/test_commands.py",
 )
 """The longest files; last, one worker would run them while the other has nothing left to do."""
 
@@ -156,7 +162,7 @@ def _commands_are_built_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., Recipe]:
     """Maker of tiny recipes; keywords are sections whose keys replace the usual ones (None removes
     a key)."""

@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu_parts.adapters import Scale, adapted_gpt2
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import models
 
 LR = 0.05
 CLIP = 1.0
+GPT2_SMALL = Scale()
 
 
 class Attention(nn.Module):
@@ -83,6 +85,17 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.block2(self.block1(x)))).transpose(1, 2)
 
 
+class AdaptedGpt2(nn.Module):
+    """GPT-2 small (124 million parameters, random weights) with LoRA of rank 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapted = adapted_gpt2(GPT2_SMALL)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.adapted(input_ids=tokens).logits.transpose(1, 2)
+
+
 class MeanOverPositions:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, y, reduction="none").mean(1)
@@ -99,6 +112,11 @@ def text_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     return Transformer(), torch.randint(2000, (batch, 64)), torch.randint(2000, (batch, 64))
 
 
+def adapter_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    words = GPT2_SMALL.words
+    return AdaptedGpt2(), torch.randint(words, (batch, 64)), torch.randint(words, (batch, 64))
+
+
 def mlp_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, 10))
     return model, torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
@@ -112,6 +130,7 @@ NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], int]] 
     "mlp-256": (lambda: mlp_task(256), 256),
     "resnet18-32": (lambda: image_task("resnet18", (3, 32, 32), 32), 32),
     "transformer-32": (lambda: text_task(32), 32),
+    "gpt2-lora-8": (lambda: adapter_task(8), 8),
 }
 
 

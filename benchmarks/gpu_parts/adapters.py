@@ -41,7 +41,7 @@ TINY = Scale(clients=12, cohort=3, rounds=3, layers=1, width=16, words=40, examp
 
 def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
     """Seconds of a private round and of a round of the bare loop, and their ratio."""
-    module = _model(scale)
+    module = adapted_gpt2(scale)
     x = np.random.default_rng(0).integers(
         scale.words, size=(scale.clients * scale.examples, scale.tokens)
     )
@@ -58,7 +58,8 @@ def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _model(scale: Scale) -> nn.Module:
+def adapted_gpt2(scale: Scale) -> nn.Module:
+    """A causal language model of GPT-2's kind, of which only LoRA adapters are trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -87,7 +88,7 @@ def _private(device: torch.device, scale: Scale, x: np.ndarray) -> dict[str, Any
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         result = simulations.simulate(
-            model=_model(scale),
+            model=adapted_gpt2(scale),
             task="causal-lm",
             data={"train": (x, x), "test": (x[: scale.examples], x[: scale.examples])},
             overrides={
@@ -119,7 +120,7 @@ def _private(device: torch.device, scale: Scale, x: np.ndarray) -> dict[str, Any
 
 
 def _bare(device: torch.device, scale: Scale, x: Tensor) -> list[float]:
-    module = _model(scale).to(device)
+    module = adapted_gpt2(scale).to(device)
     parameters = [p for p in module.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     seconds = []

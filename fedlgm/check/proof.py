@@ -59,10 +59,16 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
     relation: Relation = "zero-out" if scheduled else settings.relation or "add-remove"
     if settings.relation == "replace-one":
         relation = "replace-one"
+    multiplier, times, units = _effects(settings, verdicts)
+    # Without amplification the contributions of a group add up; Poisson samples of a group are
+    # covered by the group property of the profile.
+    count = (settings.participation_count or 0) * times
+    candidates = [_figures(settings, multiplier / units, 1.0, count, 1)]
+    count = (settings.releases or 0) * times
+    fits = multiplier == 0 or count <= _LARGEST_LOSS * min(1, multiplier) ** 2
     amplified = settings.sampler == "poisson" and not scheduled
-    candidates = [_unsampled(settings, verdicts)]
-    if amplified and settings.rate is not None:
-        candidates.append(_sampled(settings, verdicts))
+    if amplified and settings.rate is not None and units <= _MOST_STEPS and fits:
+        candidates.append(_figures(settings, multiplier, settings.rate, count, units))
     proofs = [pair for pair in candidates if pair is not None]
     if not proofs or not all(verdict.bound for verdict in verdicts):
         return Proof(None, relation, None)
@@ -78,26 +84,6 @@ def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, in
     multiplier *= math.prod(verdict.factor for verdict in verdicts)
     times = math.prod(verdict.times for verdict in verdicts)
     return multiplier, times, math.prod(verdict.units for verdict in verdicts)
-
-
-def _unsampled(
-    settings: Settings, verdicts: Sequence[Verdict]
-) -> tuple[float, privacy.AttackRates | None] | None:
-    """Epsilon and attack rates without amplification; the contributions of a group add up."""
-    multiplier, times, units = _effects(settings, verdicts)
-    count = (settings.participation_count or 0) * times
-    return _figures(settings, multiplier / units, 1.0, count, 1)
-
-
-def _sampled(
-    settings: Settings, verdicts: Sequence[Verdict]
-) -> tuple[float, privacy.AttackRates | None] | None:
-    """Epsilon and attack rates of Poisson samples; a group by the group property of the profile."""
-    multiplier, times, units = _effects(settings, verdicts)
-    count = (settings.releases or 0) * times
-    if units > _MOST_STEPS or (multiplier > 0 and count > _LARGEST_LOSS * min(1, multiplier) ** 2):
-        return None
-    return _figures(settings, multiplier, settings.rate or 1.0, count, units)
 
 
 def _figures(

@@ -6,7 +6,14 @@ import ast
 from typing import Any
 
 from fedlgm.check.readers.common import join
-from fedlgm.check.readers.flower import FEDAVG, MEANS, flower, privacy_config
+from fedlgm.check.readers.flower import (
+    FEDAVG,
+    LOCAL_MOD,
+    MEANS,
+    STRATEGIES,
+    flower,
+    privacy_config,
+)
 from fedlgm.check.readers.nvflare import FILTERS, nvflare
 from fedlgm.check.readers.opacus import opacus_arguments
 from fedlgm.check.readers.opacus_script import attached_facts, opacus_facts
@@ -17,18 +24,6 @@ from fedlgm.check.source import UNREAD, Source, call_name
 from fedlgm.check.verdict import Verdict
 from fedlgm.errors import ConfigError
 
-_SERVER = ("strategy", "noise_multiplier", "clipping_norm", "num_sampled_clients")
-_ADAPTIVE = (
-    *("strategy", "noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
-    *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
-)
-_FLOWER: dict[str, tuple[str, ...]] = {
-    "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
-    **{f"DifferentialPrivacy{side}SideFixedClipping": _SERVER for side in ("Server", "Client")},
-    **{
-        f"DifferentialPrivacy{side}SideAdaptiveClipping": _ADAPTIVE for side in ("Server", "Client")
-    },
-}
 _OPTIMIZER = ("l2_norm_clip", "noise_multiplier", "num_microbatches")
 _OPACUS = ("make_private", "make_private_with_epsilon")
 _TENSORFLOW: dict[str, tuple[str, ...]] = {
@@ -48,7 +43,7 @@ _EVENTS: dict[str, tuple[str, ...]] = {
     "step": (),
 }
 """Calls that state what an accountant composes."""
-_CALLS = (*_OPACUS, *_FLOWER, *_TENSORFLOW, *FILTERS)
+_CALLS = (*_OPACUS, "LocalDpMod", *STRATEGIES, *_TENSORFLOW, *FILTERS)
 _ALIASES = {
     **{"q": "sampling_rate", "sampling_probability": "sampling_rate"},
     **{"sample_rate": "sampling_rate", "sample_size": "batch_size", "count": "steps"},
@@ -127,7 +122,7 @@ def read_script(text: str, **settings: Any) -> Report:
         filters = [{"path": name, "args": _values(source, call, (), reading)}]
         config = {"task_result_filters": [{"tasks": ["train"], "filters": filters}]}
         return nvflare(config, **join({"steps": _single(source, "num_rounds")}, settings))
-    if name in _FLOWER:
+    if name == "LocalDpMod" or name in STRATEGIES:
         return _flower(source, call, reading, settings)
     return _tensorflow(source, call, reading, settings)
 
@@ -192,17 +187,19 @@ def _flower(
     source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
 ) -> Report:
     name = call_name(call)
-    values = _values(source, call, _FLOWER[name], reading)
+    names = LOCAL_MOD if name == "LocalDpMod" else STRATEGIES[name]
+    positions = names if name == "LocalDpMod" else ("strategy", *names)
+    values = _values(source, call, positions, reading)
     facts: dict[str, Any] = {"steps": _single(source, "num_rounds")}
     if any(ast.unparse(seed.func).endswith("p.random.seed") for seed in source.named("seed")):
         facts["noise_seed"] = "public"  # Flower draws its noise from NumPy's generator
     if name == "LocalDpMod":
-        if len(values) < len(_FLOWER[name]):
+        if len(values) < len(names):
             raise ConfigError(
                 "the script's LocalDpMod has arguments that cannot be read: use flags"
             )
         return flower(name, values, *reading, **join(facts, settings))
-    values = {**dict.fromkeys(_FLOWER[name][1:]), **values}
+    values = {**dict.fromkeys(names), **values}
     clients = _single(source, "num_clients"), _single(source, "num_supernodes")
     facts["population"] = next((number for number in clients if number), None)
     for config in source.named("PrivacyConfig"):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from numbers import Real
+from typing import Annotated, Any, Literal
 
 from fedlgm.checks import (
-    check_below_one,
+    BelowOne,
+    NonNegative,
+    Positive,
+    Rate,
+    check_annotated,
     check_count,
+    check_fields,
     check_known,
     check_positive,
-    check_rate,
     check_share,
 )
 from fedlgm.errors import ConfigError
@@ -44,6 +48,13 @@ MECHANISMS = (
 )
 """Mechanisms that the rules know."""
 
+
+def _check_size(owner: str, /, **values: Any) -> None:
+    for name, value in values.items():
+        check_count(name, value, most=_LARGEST)
+
+
+Size = Annotated[int, _check_size]
 Sampler = Literal["poisson", "shuffle", "fixed", "all"]
 Accounted = Literal["poisson", "fixed", "none"]
 Clipping = Literal[
@@ -109,52 +120,76 @@ class Settings:
     """
 
     mechanism: str = "gaussian"
-    noise_multiplier: float | None = None
-    clip: float | None = None
+    noise_multiplier: NonNegative | None = None
+    clip: Positive | None = None
     clipping: Clipping | None = None
-    count_std: float | None = None
+    count_std: Positive | None = None
     norm: Literal["l1", "l2"] | None = None
-    layers: int | None = None
+    layers: Size | None = None
     layer_claim: Literal["joint", "sum", "parallel"] = "joint"
     noise_on: Quantity = "sum"
     noise_scale: Quantity = "sum"
-    noise_size: int | None = None
-    noise_additions: int = 1
+    noise_size: Size | None = None
+    noise_additions: Size = 1
     noise_seed: Literal["secret", "public"] = "secret"
     sampler: Sampler | None = None
-    sampling_rate: float | None = None
-    batch_size: int | None = None
-    population: int | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    participations: int | None = None
+    sampling_rate: Rate | None = None
+    batch_size: Size | None = None
+    population: Size | None = None
+    epochs: Positive | None = None
+    steps: Size | None = None
+    participations: Size | None = None
     drop_last: bool | None = None
     denominator: Literal["expected", "realised"] | None = None
     weights: Literal["uniform", "examples"] | None = None
     unit: Unit = "example"
     relation: Relation | None = None
     trust: Literal["central", "local"] = "central"
-    units_per_person: int = 1
-    delta: float | None = None
-    epsilon: float | None = None
+    units_per_person: Size = 1
+    delta: BelowOne | None = None
+    epsilon: NonNegative | None = None
     stated_for: Literal["round", "epoch", "part", "run"] | None = None
     accounted_as: Accounted | None = None
     accounted: Mapping[str, Any] | None = None
     accountant: Literal["pld", "rdp", "prv", "gdp", "classical"] | None = None
     orders: tuple[float, ...] | None = None
-    runs: int = 1
+    runs: Size = 1
     search_charged: bool | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = plain_number(getattr(self, field.name))
-            if value is not None or field.default is not None:
-                object.__setattr__(self, field.name, _check_value(field.name, value))
+            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
+        check_fields("", self)
+        check_known("mechanism", self.mechanism, MECHANISMS)
+        self._check_lists()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                kind: Callable[[Any], float] = int if field.name in _WHOLE else float
+                object.__setattr__(self, field.name, kind(value))
         self._check_together()
         if self.rate == 1:  # every unit is in every step, whatever the sampler is called
             object.__setattr__(self, "sampler", "all")
             if self.accounted_as and self.as_accounted().rate == 1:
                 object.__setattr__(self, "accounted_as", "none")
+
+    def _check_lists(self) -> None:
+        for order in self.orders or ():
+            check_positive(orders=order)
+            check_share(**{"1 / order, for each of orders,": 1 / order})
+            if order > 10_000:
+                raise ConfigError(f"orders must be at most 10,000, got {order!r}")
+        if self.orders is not None:
+            if not self.orders:
+                raise ConfigError("orders must be a list of numbers above 1, got an empty one")
+            object.__setattr__(self, "orders", tuple(map(float, self.orders)))
+        if self.accounted is not None:
+            if not isinstance(self.accounted, Mapping):
+                raise ConfigError(f"accounted must be a mapping of {', '.join(ACCOUNTED)}")
+            for key in self.accounted:
+                check_known("accounted", key, ACCOUNTED)
+            check_annotated("", Settings, self.accounted)
+            object.__setattr__(self, "accounted", dict(self.accounted))
 
     def _check_together(self) -> None:
         size, people = self.batch_size, self.population
@@ -260,59 +295,8 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
     return Settings(**values)
 
 
+_WHOLE = (
+    *("layers", "noise_size", "batch_size", "population", "steps", "participations"),
+    *("noise_additions", "units_per_person", "runs"),
+)
 ACCOUNTED = ("noise_multiplier", "sampling_rate", "batch_size", "population", "epochs", "steps")
-
-
-@cache
-def _kinds() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Type of each setting, and its names if it has a fixed set of them."""
-    kinds = {}
-    for name, hint in get_type_hints(Settings).items():
-        parts = (hint, *get_args(hint))
-        kind = next((part for part in parts if get_origin(part) is Literal), None)
-        names = MECHANISMS if name == "mechanism" else get_args(kind) if kind else ()
-        plain = next((part for part in parts if part in (int, float, bool)), None)
-        kinds[name] = (plain, names)
-    return kinds
-
-
-def _check_value(name: str, value: Any) -> Any:
-    """A value, if it may be the setting's."""
-    kind, names = _kinds()[name]
-    if names:
-        check_known(name, value, names)
-    elif kind is bool:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false, got {value!r}")
-    elif kind is int:
-        value = check_count(name, value)
-        if value > _LARGEST:
-            raise ConfigError(f"{name} must be at most {_LARGEST:,}")
-    elif name == "orders":
-        if not (isinstance(value, list | tuple) and value):
-            raise ConfigError(f"orders must be a list of numbers above 1, got {value!r}")
-        for order in value:
-            check_positive(orders=order)
-            check_share(**{"1 / order, for each of orders,": 1 / order})
-            if order > 10_000:
-                raise ConfigError(f"orders must be at most 10,000, got {order!r}")
-        value = tuple(float(order) for order in value)
-    elif name == "accounted":
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"accounted must be a mapping of {', '.join(ACCOUNTED)}")
-        for key, number in value.items():
-            check_known("accounted", key, ACCOUNTED)
-            _check_value(key, number)
-        value = dict(value)
-    else:
-        if name == "delta":
-            check_below_one(delta=value)
-        elif name == "sampling_rate":
-            check_rate(sampling_rate=value)
-        elif value != 0 or isinstance(value, bool) or name not in ("noise_multiplier", "epsilon"):
-            check_positive(**{name: value})
-        try:
-            value = float(value)
-        except OverflowError as error:
-            raise ConfigError(f"{name} is too large") from error
-    return value

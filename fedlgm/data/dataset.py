@@ -105,22 +105,18 @@ class DataSet:
             >>> DataSet.from_arrays((x, y), (x, y)).keep(np.array([0, 3, 4])).train_y.tolist()
             [0, 1, 0]
         """
-        held = self.held("train_x")
+        held, users = self.held("train_x"), self.train_user
         x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
         test_x: Any = self.held("test_x")
-        users = (
-            None
-            if self.train_user is None
-            else np.unique(self.train_user[rows], return_inverse=True)[1]
+        return replace(
+            self,
+            name=self.name if name is None else name,
+            train_x=x,
+            train_y=self.train_y[rows],
+            test_x=test_x,
+            train_user=None if users is None else np.unique(users[rows], return_inverse=True)[1],
+            clients=None,
         )
-        changes = {
-            "train_x": x,
-            "train_y": self.train_y[rows],
-            "test_x": test_x,
-            "train_user": users,
-            "clients": None,
-        }
-        return replace(self, name=self.name if name is None else name, **changes)
 
     @classmethod
     def from_arrays(

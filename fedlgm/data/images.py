@@ -231,41 +231,27 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
             f"{folder}: no attribute file (list_attr_celeba.txt or a .csv of file names and "
             "attributes)"
         )
-    header, rows = _table(table)
-    if attribute not in header:
-        raise DataError(
-            f"{table}: no attribute {attribute!r}; it has "
-            f"{', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
-        )
-    column = header.index(attribute)
-    places = _find_images(folder, rows, table)
-    labels, names = _label_words(
-        {name: values[column] for name, values in rows.items()},
-        attribute,
-        f"{table}: attribute {attribute!r}",
-    )
+    words = _words_of(table, attribute)
+    places = _find_images(folder, words, table)
+    labels, names = _label_words(words, attribute, f"{table}: attribute {attribute!r}")
+    files = [places[name] for name in words]
     split = folder / "list_eval_partition.txt"
-    tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
+    tests = np.arange(len(words)) % _EVERY == _EVERY - 1
     if split.is_file():
         parts = dict(
             line.split()[:2]
             for line in split.read_text(encoding="utf-8").splitlines()
             if line.strip()
         )
-        unknown = next((name for name in rows if parts.get(name) not in ("0", "1", "2")), None)
+        unknown = next((name for name in words if parts.get(name) not in ("0", "1", "2")), None)
         if unknown is not None:
             raise DataError(
                 f"{split} does not say whether {unknown!r} is for training (0), validation (1) or "
                 "test (2)"
             )
-        use = np.array([parts[name] != "1" for name in rows])
-        tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
-        rows = {
-            name: values
-            for (name, values), is_used in zip(rows.items(), use, strict=True)
-            if is_used
-        }
-    files = [places[name] for name in rows]
+        use = np.array([parts[name] != "1" for name in words])
+        tests, labels = np.array([parts[name] == "2" for name in words])[use], labels[use]
+        files = [places[name] for name in words if parts[name] != "1"]
     return _check_classes(
         folder, files, labels, tests, names, stated=names[0] == f"not {attribute}"
     )
@@ -321,8 +307,8 @@ def _label_words(
     return np.array([names.index(word) for word in words.values()]), names
 
 
-def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """Attribute names, and the values of each file: CelebA's format or CSV with a header."""
+def _words_of(path: Path, attribute: str) -> dict[str, str]:
+    """An attribute's value of each file: CelebA's format or CSV with a header."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -345,12 +331,17 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
             f"{path}: {what}; below a row of attribute names, each row must hold a file name and "
             "its attributes"
         )
-    values: dict[str, list[str]] = {}
+    if attribute not in header:
+        raise DataError(
+            f"{path}: no attribute {attribute!r}; it has "
+            f"{', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
+        )
+    words: dict[str, str] = {}
     for row in rows:
-        if row[0] in values:
+        if row[0] in words:
             raise DataError(f"{path} names {row[0]!r} twice: drop one row")
-        values[row[0]] = row[1:]
-    return header, values
+        words[row[0]] = row[1 + header.index(attribute)]
+    return words
 
 
 def _check_classes(

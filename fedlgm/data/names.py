@@ -55,24 +55,18 @@ def class_numbers(
     """
     targets = {}
     for part, pair in parts.items():
-        if isinstance(pair, tuple | list) and len(pair) == 2:
-            refuse_masked(pair[1], f"{part} targets")
-        if (
-            isinstance(pair, tuple | list)
-            and len(pair) == 2
-            and not isinstance(pair[1], torch.Tensor)
-        ):
-            with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
-                targets[part] = np.asarray(pair[1])
-        y = targets.get(part)
-        if (
-            y is not None
-            and y.dtype.kind in "SO"
-            and any(isinstance(value, bytes) for value in y.reshape(-1))
-        ):
-            raise DataError(
-                f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]"
-            )
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            continue
+        refuse_masked(pair[1], f"{part} targets")
+        if isinstance(pair[1], torch.Tensor):
+            continue
+        with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
+            targets[part] = y = np.asarray(pair[1])
+            if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.reshape(-1)):
+                raise DataError(
+                    f"{part} targets hold byte strings: decode them, as in [one.decode() for one "
+                    "in y]"
+                )
     texts = {part: y for part, y in targets.items() if _is_text(y)}
     if labels is None and not texts:
         return (*parts.values(), None)

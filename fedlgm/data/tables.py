@@ -41,6 +41,7 @@ INTERCEPT = "(intercept)"
 """Name of the intercept among a linear model's coefficients, which no column may have."""
 _KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
+_Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and targets
 
 
 class Column(TypedDict):
@@ -407,7 +408,7 @@ def _tokenize(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[
 
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
-) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
+) -> dict[str, _Part]:
     """Inputs and targets of both parts, rows padded on the right to the length, or to the longest
     test row.
     """
@@ -428,7 +429,7 @@ def _of_tokens(
             "private row must not decide whether the model gets a mask: give a number of tokens, "
             "as in data={..., 'length': 128}, or a column 'attention_mask'"
         )
-    arrays: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
+    arrays: dict[str, _Part] = {}
     for part, columns in parts.items():
         rows = columns["input_ids"]
         tokens = _pad(rows, width, padding)

@@ -115,18 +115,14 @@ def load_object(reference: str, what: str) -> Any:
         importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (
-            module_name == error.name or module_name.startswith(f"{error.name}.")
-        ):
-            reason = f"there is no module {error.name!r} on Python's path or in {here}"
-        else:
-            reason = f"it imports {error.name!r}, which is not installed"
-        raise ConfigError(
-            f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}"
-        ) from error
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
+            f"{error.name}."
+        ):
+            reason = f"there is no module {error.name!r} on Python's path or in {here}"
+        elif isinstance(error, ModuleNotFoundError):
+            reason = f"it imports {error.name!r}, which is not installed"
         raise ConfigError(
             f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}"
         ) from error

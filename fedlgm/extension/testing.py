@@ -429,14 +429,8 @@ def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
 
 def _same(left: DataSet, right: DataSet) -> bool:
     """Whether two sets hold the same arrays."""
-    if left is right:
-        return True
-    pairs = [(left.train_y, right.train_y), (left.test_y, right.test_y)]
-    for x, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
-        ones, others = map(inputs.parts, (x, other))
-        if len(ones) != len(others):
-            return False
-        pairs += zip(ones, others, strict=True)
-    return all(
-        np.array_equal(array, other, equal_nan=array.dtype.kind == "f") for array, other in pairs
+    arrays, others = left.parts(), right.parts()
+    return arrays.keys() == others.keys() and all(
+        np.array_equal(array, others[name], equal_nan=array.dtype.kind == "f")
+        for name, array in arrays.items()
     )

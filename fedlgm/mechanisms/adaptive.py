@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.checks import check_fraction
-from fedlgm.errors import ConfigError
+from fedlgm.checks import AtLeastOne, Fraction
 from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import spread
@@ -66,14 +65,8 @@ class AdaptiveAllocation(Bounded):
         (2.0, 1.5)
     """
 
-    memory: float = 0.9
-    span: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction(self.name, memory=self.memory)
-        if not (np.isfinite(self.span) and self.span >= 1):
-            raise ConfigError(f"{self.name}: span must be finite and at least 1, got {self.span}")
+    memory: Fraction = 0.9
+    span: AtLeastOne = 2.0
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan: a function of public facts, the last released model and its plan."""

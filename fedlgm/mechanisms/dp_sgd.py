@@ -269,8 +269,6 @@ class NormalisedSGD(_Normalised):
         [[0.5], [0.25]]
     """
 
-    stabiliser: float = 0.01
-
     @override
     def scaling(self, plan: ReleasePlan) -> Scaling:
         return AutoS(float(plan.clip[0]), self.stabiliser)

@@ -16,7 +16,6 @@ Noise in proportion to a layer's bound alone, a frequent choice with group-wise 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast, get_args
@@ -25,7 +24,15 @@ import scipy
 from typing_extensions import override
 
 from fedlgm import privacy
-from fedlgm.checks import check_below_one, check_count, check_known, check_positive, check_rate
+from fedlgm.checks import (
+    AtLeastOne,
+    Positives,
+    check_below_one,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+)
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.mechanism import Bounded, one_per_layer
@@ -63,15 +70,8 @@ class GroupNoise(Bounded):
         ([0.5, 0.5], [1.5, 3.0], 2.0)
     """
 
-    bounds: Sequence[float] = ()
-    p: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for bound in self.bounds:
-            check_positive(self.name, bounds=bound)
-        if not (math.isfinite(self.p) and self.p >= 1):
-            raise ConfigError(f"{self.name}: p must be finite and at least 1, got {self.p}")
+    bounds: Positives = ()
+    p: AtLeastOne = 2.0
 
     @property
     def family(self) -> Family:

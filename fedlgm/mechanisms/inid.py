@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.checks import check_below_one, check_known, check_positive
+from fedlgm.checks import check_at_least_one, check_below_one, check_known, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
 from fedlgm.noise.draws import Family
@@ -196,8 +196,7 @@ def _prepare(
     """
     runs = as_profile(profile)
     check_positive(budget=budget)
-    if not (math.isfinite(p) and p >= 1):
-        raise ConfigError(f"p must be finite and >= 1, got {p}")
+    check_at_least_one(p=p)
     weight = np.ones_like(runs.values) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != runs.values.shape:
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm.checks import check_below_one, check_positive
+from fedlgm.checks import BelowOne, NonNegative, Positive
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
@@ -82,23 +82,16 @@ class LaDP(Bounded):
         ([0.5, 2.0], [5.831, 1.458], 2.0)
     """
 
-    threshold: float = 0.0
+    threshold: NonNegative = 0.0
     score: Literal["change", "kl"] = "change"
-    score_floor: float = 0.5
-    score_cap: float = 2.0
-    memory: float = 0.95
+    score_floor: Positive = 0.5
+    score_cap: Positive = 2.0
+    memory: BelowOne = 0.95
     estimate: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, score_floor=self.score_floor, score_cap=self.score_cap)
-        check_threshold(self.name, self.threshold)
-        check_below_one(self.name, memory=self.memory)
-        if self.score_floor > self.score_cap:
-            raise ConfigError(
-                f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = "
-                f"{self.score_cap}"
-            )
+        check_range(self.name, self.score_floor, self.score_cap)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan."""
@@ -150,11 +143,11 @@ def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
     return scores
 
 
-def check_threshold(owner: str, threshold: float) -> None:
-    """Refuse a threshold R that is negative or infinite.
+def check_range(owner: str, score_floor: float, score_cap: float) -> None:
+    """Refuse a least score above the largest.
 
     Raises:
-        ConfigError: the threshold is out of range.
+        ConfigError: the message names the mechanism.
     """
-    if not (math.isfinite(threshold) and threshold >= 0):
-        raise ConfigError(f"{owner}: threshold must be finite and at least 0, got {threshold}")
+    if score_floor > score_cap:
+        raise ConfigError(f"{owner}: score_floor = {score_floor} exceeds score_cap = {score_cap}")

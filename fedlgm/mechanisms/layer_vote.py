@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.checks import check_share
+from fedlgm.checks import Count, Share
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import Bounded, released_scales
 from fedlgm.planning.allocation import shares
@@ -60,15 +60,12 @@ class VotedLayers(Bounded):
         [False, True, False]
     """
 
-    winners: int = 1
-    share: float = 0.5
+    winners: Count = 1
+    share: Share = 0.5
     rule: str = "snr-consistent"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(self.name, share=self.share)
-        if self.winners < 1:
-            raise ConfigError(f"{self.name}: winners must be at least 1, got {self.winners}")
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

@@ -9,20 +9,18 @@ Section 5.1 (EqClip,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedlgm import privacy
-from fedlgm.checks import check_fraction, check_positive, check_share
+from fedlgm.checks import Fraction, NonNegatives, Positive, Share
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.mechanism import (
     Bounded,
     Mechanism,
     Variant,
-    check_figures,
     one_per_layer,
 )
 from fedlgm.mechanisms.private_plans import UsesPrivateNorms
@@ -81,23 +79,19 @@ class LayerwiseGaussian(Bounded):
 
     clip: Literal["eq", "med"] = "eq"
     norms: Literal["public", "stale", "quantile", "shares"] = "stale"
-    public_norms: Sequence[float] = ()
-    floor: float = 0.1
-    quantile: float = 0.5
-    quantile_rate: float = 0.2
-    quantile_share: float = 0.05
+    public_norms: NonNegatives = ()
+    floor: Fraction = 0.1
+    quantile: Share = 0.5
+    quantile_rate: Positive = 0.2
+    quantile_share: Share = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, quantile_rate=self.quantile_rate)
-        check_share(self.name, quantile=self.quantile, quantile_share=self.quantile_share)
-        check_fraction(self.name, floor=self.floor)
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
             raise ConfigError(
                 f"{self.name}: norms = 'stale' needs floor > 0, because a released layer may hold "
                 "only noise"
             )
-        check_figures(self.name, public_norms=self.public_norms)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm.checks import check_at_least_one
 from fedlgm.errors import ConfigError
 from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 
@@ -109,8 +110,7 @@ def check_risk(
         >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()
         ([0.5, 0.25], [1.0, 1.0])
     """
-    if not (math.isfinite(emphasis) and emphasis >= 1):
-        raise ConfigError(f"emphasis must be at least 1, got {emphasis}")
+    check_at_least_one(emphasis=emphasis)
     if error_rates is None:
         return np.ones(layers)
     rates = np.asarray(error_rates, dtype=np.float64)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedlgm.checks import check_positive
+from fedlgm.checks import Positive, check_fields
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.planning import charging
@@ -67,7 +67,8 @@ class Mechanism:
     name: str
 
     def __post_init__(self) -> None:
-        """Subclasses check their options here."""
+        """Subclasses may check their options here; see `check_fields` for what annotations limit."""
+        check_fields(self.name, self)
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers that this mechanism uses (the flat mechanism merges them into one)."""
@@ -154,11 +155,7 @@ class Bounded(Mechanism):
         0.5
     """
 
-    bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, bound=self.bound)
+    bound: Positive = 1.0
 
 
 class BoundsExamples(ABC):
@@ -250,22 +247,6 @@ def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
     if kind.__module__.startswith("fedlgm."):
         return nullcontext()
     return users_code(f"mechanism {name!r}", kind)
-
-
-def check_figures(owner: str, **lists: Sequence[float]) -> None:
-    """Refuse an option that lists figures other than finite ones of at least 0.
-
-    Raises:
-        ConfigError: an option lists such a figure.
-
-    Example:
-        >>> check_figures("uniform", public_norms=(1.0, 0.0))
-    """
-    for name, values in lists.items():
-        if any(not (math.isfinite(value) and value >= 0) for value in values):
-            raise ConfigError(
-                f"{owner}: {name} must be finite and non-negative, got {tuple(values)}"
-            )
 
 
 def one_per_layer(

@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from fedlgm.checks import check_fraction, check_known, check_share
+from fedlgm.checks import AtLeastOne, Fraction, NonNegatives, Share
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
 from fedlgm.mechanisms.layerwise_gaussian import unprotected_plan
@@ -42,7 +42,6 @@ from fedlgm.mechanisms.mechanism import (
     Bounded,
     BoundsExamples,
     Variant,
-    check_figures,
     one_per_layer,
 )
 from fedlgm.mechanisms.private_plans import UsesPrivateSums
@@ -80,7 +79,7 @@ class _Reweighting(Bounded, BoundsExamples):
     """
 
     error_rates: Sequence[float] = ()
-    emphasis: float = 1.0
+    emphasis: AtLeastOne = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,21 +139,17 @@ class LMDPSGD(_Reweighting):
     """
 
     weights: Literal["public", "stale", "privatised"] = "privatised"
-    strengths: Sequence[float] = ()
-    floor: float = FLOOR
-    share: float = 0.01
+    strengths: NonNegatives = ()
+    floor: Fraction = FLOOR
+    share: Share = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_known("weights", self.weights, ("public", "stale", "privatised"), self.name)
-        check_share(self.name, share=self.share)
-        check_fraction(self.name, floor=self.floor)
         if self.weights != "public" and self.floor == 0:
             raise ConfigError(
                 f"{self.name}: weights = {self.weights!r} needs floor > 0, because noise may hide "
                 "a whole layer"
             )
-        check_figures(self.name, strengths=self.strengths)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's release; see `Mechanism.plan`."""
@@ -206,10 +201,6 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     weights: Literal["risk", "bias", "bias-greatest-root"] = "risk"
 
     variant: ClassVar[Variant] = "published"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("weights", self.weights, ("risk", "bias", "bias-greatest-root"), self.name)
 
     def calibrate(self, facts: RunFacts) -> float:
         """Calibrate by Theorem 5.1. This needs steps of the server, because it has no batch from which

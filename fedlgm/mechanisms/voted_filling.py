@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedlgm.checks import check_share
+from fedlgm.checks import Share
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.planning.facts import RunFacts
@@ -47,11 +47,7 @@ class VotedFilling(FlatGaussian):
         ((), (3, 2), 2.0, 2.0)
     """
 
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self.name, share=self.share)
+    share: Share = 0.5
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
         """Refuse noise that is correlated over rounds, which needs as many numbers in every

@@ -9,7 +9,6 @@ from . import filling as filling
 from . import layers as layers
 from . import layout as layout
 from . import plan as plan
-from . import plan_text as plan_text
 from . import queries as queries
 from . import run_rules as run_rules
 from . import transcript as transcript

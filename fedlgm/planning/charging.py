@@ -130,7 +130,7 @@ class Process:
         rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
         releases = levels or {1.0: facts.noisy_sums}
         gaussian = privacy.accounting.calibrate_levels(
-            releases, epsilon, delta, sampling_rate=rate, relation=relation, accountant=accountant
+            releases, epsilon, delta, draws=rate, relation=relation, accountant=accountant
         )
 
         def within(multiplier: float) -> bool:
@@ -309,7 +309,7 @@ class Allocated(Joint):
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
         """The same multiplier for every round."""
         facts, (epsilon, delta) = self.facts, self.facts.budget()
-        multiplier = privacy.accounting.calibrate_draws(
+        multiplier = privacy.accounting.calibrate_levels(
             {1.0: self.blocks},
             epsilon,
             delta,

@@ -10,10 +10,9 @@ import math
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedlgm.checks import check_count
+from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
@@ -161,10 +160,6 @@ class Scaling(Protocol):
     A user's scaling is called with one example at a time (n = 1), and its factors are cut to its
     bounds (see `one_by_one`).
 
-    Attributes:
-        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such
-            gradients are scaled and added during the backward pass; all others wait for its end.
-
     A scaling that bounds another norm than l2 has an attribute `norm` (see
     `fedlgm.training.example_level.norms`).
 
@@ -176,16 +171,8 @@ class Scaling(Protocol):
         True
     """
 
-    per_layer: bool
-
     def factors(self, norms: Tensor) -> Tensor:
-        """f_ij >= 0 for finite norms [n, K], float64 [n, K]; with `per_layer`, column by column."""
-        ...
-
-    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with
-        `per_layer`.
-        """
+        """f_ij >= 0 for finite norms [n, K], float64 [n, K]."""
         ...
 
     def bounds(self, layers: int) -> np.ndarray:

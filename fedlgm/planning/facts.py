@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
-from fedlgm.checks import check_count, check_known, check_positive, check_rate
+from fedlgm.checks import (
+    Count,
+    Positive,
+    Rate,
+    check_count,
+    check_fields,
+    check_known,
+    check_positive,
+)
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import sealed
 from fedlgm.planning import run_rules
@@ -114,17 +121,12 @@ class LocalSteps:
         ConfigError: a number is outside its range.
     """
 
-    count: int
-    rate: float
-    batch: float
+    count: Count
+    rate: Rate
+    batch: Positive
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.count, numbers.Integral) and self.count >= 1):
-            raise ConfigError(
-                f"the number of local steps must be a whole number of at least 1, got {self.count}"
-            )
-        check_rate(rate=self.rate)
-        check_positive(batch=self.batch)
+        check_fields("local steps", self)
 
 
 @sealed

@@ -13,6 +13,7 @@ differ.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -26,7 +27,7 @@ from fedlgm.checks import check_known
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.libraries import Tensor, torch
 from fedlgm.noise.draws import Family
-from fedlgm.planning import charging, plan_text, queries
+from fedlgm.planning import charging, queries
 from fedlgm.planning.allocation import effective_multiplier, floor_digits
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
@@ -430,7 +431,26 @@ class ReleasePlan:
 
     @cached_property
     def _text(self) -> str:
-        return plan_text.text_of(self)
+        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and so is
+        # the omission of fields that a plan does not have.
+        return json.dumps(
+            {
+                "protected": self.protected,
+                "clip": self.clip.tolist(),
+                "sigma": [s if math.isfinite(s) else None for s in self.sigma.tolist()],
+                "released": self.released.tolist(),
+                "family": self.family,
+                "queries": [[noisy.query.name, noisy.sigma] for noisy in self.queries],
+                "bounded_by": self.bounded_by,
+                "facts": self.facts.to_dict(),
+                "guarantee": self.guarantee.to_dict(),
+                "claim": self.claim,
+                "downlink": 0.0,  # no plan has broadcast noise
+            }
+            | ({} if self.position is None else {"position": self.position})
+            | ({"freezes": True} if self.freezes else {})
+            | ({"fills": self.fills} if self.fills else {})
+        )
 
     @staticmethod
     @lru_cache(maxsize=16)
@@ -443,7 +463,33 @@ class ReleasePlan:
         Raises:
             ConfigError, PrivacyError: the text is not a plan, or the plan is inconsistent.
         """
-        return plan_text.read(layers, text, ReleasePlan, UnprotectedPlan)
+        try:
+            raw = json.loads(text)
+            kind = ReleasePlan if raw["protected"] else UnprotectedPlan
+            return kind(
+                layers,
+                clip=np.array(raw["clip"], dtype=np.float64),
+                sigma=np.array(
+                    [math.inf if s is None else s for s in raw["sigma"]], dtype=np.float64
+                ),
+                facts=RunFacts.from_dict(raw["facts"]),
+                guarantee=Guarantee(**raw["guarantee"]),
+                family=raw["family"],
+                released=np.array(raw["released"], dtype=bool),
+                queries=tuple(
+                    NoisyQuery(queries.get(name, layers.sizes), float(sigma))
+                    for name, sigma in raw["queries"]
+                ),
+                bounded_by=raw["bounded_by"],
+                claim=raw["claim"],
+                position=raw.get("position"),
+                freezes=raw.get("freezes", False) is True,
+                fills=tuple(raw.get("fills", ())),
+            )
+        except ConfigError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"not a release plan: {error}") from error
 
 
 _FIELDS = tuple(field.name for field in fields(ReleasePlan))

@@ -27,6 +27,7 @@ from fedlgm.checks import (
     check_count,
     check_known,
     check_positive,
+    check_rate,
     check_share,
 )
 from fedlgm.errors import ConfigError, PrivacyError
@@ -152,7 +153,7 @@ def calibrate(
             "steps must be at least 1: without a release there is nothing to calibrate"
         )
     draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
-    return calibrate_draws(
+    return calibrate_levels(
         {1.0: count}, epsilon, delta, draws=draws, relation=relation, accountant=accountant
     )
 
@@ -163,7 +164,7 @@ def calibrate_levels(
     epsilon: float,
     delta: float,
     *,
-    sampling_rate: float = 1.0,
+    draws: Draws = 1.0,
     relation: Relation = "add-remove",
     accountant: str = "pld",
 ) -> float:
@@ -172,10 +173,11 @@ def calibrate_levels(
 
     Args:
         levels: number of releases at each relative noise level; levels are positive, numbers at
-            least 1.
+            least 1. With an allocation they count allocations, each with all of its releases at one
+            level.
         epsilon: budget of all releases.
         delta: its delta.
-        sampling_rate: Poisson rate q of each release.
+        draws: Poisson rate q of each release, or an allocation.
         relation: neighbouring relation (replace-one doubles the result).
         accountant: "pld" or "rdp".
 
@@ -190,31 +192,14 @@ def calibrate_levels(
         >>> a = calibrate_levels({1.0: 1, 2.0: 4}, 1.0, 1e-5)  # four releases of twice the noise cost as much as one
         >>> round(a / calibrate(1.0, 1e-5, steps=2), 4)
         1.0
-    """
-    draws, _ = draws_of("poisson", sampling_rate, 1, None, relation)
-    return calibrate_draws(
-        levels, epsilon, delta, draws=draws, relation=relation, accountant=accountant
-    )
-
-
-def calibrate_draws(
-    levels: Mapping[float, int],
-    epsilon: float,
-    delta: float,
-    *,
-    draws: Draws,
-    relation: Relation = "add-remove",
-    accountant: str = "pld",
-) -> float:
-    """`calibrate_levels` for any draws: for an allocation, `levels` count allocations, each with
-    all of its releases at one level.
-
-    Example:
         >>> from fedlgm.privacy.participation import Allocation
-        >>> blocks = calibrate_draws({1.0: 2}, 3.0, 1e-5, draws=Allocation(5, 50))
+        >>> blocks = calibrate_levels({1.0: 2}, 3.0, 1e-5, draws=Allocation(5, 50))
         >>> round(blocks / calibrate(3.0, 1e-5, steps=100, sampling="allocation", participations=10), 6)
         1.0
     """
+    if not isinstance(draws, Allocation):
+        check_rate(sampling_rate=draws)
+        draws = float(draws)
     levels = {
         plain_number(level): check_count(f"the number of releases at level {level:g}", count)
         for level, count in levels.items()

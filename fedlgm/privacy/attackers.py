@@ -92,7 +92,9 @@ class AttackRates:
         Raises:
             ConfigError: the number is not a whole number of at least 1.
         """
-        return replace(self, units=check_count("units", units))
+        group = replace(self, units=check_count("units", units))
+        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # these take the time
+        return group
 
     def tpr(self, false_positive_rate: float) -> float:
         """Largest true-positive rate of an attack with this false-positive rate, both in [0, 1].
@@ -122,6 +124,10 @@ class AttackRates:
         A Gaussian release of sensitivity 1 and standard deviation 1 / mu has this profile exactly;
         Laplace noise and other pure guarantees fit it badly.
         """
+        return self.units * self._mu_of_one
+
+    @cached_property
+    def _mu_of_one(self) -> float:
         if len(self.epsilons) == 1:  # delta is the same at every larger epsilon
             return math.inf
         compared = (self.deltas >= _LEAST_DELTA) & (self.deltas > 0)
@@ -137,7 +143,7 @@ class AttackRates:
             middle = (low + high) / 2
             covers = _gaussian_deltas(middle, epsilons) >= deltas
             low, high = np.where(covers, low, middle), np.where(covers, middle, high)
-        return float(self.units * high.max())
+        return float(high.max())
 
     def figures(self) -> AttackFigures:
         """The bounds at the rates that reports show.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
 
-from fedlgm.checks import check_known
+from fedlgm.checks import check_fields
 from fedlgm.errors import ConfigError, PrivacyError
 
 Status = Literal["proven", "conditional", "none"]
@@ -123,13 +123,7 @@ class Guarantee:
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("status", Status),
-            ("relation", Relation),
-            ("trust", Trust),
-            ("unit", Unit),
-        ):
-            check_known(name, getattr(self, name), choices, "a guarantee")
+        check_fields("a guarantee", self)
         if not (isinstance(self.reason, str) and self.reason.isprintable()):
             raise ConfigError(f"a guarantee's reason must be one line of text, got {self.reason!r}")
 

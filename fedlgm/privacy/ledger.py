@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -204,14 +204,16 @@ class Ledger:
 
     def owner(self) -> str:
         """Identity of the run that charges."""
-        rows = self._rows("SELECT value FROM meta WHERE key = 'owner'")
-        return str(rows[0][0]) if rows else ""
+        return self._meta("owner")
 
     def identity(self) -> str:
         """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier
         version.
         """
-        rows = self._rows("SELECT value FROM meta WHERE key = 'identity'")
+        return self._meta("identity")
+
+    def _meta(self, key: str) -> str:
+        rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 
     def head(self) -> Head:
@@ -302,7 +304,7 @@ class Ledger:
         """
         query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
         with self._translate_errors():
-            stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
+            stated = [Guarantee(**json.loads(text)) for (text,) in self._rows(query)]
         return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
     def epsilon(
@@ -319,19 +321,17 @@ class Ledger:
             abandoned: `position()` up to which rows of any round count, for attempts that later
                 ones do not repeat.
         """
-        spending = self._spending(through, abandoned)
         with self._translate_errors():
-            return spending.epsilon(delta, accountant)
+            return self._spending(through, abandoned).epsilon(delta, accountant)
 
     def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
         """Proven epsilon at `delta` of each charged client, by number; empty under central
         trust.
         """
-        spending = self._spending(None, 0)
         with self._translate_errors():
-            return spending.client_epsilons(delta, accountant)
+            return self._spending().client_epsilons(delta, accountant)
 
-    def _spending(self, through: int | None, abandoned: int) -> Spending:
+    def _spending(self, through: int | None = None, abandoned: int = 0) -> Spending:
         query = (
             f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event"
         )
@@ -342,7 +342,7 @@ class Ledger:
         events are not part of another's.
         """
         with self._translate_errors():
-            return self._spending(None, 0).worst()
+            return self._spending().worst()
 
     def worst_profile(self) -> list[tuple[privacy.DpEvent, int]]:
         """Charged events with counts, each the maximum over participants.
@@ -374,9 +374,8 @@ class Ledger:
         """Last charged round in the first `through` rows (default: in all); 0 for an empty
         ledger.
         """
-        with self._translate_errors():
-            query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
-            return int(self._rows(query, _last(through))[0][0])
+        query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
+        return int(self._rows(query, _last(through))[0][0])
 
     def has_repeated_rounds(self) -> bool:
         """Whether a round was released more than once, with other noise."""
@@ -413,11 +412,10 @@ class Ledger:
             LedgerError: the release was not charged.
         """
         query = "SELECT number, head FROM charges WHERE round = ? AND client = ? AND key = ?"
-        with self._translate_errors():
-            row = self._db.execute(query, (round, client, key)).fetchone()
-        if row is None:
+        rows = self._rows(query, round, client, key)
+        if not rows:
             raise LedgerError(f"{self.path} has no charge for this release of round {round}")
-        return int(row[0]), str(row[1])
+        return int(rows[0][0]), str(rows[0][1])
 
     def charged_texts(self) -> list[Any]:
         """Fields of all rows that the heads cover, in order: round, client, key, event, claim,
@@ -436,12 +434,11 @@ class Ledger:
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round
         )
 
-    def _rows(self, query: str, *values: int) -> list[Any]:
+    def _rows(self, query: str, *values: int | str) -> list[Any]:
         with self._translate_errors():
             return self._db.execute(query, values).fetchall()
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Keep other runs, also those of other processes, from holding this ledger in the block.
 
         A run holds its ledger from the check that the ledger has no other rounds to its own last
@@ -450,8 +447,7 @@ class Ledger:
         Raises:
             LedgerError: another run holds it.
         """
-        with ledger_file.hold(self.path):
-            yield
+        return ledger_file.hold(self.path)
 
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""

@@ -11,13 +11,15 @@ from typing import Any
 from dp_accounting import dp_event
 
 from fedlgm.privacy.accountants import new_accountant, quiet
-from fedlgm.privacy.accounting import composed_epsilon, is_resolved
+from fedlgm.privacy.accounting import LOST, composed_epsilon, is_resolved
 from fedlgm.privacy.events import decode, encode, is_private, unfold_event
 
 FEW = 8
 """Number of kinds of releases that are composed afresh for every figure."""
 _GRIDS = 4
 """Number of grids that are kept: little noise of a further release needs a coarser one."""
+_MOST_LOST = 0.1
+"""Largest share of delta that is paid for what grids lose."""
 _ADDED = (dp_event.GaussianDpEvent, dp_event.PoissonSampledDpEvent)
 
 
@@ -26,11 +28,12 @@ class Past:
     again.
 
     Figures are upper bounds, as those of `composed_epsilon`, from which they differ by the rounding
-    of the grid's sums.
+    of the grid's sums. For so many releases that grids lose a share of delta, that share is paid,
+    and the figure may be larger than that of Renyi orders.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
-        >>> charged = [(gaussian_event(1.0 + i / 100, 0.1), 10) for i in range(20)]
+        >>> charged = [(gaussian_event(1.0 + i / 100, 0.1), 10) for i in range(4)]
         >>> one, past = gaussian_event(2.0, 0.1), Past()
         >>> round(past.epsilon(charged, 1e-5, one) / composed_epsilon([*charged, (one, 1)], 1e-5), 6)
         1.0
@@ -59,7 +62,8 @@ class Past:
         events = [*charged, *extra]
         many = len({json.dumps(encode(event)) for event, _ in events}) > FEW
         added = all(isinstance(event, _ADDED) and is_private(event) for event, _ in events)
-        if not (many and added and accountant == "pld" and is_resolved(events, delta)):
+        lost = 0.0 if is_resolved(events, delta) else LOST * sum(count for _, count in events)
+        if not (many and added and accountant == "pld" and lost <= _MOST_LOST * delta):
             return composed_epsilon(events, delta, accountant)
         precision, counts = (
             0.0,
@@ -81,7 +85,7 @@ class Past:
                     total.compose(event, count)
             if precision:
                 total.compose(dp_event.GaussianDpEvent(math.sqrt(1 / precision)))
-            return float(total.get_epsilon(delta))
+            return float(total.get_epsilon(delta - lost))
 
     def _grow_accountant(self, counts: Counter[str], empty: Any) -> Any:
         """The accountant of these releases: the last accountant plus the releases added since, or a

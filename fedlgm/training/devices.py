@@ -8,8 +8,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
@@ -175,10 +175,35 @@ def plain_defaults() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
-        with torch.device("cpu"):
+        # The mode of a device costs a call of Python in every operation.
+        usual = torch.get_default_device().type == "cpu"
+        with nullcontext() if usual else torch.device("cpu"):
             yield
     finally:
         torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def keep_modes(module: torch.nn.Module) -> Iterator[None]:
+    """Leave each part of a module in its mode, training or evaluation, after the block."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def keep_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave tensors with their values after the block."""
+    held = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in held:
+                tensor.copy_(value)
 
 
 @contextmanager

@@ -256,6 +256,7 @@ def watch(
     presence: Presence,
     seed: int | None = None,
     progress: Progress | None = None,
+    publish: Callable[..., torch.Tensor] = release,
 ) -> CanaryRecord:
     """Run a mechanism with canaries through the public release path: plan, bounded sum, noise,
     transcript.
@@ -267,6 +268,7 @@ def watch(
         seed: seed of canaries and noise, which have separate rings; None draws it from the
             operating system.
         progress: called with (round, all).
+        publish: the release; another one to see whether an audit notices its defects.
 
     Example:
         >>> record = watch(Subject.of("snr-consistent", rounds=2), count=8, presence="release", seed=1)
@@ -297,7 +299,7 @@ def watch(
         )
         total = block.total
         canaries.insert(round_, plan, total)
-        release(total, plan, keys, round_, run_noise=run_noise)
+        total = publish(total, plan, keys, round_, run_noise=run_noise)
         canaries.observe(round_, plan, total)
         mean = (total / plan.denominator).float()
         transcript = transcript.extend(transcript.models[-1] + plan.expand(mean), mean, plan)

@@ -11,9 +11,11 @@ import numpy as np
 from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
 from fedlgm_lab.reports.measured import Measurements
+from fedlgm_lab.reports.parties import list_parties
 from fedlgm_lab.reports.pictures import (
     Picture,
     division,
@@ -77,6 +79,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         curves=_curves(result, rows),
         layers=_layers(folder, rows),
         noise=_noise(folder, rows, float(result["noise_multiplier"])),
+        parties=_parties(recipe.privacy.trust, _is_simulated(folder)),
         division=_division(folder, private),
         inputs=_inputs(folder),
         ledger=_ledger(ledger),
@@ -168,14 +171,24 @@ def _noise(
     return {"words": noise_in_words(recipe), "means": told, "pictures": pictures}
 
 
+def _is_simulated(folder: RunFolder) -> bool:
+    clients = folder.provenance.read().get("clients", "simulated clients")
+    return bool(clients == "simulated clients")
+
+
+def _parties(trust: Trust, simulated: bool) -> page.Table:
+    return page.Table(
+        ("party", "what it sees"), list_parties(trust, simulated), "Parties to the run", words=True
+    )
+
+
 def _division(folder: RunFolder, private: bool) -> dict[str, Any]:
     """The division of the data; for data that may be private, only for the operator."""
     from simulations.config.assembly import Assembly
 
     recipe = folder.recipe()
-    simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = data_sets.is_bundled(recipe.data.name)
-    if not simulated:
+    if not _is_simulated(folder):
         return {"facts": None, "note": "", "picture": None}
     facts = [
         ("data", str(recipe.data.name)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +76,15 @@ def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> p
     largest epsilons.
     """
     rows = []
-    for cell in cells_of(frame, list(keys), {}):
+    for cell in cells_of(frame, keys, {}):
         cell_rows = at(frame, cell)
         done = cell_rows[cell_rows["status"] == "finished"]
         row = {**cell, "n": len(done), "failed": len(cell_rows) - len(done)}
         for name in metrics:
             values = done[name].astype(float).dropna()
             low, high = interval(values)
-            spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-            row |= {
-                name: values.mean(),
-                f"{name}_low": low,
-                f"{name}_high": high,
-                f"{name}_std": spread,
-            }
+            row |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
+            row[f"{name}_std"] = values.std()
         worst = [name for name in ("epsilon", "claimed_epsilon", "attack_tpr") if name in done]
         row |= {name: done[name].max() for name in worst}  # files of earlier studies lack the last
         rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
@@ -122,20 +117,16 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
 
 
 def cells_of(
-    frame: pd.DataFrame, keys: list[str], values: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+    frame: pd.DataFrame, keys: Sequence[str], values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Each combination of the values of some columns once, in order; the values of a mapping are
     fixed.
     """
-    seen = set()
-    for _, row in frame.iterrows():
+    cells: dict[tuple[str, ...], dict[str, Any]] = {}
+    for _, row in at(frame, values).iterrows():
         cell = {key: row[key] for key in keys}
-        name = tuple(map(name_of, cell.values()))
-        if name not in seen and all(
-            name_of(cell[key]) == name_of(value) for key, value in values.items()
-        ):
-            seen.add(name)
-            yield cell
+        cells.setdefault(tuple(map(name_of, cell.values())), cell)
+    return list(cells.values())
 
 
 def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
@@ -145,10 +136,8 @@ def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
 
 def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """The rows that have these values."""
-    chosen = np.ones(len(frame), dtype=bool)
-    for key, value in values.items():
-        chosen &= np.array([name_of(entry) == name_of(value) for entry in frame[key]], dtype=bool)
-    return frame[chosen]
+    names = pd.Series({key: name_of(value) for key, value in values.items()}, dtype=object)
+    return frame[(frame[list(values)].map(name_of) == names).all(axis=1)]
 
 
 def metrics_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
@@ -202,9 +191,9 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
         name: function for name, function in (own.metrics or {}).items() if name not in metrics
     }
     if missing or own.evaluate is not None:
-        from simulations.api import result_of
+        from simulations.api import RunResult
 
-        module = result_of(result, own).model()
+        module = RunResult(result, own).model()
         if missing:
             measured = Assembly(folder.recipe(), own)
             x, y = (

@@ -62,7 +62,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             return Ended(str(diverged))
     try:
         if started:
-            launch.resume(path, engine=engine, progress=report, own=job.own)
+            launch.resume(folder, engine=engine, progress=report, own=job.own)
         else:
             launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
     except OtherObjectsError as error:

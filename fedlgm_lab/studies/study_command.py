@@ -99,26 +99,19 @@ def study(
         result = make(folder, parsed.search)
         again = make(folder / "tuned", parsed.tune) if tuned else None
     frames.require_finished(result.to_frame())
+    asked: dict[str, Any] = {"study": label, "paper": parsed.paper}
+    asked |= parsed.model_dump(include={"recipe", "set", "grid"})
     checked = claims.check(parsed.claims, result.to_frame(), result.compared_keys, result.headline)
     if again is not None:
         searched = claims.check(
             parsed.claims, again.to_frame(), again.compared_keys, again.headline
         )
-        kept: dict[str, Any] = {"study": label, "paper": parsed.paper}
-        kept |= {"recipe": parsed.recipe, "set": parsed.set}
-        kept |= {"grid": parsed.grid, "claims": [claim.to_row() for claim in searched]}
-        _write(again, kept | records.plain_values(again.records), parsed.metrics)
+        told = asked | {"claims": [claim.to_row() for claim in searched]}
+        _write(again, told | records.plain_values(again.records), parsed.metrics)
         checked = claims.weigh(checked, searched)
     metric = parsed.y or result.headline
-    content: dict[str, Any] = {
-        "study": label,
-        "paper": parsed.paper,
-        "recipe": parsed.recipe,
-        "set": parsed.set,
-        "grid": parsed.grid,
-        "claims": [claim.to_row() for claim in checked],
-        **records.plain_values(result.records, [metric] if parsed.x == "round" else []),
-    }
+    content = asked | {"claims": [claim.to_row() for claim in checked]}
+    content |= records.plain_values(result.records, [metric] if parsed.x == "round" else [])
     files_told = _write(result, content, parsed.metrics, parsed.x, metric)
     table = result.table(parsed.metrics)
     if as_json:

@@ -46,7 +46,7 @@ from fedlgm.training.devices import plain_defaults
 from fedlgm_lab.tune.search_result import SearchResult
 from fedlgm_lab.tune.terms import Search
 from simulations import launch
-from simulations.api import RunResult, result_of
+from simulations.api import RunResult
 from simulations.arguments import refuse_unknown, resolve
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own
@@ -263,7 +263,7 @@ class _Searching:
                     own=self._own,
                 )
                 result, keys = (
-                    result_of(summary, self._own),
+                    RunResult(summary, self._own),
                     self._keys.derive(b"score", number.to_bytes(8, "little")),
                 )
                 score = self._planned.score.of(summary, result.module(), keys)

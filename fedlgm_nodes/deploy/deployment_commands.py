@@ -226,9 +226,9 @@ def add(
 @app.command()
 def remove(
     folder: FolderArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the last node.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the node.")],
 ) -> None:
-    """Take the last node out of the federation; its folder and ledger are kept."""
+    """Take a node out of the federation; its folder and ledger are kept."""
     from fedlgm_nodes.deploy import life
 
     place = life.remove(_open(folder), name)

@@ -146,16 +146,10 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
         RunError: the node's folder exists.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
-    client = len(enrolled)
+    client = max(node.client for node in enrolled) + 1
     if name in {*(node.name for node in settings.nodes), *(node.name for node in enrolled)}:
         raise ConfigError(f"--name: there is a node {name!r} already; give another name")
-    for node in settings.nodes:
-        service = folder.node(node.name).service
-        if service.policy_file.is_file() and service.policy().distributed is not None:
-            raise ConfigError(
-                "nodes under distributed trust list their peers in every policy: create another "
-                "deployment with more nodes"
-            )
+    _refuse_peers(folder, "with more nodes")
     final = folder.node(name)
     final.service.check_length()
     if final.path.exists():
@@ -177,22 +171,19 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
 
 
 def remove(folder: DeploymentFolder, name: str) -> Path:
-    """Take the last node out of the federation and stop its processes; returns its folder, which is
-    kept with its ledger.
+    """Take a node out of the federation and stop its processes; returns its folder, which is kept
+    with its ledger. The other nodes keep their numbers.
 
     Raises:
-        ConfigError: there is no such node, or it is not the last.
+        ConfigError: there is no such node, it is the only one, or the nodes make secure sums.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
-    last = max(enrolled, key=lambda node: node.client)
-    if name not in {node.name for node in enrolled}:
-        raise ConfigError(f"there is no node {name!r}; the last one is {last.name}")
-    if name != last.name or len(enrolled) == 1:
-        raise ConfigError(
-            f"{name}: only the last of several nodes can be removed ({last.name}), since the clients "
-            "after it would get other numbers, which their policies state. Let another node take its "
-            "place (fedlgm deploy enrol --replace), or stop it: it then counts as zero"
-        )
+    present = [node.name for node in enrolled]
+    if name not in present:
+        raise ConfigError(f"there is no node {name!r}; the nodes are {', '.join(present)}")
+    if len(enrolled) == 1:
+        raise ConfigError(f"{name} is the only node: stop it, fedlgm deploy down {folder.path}")
+    _refuse_peers(folder, f"without {name}, or stop it: it then counts as zero")
     others = [node for node in enrolled if node.name != name]
     write_enrolment(folder.enrolment_file, others)
     processes.stop_node(folder, name)
@@ -205,6 +196,22 @@ def remove(folder: DeploymentFolder, name: str) -> Path:
         names = set(folder.registered_file.read_text().split()) - {name}
         folder.registered_file.write_text("\n".join(sorted(names)))
     return folder.node(name).path
+
+
+def _refuse_peers(folder: DeploymentFolder, remedy: str) -> None:
+    """Refuse to change the nodes of secure sums, if a policy on this machine says that it takes part
+    in them.
+
+    Raises:
+        ConfigError: the nodes make secure sums.
+    """
+    for node in folder.settings().nodes:
+        service = folder.node(node.name).service
+        if service.policy_file.is_file() and service.policy().distributed is not None:
+            raise ConfigError(
+                "nodes under distributed trust list their peers in every policy, and the number of "
+                f"nodes decides each one's noise: create another deployment {remedy}"
+            )
 
 
 def _replace(file: Path, content: bytes) -> None:

@@ -36,6 +36,7 @@ def checks(folder: Path) -> Iterator[tuple[str, bool, str]]:
 
 def _policy(node: NodeFolder) -> str:
     policy = node.policy()
+    policy.allow.check_names()
     who = "one server" if policy.ask.server_key else "ANYBODY, since ask.server_key is empty"
     return (
         f"epsilon {policy.privacy.epsilon:g} at delta {policy.privacy.delta:g}; answers {who}; new "

@@ -63,7 +63,7 @@ class Registration(BaseModel):
         if not 1 <= question.round <= len(self.multipliers):
             return f"the run has {len(self.multipliers)} rounds and no round {question.round}"
         if not 0 <= question.client < self.clients:
-            return f"the run has {self.clients} clients and no client {question.client}"
+            return f"the run has no client {question.client}"
         if canonical(question.work) != canonical(self.work):
             return "nodes are asked for work that was not registered"
         try:

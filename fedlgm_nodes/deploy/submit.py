@@ -106,7 +106,7 @@ def _submit_and_follow(
     watch: Watch,
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
-        _registration_of(recipe).save(folder.signer.runs, target.path.name)
+        _registration_of(recipe, folder).save(folder.signer.runs, target.path.name)
     here = {
         "deployment": str(folder.path),
         "run-dir": str(target.path),
@@ -149,7 +149,7 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     stem = _stem(recipe)
     present = registered_runs(folder.signer.runs, stem)
     run = present[-1] if present and not fresh else _next_name(stem, present)
-    _registration_of(recipe).save(folder.signer.runs, run)
+    _registration_of(recipe, folder).save(folder.signer.runs, run)
     return run
 
 
@@ -263,7 +263,7 @@ def _reason(status: str, log: str) -> str:
     return f"Flower reports {status}. {reason(log)}"
 
 
-def _registration_of(recipe: Recipe) -> Registration:
+def _registration_of(recipe: Recipe, folder: DeploymentFolder) -> Registration:
     """The registration of a recipe as a deployment runs it (see `recipe_for_nodes`).
 
     Raises:
@@ -274,7 +274,7 @@ def _registration_of(recipe: Recipe) -> Registration:
     costs = method.mechanism.costs(method.layers, method.facts.rounds)
     return Registration(
         work=work_of(recipe),
-        clients=recipe.federation.clients,
+        clients=Enrolment.load(folder.enrolment_file).clients[-1] + 1,
         facts=method.facts.to_dict(),
         family=plan.family,
         bounded_by=plan.bounded_by,

@@ -56,6 +56,17 @@ def encode_header(header: Mapping[str, Any] | str, size: int) -> bytes:
     return _PREFIX.pack(len(text), size) + text
 
 
+def decode(frame: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Header and body of one frame.
+
+    Raises:
+        FrameError: the bytes are not a frame.
+    """
+    head, _ = lengths(frame[:PREFIX_BYTES], _LARGEST_ANSWER)
+    rest = memoryview(frame)[PREFIX_BYTES:]
+    return parse_header(bytes(rest[:head])), rest[head:]
+
+
 def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
     """Lengths of header and body that a frame's first `PREFIX_BYTES` bytes announce.
 

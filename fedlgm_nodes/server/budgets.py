@@ -101,9 +101,9 @@ def require(
             if why
             else f"{lines[-1]}: {it_is} left out from then on"
         )
-    most = sorted(
-        (short.get(client, need.releases) for client in range(len(enrolment))), reverse=True
-    )[needed - 1]
+    most = sorted((short.get(client, need.releases) for client in enrolment.clients), reverse=True)[
+        needed - 1
+    ]
     if most < need.releases:
         if most == 0 and any(why for _, why in found.values()):
             raise ConfigError(

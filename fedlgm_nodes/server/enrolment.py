@@ -32,8 +32,9 @@ class Enrolment(BaseModel):
     node.
 
     Attributes:
-        node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's
-            public key (see `key_digest`) and the public key of its release service.
+        node: one entry per client, each with the digest of its SuperNode's public key (see
+            `key_digest`) and the public key of its release service. A removed node leaves a gap in
+            the numbers of clients, since the policies of the others state theirs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -41,9 +42,7 @@ class Enrolment(BaseModel):
 
     @model_validator(mode="after")
     def _each_once(self) -> Enrolment:
-        if sorted(node.client for node in self.node) != list(range(len(self.node))):
-            raise ValueError(f"clients must be numbered 0 to {len(self.node) - 1}, each once")
-        for name in ("name", "flower_key", "service_key"):
+        for name in ("client", "name", "flower_key", "service_key"):
             values = [getattr(node, name) for node in self.node]
             if len(set(values)) != len(values):
                 raise ValueError(f"two nodes have the same {name}")
@@ -60,6 +59,11 @@ class Enrolment(BaseModel):
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
             raise ConfigError(f"{path}: {describe_problem(error.errors()[0])}") from error
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients' numbers, ascending."""
+        return sorted(node.client for node in self.node)
 
     def __len__(self) -> int:
         return len(self.node)

@@ -111,7 +111,7 @@ class NodeGrid(NumberingGrid):
 
     def get_node_ids(self) -> list[int]:
         """One node per enrolled client, connected or not."""
-        return [client + FIRST_NODE for client in range(len(self._enrolment))]
+        return [client + FIRST_NODE for client in self._enrolment.clients]
 
     def get_nodes(self) -> list[Any]:
         """The registered nodes that are connected."""
@@ -172,8 +172,9 @@ class NodeGrid(NumberingGrid):
         return self._round(batch)
 
     def _introduce(self, message: Message) -> Message:
+        client = message.metadata.dst_node_id - FIRST_NODE
         answer: dict[str, Any] = {
-            wire.PARTITION: message.metadata.dst_node_id - FIRST_NODE,
+            wire.PARTITION: self._enrolment.clients.index(client),  # a strategy knows no gaps
             wire.PARTITIONS: len(self._enrolment),
         }
         return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)

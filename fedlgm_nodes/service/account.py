@@ -10,7 +10,7 @@ from fedlgm import privacy
 from fedlgm.privacy.floor import at_least
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.service.ledger import NodeLedger
-from fedlgm_nodes.service.release import Request
+from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import PROTECTED
 
 _ROUNDING = 1 + 1e-6
@@ -97,7 +97,7 @@ class Account:
         The time of an answer and a refusal reveal something that no noise covers, so no release may
         be almost free.
         """
-        event = request.unit.event(request.plan)
+        event = request.cost.event(request.plan)
         least = self._least(privacy.events.accountant_of([event]))
         return at_least(event, least, self._policy.privacy.delta)
 
@@ -124,7 +124,7 @@ class Account:
         proportion.
         """
         budget = self._policy.privacy
-        alone = request.unit.least_epsilon(request.plan, budget.delta)
+        alone = request.cost.least_epsilon(request.plan, budget.delta)
         if not alone <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",

@@ -11,7 +11,7 @@ from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical, digest, public_key, sha256, verify
 from fedlgm_nodes.service.account import Account
 from fedlgm_nodes.service.record import Record
-from fedlgm_nodes.service.release import Request
+from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import Row
 
 _MOST_WAITING = 100  # requests that are kept while they wait; strangers may send them
@@ -56,7 +56,7 @@ class Approval:
             "family": plan["family"],
             "bounded_by": plan["bounded_by"],
             "queries": [noisy.query.name for noisy in request.plan.queries],
-            "event": privacy.events.encode(request.unit.event(request.plan)),
+            "event": privacy.events.encode(request.cost.event(request.plan)),
         }
 
     def check(self, request: Request, *, charged: bool = False) -> None:

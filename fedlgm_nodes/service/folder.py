@@ -135,6 +135,7 @@ class NodeFolder:
                 text = policy_text(path.name, values or {})
                 write_durably(folder.policy_file, text.encode())
                 policy = Policy.load(folder.policy_file)
+                policy.allow.check_names()
                 signer = signer or Ed25519PrivateKey.generate()
                 write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
                 if test_seed is not None:

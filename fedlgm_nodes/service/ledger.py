@@ -229,8 +229,8 @@ class NodeLedger:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
     def release_for(self, question: str) -> str | None:
-        """Name of the release that answered a question, or that a cohort masks; None if there is
-        none.
+        """Name of the release that answered a question, that a cohort masks, or that has a lasting
+        name (`Releaser.lasting_name`); None if there is none.
         """
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
@@ -253,8 +253,8 @@ class NodeLedger:
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort, which get no other release (see
-                `release_for`).
+            only_for: digests of the question and the cohort, and the lasting name, which get no
+                other release (see `release_for`).
 
         Raises:
             LedgerError: the ledger cannot be written.

@@ -93,8 +93,9 @@ class Listener:
             began = time.monotonic()
             await self._turn()
             began = time.monotonic()
+            reads = self._service.data_reads
             answer = await self._answer(ask, body, began)
-            if ask.ask in STEPS and not ask.trains:
+            if ask.ask in STEPS and not ask.trains and reads == self._service.data_reads:
                 # it depends on nothing of the data; four such answers come before and after each
                 # vector
                 began = None
@@ -169,14 +170,15 @@ class Listener:
             raise Refusal("busy", "other questions are still being answered") from None
 
     async def _answer(self, ask: Ask, body: bytes, began: float) -> Answer:
-        loop = asyncio.get_running_loop()
+        loop, reads = asyncio.get_running_loop(), self._service.data_reads
         work = loop.run_in_executor(None, self._service.answer, ask, body)
 
         def end_turn(work: asyncio.Future[Answer]) -> None:
             # Questions that wait their turn would see when training ended, came it at other times
             # than answers do.
-            trained = ask.trains and not (work.cancelled() or isinstance(work.exception(), Refusal))
-            loop.call_later(self._seconds_left(began) if trained else 0.0, self._busy.release)
+            refused = work.cancelled() or isinstance(work.exception(), Refusal)
+            timed = (ask.trains and not refused) or reads != self._service.data_reads
+            loop.call_later(self._seconds_left(began) if timed else 0.0, self._busy.release)
 
         # Whatever becomes of this connection, the next release waits for this one to end.
         work.add_done_callback(end_turn)

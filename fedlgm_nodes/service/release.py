@@ -23,38 +23,15 @@ from fedlgm.extension.restored import fresh
 from fedlgm.noise.integer import words
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
-from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, inputs, tasks
 from fedlgm.training.devices import Numerics, torch_threads
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical, digest, sha256
 from fedlgm_nodes.service import data as node_data
+from fedlgm_nodes.service.request import Request, parse_plan
 from fedlgm_nodes.service.units import BY_BOUND, NodeUnit
-from fedlgm_nodes.service.work import Work, Workshop
-
-
-@dataclass(frozen=True)
-class Request:
-    """A parsed and admitted question; nothing has been charged or computed for it.
-
-    Attributes:
-        round: round of the run that asks.
-        plan: plan of the release.
-        text: the plan as it was received.
-        model: the global model, float32 [D].
-        work: names and settings.
-    """
-
-    round: int
-    plan: ReleasePlan
-    text: str
-    model: np.ndarray
-    work: Work
-
-    @property
-    def unit(self) -> NodeUnit:
-        """The unit that the release protects."""
-        return BY_BOUND[self.plan.bounded_by]
+from fedlgm_nodes.service.work import Work
+from fedlgm_nodes.service.workshop import Workshop
 
 
 @dataclass(frozen=True)
@@ -95,6 +72,7 @@ class Releaser:
         test_seed: int | None = None,
     ) -> None:
         self.policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
+        policy.allow.check_names()
         for name in policy.allow.tasks:
             node_data.targets(
                 policy.data, data.y, tasks.get(name)
@@ -141,13 +119,10 @@ class Releaser:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
         elif not np.isfinite(model).all():
             raise Refusal("model", "the model holds NaN or Inf")
-        try:
-            parsed = ReleasePlan.from_json(layers, plan)
-        except Exception as error:  # a crafted plan may fail anywhere in being parsed
-            raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
-        self.policy.admit(parsed)
-        request = Request(round, parsed, plan, model, work)
-        request.unit.check(job, parsed)
+        request = Request(
+            round, parse_plan(layers, plan, self.policy), plan, model, work, self.data_digest
+        )
+        _unit(request).check(job, request.plan)
         return request
 
     def name(self, request: Request, run: str, cohort: str = "") -> str:
@@ -160,7 +135,18 @@ class Releaser:
         another run is another participation. In a secure sum the cohort's digest is included, since
         the cohort's next attempt is another release with other noise.
         """
-        versions = (fedlgm.__version__, torch.__version__, self.policy.limits.threads)
+        return self._digest(request, run, cohort, torch.__version__, self.policy.limits.threads)
+
+    def lasting_name(self, request: Request, run: str, cohort: str = "") -> str:
+        """A name of the release that stays the same with another version of torch and another
+        number of threads.
+
+        By it the service finds a release that was charged before, with its name. Such a release is
+        not made again if its answer may have left: a last bit could differ under the same noise.
+        """
+        return self._digest(request, run, cohort, "lasting")
+
+    def _digest(self, request: Request, run: str, cohort: str, *software: str | int) -> str:
         parts: tuple[str | int, ...] = (
             self.data_digest,
             request.round,
@@ -173,7 +159,7 @@ class Releaser:
             parts += (run,)
         if cohort:
             parts += ("cohort", cohort)
-        named = digest("release", *parts, canonical(work), *versions)
+        named = digest("release", *parts, canonical(work), fedlgm.__version__, *software)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
     def prepare(self, request: Request) -> None:
@@ -185,14 +171,14 @@ class Releaser:
                 other inputs.
         """
         tried = (
-            request.unit.name,
+            _unit(request).name,
             canonical(request.work.values()),
             cut_vote.asked_for(request.plan),
         )
         if tried == self._tried:
             return
         trainer, task = (
-            self.workshop.trainer(request.work, request.unit),
+            self.workshop.trainer(request.work, _unit(request)),
             self.workshop.job(request.work).task,
         )
         model, targets = torch.from_numpy(request.model.copy()), self._data.y
@@ -202,7 +188,7 @@ class Releaser:
                 y = node_data.targets(
                     self.policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
-                request.unit.try_on(trainer, model, x, y, request.plan)
+                _unit(request).try_on(trainer, model, x, y, request.plan)
                 if cut_vote.asked_for(request.plan):  # by its losses in evaluation
                     updates = torch.zeros(1, len(model))
                     self._votes(request).add_votes(updates, request.plan, model, [ClientData(x, y)])
@@ -258,13 +244,13 @@ class Releaser:
             def targets(y: Tensor) -> Tensor:
                 return node_data.targets(self.policy.data, y, copy.copy(task))
 
-            return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
+            return _unit(request).examples(self._data, targets, apart=not is_bundled(job.task))
 
         trainer, votes = (
-            self.workshop.trainer(request.work, request.unit),
+            self.workshop.trainer(request.work, _unit(request)),
             partial(self._votes, request),
         )
-        return request.unit.contributions(
+        return _unit(request).contributions(
             job, trainer, client_data, votes, Numerics(self.policy.limits.threads)
         )
 
@@ -275,3 +261,8 @@ class Releaser:
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
+
+
+def _unit(request: Request) -> NodeUnit:
+    """The unit that a release protects."""
+    return BY_BOUND[request.plan.bounded_by]

@@ -34,16 +34,15 @@ from fedlgm_nodes.protocol.frames import FrameError
 from fedlgm_nodes.protocol.messages import Position, Question
 from fedlgm_nodes.secagg.cohort import Terms
 from fedlgm_nodes.secagg.steps import AHEAD, STEPS, terms_of
-from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.account import Account
 from fedlgm_nodes.service.anchors import AnchorRecord
 from fedlgm_nodes.service.approval import Approval
 from fedlgm_nodes.service.ask import Answer, Ask
 from fedlgm_nodes.service.folder import NodeFolder
-from fedlgm_nodes.service.release import Releaser, Request
+from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import Row
 from fedlgm_nodes.service.secagg.service import SecureSteps
-from fedlgm_nodes.service.work import Work
+from fedlgm_nodes.service.training_process import TrainingProcess
 
 _log = logging.getLogger("fedlgm.node")
 
@@ -55,13 +54,14 @@ class Service:
         folder: the node's folder.
 
     Raises:
-        FedlgmError: policy, keys, data or ledger cannot be used; nothing has been changed.
+        FedlgmError: policy, keys, data or ledger cannot be used; nothing has been charged.
     """
 
     def __init__(self, folder: NodeFolder) -> None:
         self.folder, self.policy = folder, folder.policy()
         self._signer = folder.signer()
         self._anchors = AnchorRecord(folder.anchors_file, self._signer)
+        self._releaser = TrainingProcess(folder.path, self.policy)
         self._ledger = folder.ledger()
         self._secure: SecureSteps | None = None
         try:
@@ -77,11 +77,7 @@ class Service:
                 )
             self._account = Account(self.policy, self._ledger)
             self._account.epsilon()  # refused if rows protect less than the budget does
-            data = node_data.read(self.policy.data, folder.path)
-            self._examples = len(data)
-            self._releaser = Releaser(
-                self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed
-            )
+            self._releaser.open(folder.secret(self._ledger), seed)
             self._record = folder.record(self._ledger.identity)
             self._approval = Approval(self.policy, self._record, self._account)
             self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
@@ -95,11 +91,15 @@ class Service:
         )
 
     def warm(self) -> None:
-        """Make a trial release, which loads the modules that the first release needs and that take
-        seconds to load.
-        """
+        """Load the modules that the first charge needs."""
         self._account.epsilon(privacy.events.gaussian_event(1.0))
-        self._releaser.warm()
+
+    @property
+    def data_reads(self) -> int:
+        """Number of times that the data were read. A question that needs them read again takes
+        longer with more examples.
+        """
+        return self._releaser.starts
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -142,12 +142,11 @@ class Service:
         signed = self._anchors.sign(ask.run, ask.round, ask.nonce)
         return self._sign_facts(ask, {"client": self.policy.node.client, "anchor": signed})
 
-    def admit(self, ask: Ask, body: bytes) -> tuple[Question, Work, np.ndarray | None]:
-        """Check who asks, for what and within which run; nothing is built, computed or charged.
+    def admit(self, ask: Ask, body: bytes) -> tuple[Question, np.ndarray | None]:
+        """Check who asks, and within which run; nothing is built, computed or charged.
 
         Returns:
-            The question; the names and options of its work, which the policy allows; the global
-            model [D], None if the question holds only its digest.
+            The question; the global model [D], None if the question holds only its digest.
 
         Raises:
             Refusal: the question is malformed, not allowed, or not the server's.
@@ -197,12 +196,12 @@ class Service:
             model = None if ask.model else frames.vector(body, ("<f4",))
         except FrameError as error:
             raise Refusal("model", str(error)) from error
-        return question, Work.parse(ask.work, self.policy), model
+        return question, model
 
     def _respond(self, ask: Ask, body: bytes) -> Answer:
         """Admit a question, build the objects of its work, and answer it."""
-        question, work, model = self.admit(ask, body)
-        request = self._releaser.understand(ask.round, ask.plan, work, model)
+        question, model = self.admit(ask, body)
+        request = self._releaser.understand(ask.round, ask.plan, ask.work, model)
         if ask.ask not in ("agree", "unmask"):  # they end a sum whose vectors have left the nodes
             self._approval.check(request, charged=ask.trains)
         return (self.step if ask.ask in STEPS else self.release)(ask, request, question)
@@ -221,8 +220,8 @@ class Service:
                 "the plan protects a sum of several nodes: this node does not release its part "
                 "separately",
             )
-        name = self._releaser.name(request, ask.run)
-        row, replayed = self._charge(ask, request, question.digest, name)
+        name, lasting = self._names(request, ask.run)
+        row, replayed = self._charge(ask, request, question.digest, name, lasting)
         body = self._earlier_answer(row)
         if body is None:
             body = frames.npy(self._releaser.make(request, name))
@@ -279,16 +278,17 @@ class Service:
         charged: list[tuple[Row, bool]] = []
 
         def name(cohort: str) -> str:
-            return self._releaser.name(request, ask.run, cohort)
+            return self._names(request, ask.run, cohort)[0]
 
         def charge(cohort: str) -> None:
-            if self._ledger.release_for(cohort) not in (None, name(cohort)):
+            named, lasting = self._names(request, ask.run, cohort)
+            if self._ledger.release_for(cohort) not in (None, named):
                 # The masks of two vectors of one cohort would be the same: their difference would
                 # show this node's own.
                 raise Refusal(
                     "gone", "this node has been charged for another vector of this cohort"
                 )
-            row, replayed = self._charge(ask, request, question.digest, name(cohort), cohort)
+            row, replayed = self._charge(ask, request, question.digest, named, lasting, cohort)
             if self._ledger.answer_digest(row.seq) is not None:
                 raise Refusal(
                     "gone",
@@ -318,8 +318,15 @@ class Service:
         answer.header |= {"sent": secure.sent(terms)} | self._ahead(ask)
         return answer
 
+    def _names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
+        """The release's name, which is that of an earlier charge with other software, and the name
+        by which such a charge is found.
+        """
+        name, lasting = self._releaser.names(request, run, cohort)
+        return self._ledger.release_for(lasting) or name, lasting
+
     def _charge(
-        self, ask: Ask, request: Request, question: str, name: str, cohort: str = ""
+        self, ask: Ask, request: Request, question: str, name: str, lasting: str, cohort: str = ""
     ) -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.
 
@@ -338,12 +345,14 @@ class Service:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, price, trust=request.plan.facts.trust, protects=request.unit.protects,
-                run=ask.run, round=ask.round, data=self._releaser.data_digest,
-                only_for=filter(None, (question if self._server_keys else "", cohort)),
+                name, price, trust=request.plan.facts.trust, protects=request.cost.protects,
+                run=ask.run, round=ask.round, data=request.data,
+                only_for=filter(None, (question if self._server_keys else "", cohort, lasting)),
             )  # fmt: skip
-        elif self._server_keys:
-            self._ledger.remember(question, name)
+        else:
+            self._ledger.remember(lasting, name)
+            if self._server_keys:
+                self._ledger.remember(question, name)
         self._approval.record_release(request, row, question, ask.signature)
         return row, replayed
 
@@ -452,7 +461,7 @@ class Service:
             raise Refusal(
                 "client", f"this node is client {self.policy.node.client}, not {ask.client}"
             )
-        request = self._releaser.understand(1, ask.plan, Work.parse(ask.work, self.policy))
+        request = self._releaser.understand(1, ask.plan, ask.work, None)
         self._approval.check(request)
         self._releaser.prepare(request)
         left = self._account.affordable_releases(ask.run, request, ask.round)
@@ -508,7 +517,7 @@ class Service:
             "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s",
             node.client,
             node.population,
-            self._examples,
+            self._releaser.examples,
             self._account.epsilon(),
             budget.epsilon,
             self.folder.socket,
@@ -519,7 +528,8 @@ class Service:
             )
 
     def close(self) -> None:
-        """Close the ledger, and the sessions of secure sums."""
+        """End the training process, and close the ledger and the sessions of secure sums."""
+        self._releaser.close()
         if self._secure is not None:
             self._secure.close()
         self._ledger.close()

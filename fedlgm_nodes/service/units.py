@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -21,40 +20,23 @@ from clients.cut_vote import CutVotes, VotingUpdates, VotingWork
 from clients.example_level import ExampleSteps, ExampleWork
 from clients.own_plans import answer_first
 from clients.source import ClientData, ClientSource
-from fedlgm import privacy
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import BoundedUpdates, Updates
 from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.noise.keys import KeyRing, Purpose
-from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
-from fedlgm.privacy.guarantee import ONE_EXAMPLE as EXAMPLE
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.training import ClientTask, SequentialTrainer, inputs
 from fedlgm.training.devices import Numerics
 from fedlgm.training.example_level.trainer import Batch, ExampleTrainer
 from fedlgm_nodes.policy import Refusal
-from fedlgm_nodes.service.work import Job
+from fedlgm_nodes.service.costs import SingleExamplesCost, WholeDataCost
+from fedlgm_nodes.service.workshop import Job
 
 _log = logging.getLogger("fedlgm.node")
-_REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
-class WholeData:
-    """All of the node's data, whose whole update is bounded.
-
-    The cost is accounted under replace-one and without amplification, since a reader of the reply
-    knows that this node took part. Correlated noise spreads a participation over later rounds, so
-    the cost follows from the norm of its column of C.
-
-    Attributes:
-        name: the unit's name.
-        protects: unit and neighbouring relation of the cost.
-    """
-
-    name: Unit = "client"
-    protects = CLIENT
+class WholeData(WholeDataCost):
+    """All of the node's data, whose whole update is bounded."""
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
         """Refuse a work that does not bound this unit as the plan states.
@@ -71,31 +53,6 @@ class WholeData:
             job.layers.layers[0].parts,
         ):  # millions of parts would exhaust this node's memory
             raise Refusal("plan", "its levelled parts are not the layers of the requested model")
-
-    def event(self, plan: ReleasePlan) -> Any:
-        """Cost of a release, from the bounds and the noise that this node applies."""
-        noise = plan.facts.noise
-        moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
-        multiplier = plan.effective_multiplier / moved
-        if plan.family == "laplace":
-            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return plan.facts.noised_by.event(multiplier, 1.0)
-
-    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any
-        noise.
-
-        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) /
-        2).
-        """
-        if plan.family != "laplace":
-            return 0.0
-        multiplier = plan.effective_multiplier
-        return (
-            max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta))
-            if multiplier > 0
-            else math.inf
-        )
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
         """The trainer of a work, which takes over the model; `exact` sums in float64."""
@@ -151,15 +108,8 @@ class WholeData:
         return updates
 
 
-class SingleExamples:
-    """One example. This node bounds the gradients of every step and adds noise to them.
-
-    The cost is the cost of the steps under add-or-remove-one. The node keeps secret which examples
-    a step samples.
-    """
-
-    name: Unit = "example"
-    protects = EXAMPLE
+class SingleExamples(SingleExamplesCost):
+    """One example. This node bounds the gradients of every step and adds noise to them."""
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
         """See `WholeData.check`."""
@@ -175,16 +125,6 @@ class SingleExamples:
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (bounds <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
-
-    def event(self, plan: ReleasePlan) -> Any:
-        """See `WholeData.event`."""
-        steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
-        step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
-        return privacy.events.repeat_event(step, steps.count)
-
-    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """Zero, because steps have Gaussian noise."""
-        return 0.0
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> ExampleTrainer:
         """See `WholeData.trainer`."""

@@ -1,35 +1,28 @@
-"""The work that a question requests: names installed on the node, and the objects that the node
-makes of them.
-
-    names and options -> mechanism, task, settings, layers -> trainer
+"""The work that a question requests: names installed on the node, with options.
 
 The names and options come from the server and may be wrong in any way, so every error is a refusal.
-This module does not know the node's data.
+This module loads no torch, because the service reads works before it trains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedlgm import mechanisms
-from fedlgm.mechanisms import Mechanism
-from fedlgm.planning.layers import LayerTable
-from fedlgm.training import LocalTraining, models, tasks
-from fedlgm.training.tasks import Task
 from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Data, Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
 
+if TYPE_CHECKING:
+    from fedlgm.mechanisms import Mechanism
+    from fedlgm.training import LocalTraining
+
 _LONGEST = 4096  # characters of a name with its options
 _LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
 _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
-_KEPT = 8  # works whose objects are kept
 
 
 class Table(BaseModel):
@@ -127,12 +120,14 @@ class Work(BaseModel):
         Raises:
             Refusal: an option is unknown, or a value is outside its range.
         """
+        from fedlgm import mechanisms
+
         options = options_of(self.mechanism)
         if "variant" in options:
             raise Refusal(
                 "work", "mechanism.variant does not apply to nodes: they make only sound releases"
             )
-        with _refuse_errors("mechanism"):
+        with refuse_errors("mechanism"):
             return mechanisms.get(self.mechanism["name"], **options)
 
     def local(self) -> LocalTraining:
@@ -141,7 +136,9 @@ class Work(BaseModel):
         Raises:
             Refusal: settings are unknown or wrong.
         """
-        with _refuse_errors("training"):
+        from fedlgm.training import LocalTraining
+
+        with refuse_errors("training"):
             settings = LocalTraining(**self.training)
             numbers = {
                 "lr": settings.lr,
@@ -165,133 +162,8 @@ class Work(BaseModel):
             return settings
 
 
-@dataclass(frozen=True)
-class Job:
-    """The objects of a work.
-
-    Attributes:
-        work: its names and options.
-        mechanism: the mechanism.
-        task: the task.
-        settings: settings of local training.
-        layers: the mechanism's view of the model's layers.
-    """
-
-    work: Work
-    mechanism: Mechanism
-    task: Task
-    settings: LocalTraining
-    layers: LayerTable
-
-
-class _Unit(Protocol):
-    """A unit of protection (`fedlgm_nodes.service.units`), which makes a job's trainer."""
-
-    @property
-    def name(self) -> str: ...
-
-    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> Any: ...
-
-
-class Workshop:
-    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one
-    trainer.
-
-    Args:
-        policy: the node's policy.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._jobs: dict[str, Job] = {}
-        self._trainer: tuple[tuple[str, str], Any] | None = None
-
-    def job(self, work: Work) -> Job:
-        """The objects of a parsed work.
-
-        Raises:
-            Refusal: an option does not exist or does not fit, or the policy does not allow the
-                model.
-        """
-        key = canonical(work.values())
-        if key not in self._jobs:
-            job = self._build_job(work)
-            if len(self._jobs) >= _KEPT:
-                self._jobs.clear()
-            self._jobs[key] = job
-        return self._jobs[key]
-
-    def trainer(self, work: Work, unit: _Unit) -> Any:
-        """The work's trainer for a unit of protection.
-
-        The trainer replaces the previous one, since two large models may not fit.
-
-        Raises:
-            Refusal: the model or the mechanism does not suit the unit.
-        """
-        key = unit.name, canonical(work.values())
-        if self._trainer is None or self._trainer[0] != key:
-            self._trainer = None
-            job = self.job(work)
-            with _refuse_errors("training"):
-                self._trainer = key, unit.trainer(job, self.module(work), self.exact(work))
-        return self._trainer[1]
-
-    def exact(self, work: Work) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or this node's policy
-        requests.
-        """
-        return work.exact_sums or self._policy.privacy.exact_sums
-
-    def module(self, work: Work) -> torch.nn.Module:
-        """The model that a work names, with the weights of the pinned file that it names.
-
-        Raises:
-            Refusal: it cannot be built, or the file is not allowed, has changed or does not fit.
-        """
-        options, data = options_of(work.model), self._policy.data
-        file = (
-            self._policy.allow.weights_file(options.pop("weights"))
-            if "weights" in options
-            else None
-        )
-        with _refuse_errors(f"model {work.model.get('name')!r} cannot be built"):
-            module = models.build(
-                work.model["name"],
-                in_shape=tuple(data.shape),
-                classes=data.classes,
-                seed=0,
-                **options,
-            )
-        try:
-            return module if file is None else models.load_weights_(module, file)
-        except Exception as error:  # its message has the path
-            raise Refusal(
-                "work", "model.weights: the tensors of that file are not those of the model"
-            ) from error
-
-    def _build_job(self, work: Work) -> Job:
-        allow, settings = self._policy.allow, work.local()
-        if settings.epochs > allow.most_epochs:
-            raise Refusal(
-                "work",
-                f"training.epochs = {settings.epochs}; at most {allow.most_epochs} are allowed",
-            )
-        mechanism = work.built()
-        with _refuse_errors("task"):
-            task = tasks.get(work.task["name"], **options_of(work.task))
-        with torch.device("meta"):  # nothing is allocated before the size is known
-            module = self.module(work)
-        size = sum(parameter.numel() for parameter in module.parameters())
-        if size > allow.largest_model:
-            raise Refusal("work", f"{size} parameters; at most {allow.largest_model} are allowed")
-        with _refuse_errors(f"model {work.model.get('name')!r} cannot be built"):
-            layers = mechanism.table(LayerTable.from_module(module, work.group_by))
-        return Job(work, mechanism, task, settings, layers)
-
-
 @contextmanager
-def _refuse_errors(what: str) -> Iterator[None]:
+def refuse_errors(what: str) -> Iterator[None]:
     """Refuse the question for any error: names and options are the server's, or the model is the
     operator's own.
     """

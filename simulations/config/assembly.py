@@ -4,23 +4,17 @@ deployment.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
 from clients.choice import client_class
 from clients.serving import Serving
-from fedlgm.errors import Notice
-from fedlgm.mechanisms import PlansFromAnswers, UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
-from fedlgm.wording import prefix_key
-from simulations import tools
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import Division, RunData
 from simulations.config.run_model import RunModel
 from simulations.config.run_privacy import RunPrivacy
-from simulations.config.spent import require_planned
 
 
 class Assembly:
@@ -66,23 +60,8 @@ class Assembly:
         """
         self.data.partition  # noqa: B018
         module = self.model.check()
-        plan = self.privacy.first_plan()
+        self.privacy.check()
         self.recipe.protects.check_data(self.model, module)
-        if isinstance(self.model.mechanism, PlansFromAnswers):
-            warnings.warn(
-                Notice(
-                    "the noise that rounds report is that of the common plan; each client spreads "
-                    "its own noise otherwise, at the same cost"
-                ),
-                stacklevel=2,
-            )
-        if (
-            self.recipe.run.patience is not None and self.data.spent is None
-        ):  # with statistics, the budget is kept by design
-            require_planned(self.privacy.method, plan)
-        if self.recipe.run.audit and not isinstance(self.model.mechanism, UsesPrivateNorms):
-            with prefix_key("run.audit"):
-                tools.RunAudit().check(plan)
 
     def fingerprints(self) -> dict[str, str]:
         """Hash of each of the user's own objects (`Own.fingerprints`)."""

@@ -43,7 +43,8 @@ def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
         assembly: the run's objects.
         workers: processes that train.
     """
-    assembly = _for_device(assembly)
+    if assembly.model.device.type != "cpu" and assembly.recipe.protects.side_by_side:
+        assembly = _for_accelerator(assembly)
     section = assembly.recipe.training
     if not section.undecided:
         return assembly
@@ -58,10 +59,9 @@ def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
     return Assembly(recipe, assembly.own, no_kernel=refused, divided=assembly.data.division)
 
 
-def _for_device(assembly: Assembly) -> Assembly:
+def _for_accelerator(assembly: Assembly) -> Assembly:
+    """The run with blocks of as many clients as an accelerator trains at once."""
     recipe, training = assembly.recipe, assembly.recipe.training
-    if assembly.model.device.type == "cpu" or not assembly.recipe.protects.side_by_side:
-        return assembly
     width = training.width or max(SIDE_BY_SIDE, recipe.run.block_size)
     changed: dict[str, object] = {"width": width}
     if "vectorize" not in training.model_fields_set and training.kernel != "native":

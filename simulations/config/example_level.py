@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,27 @@ MOST_PARAMETERS = 50_000
 larger ones (docs/results/example-level.md)."""
 
 
+_UNUSED: tuple[tuple[str, object, str], ...] = (
+    ("training.gradient_clip", None, "the mechanism bounds every example's gradient"),
+    ("training.vectorize", "off", "a client's examples are already trained together"),
+    ("trainer", None, "the example-level engine trains"),
+    ("training.compile", False, "the example-level engine is not compiled"),
+    ("federation.stragglers", 0.0, "every client makes all steps that are accounted for"),
+    ("run.audit", False, "canaries stand for clients"),
+    (
+        "privacy.noise",
+        "independent",
+        "steps draw Poisson samples of examples, which correlated noise cannot use",
+    ),
+)
+"""Keys that example-level training does not use, with their only possible value and the reason."""
+_NO_DECAY = (
+    "training.weight_decay",
+    None,
+    "a client's upload is held to a cap that allows for no decay",
+)
+
+
 class ExampleLevel(UnitKind):
     """One example; the trainer bounds every example's gradient."""
 
@@ -52,87 +74,40 @@ class ExampleLevel(UnitKind):
 
     @override
     def check(self, recipe: Settings) -> None:
-        federation, training, budget, run = (
-            recipe.federation,
-            recipe.training,
-            recipe.privacy,
-            recipe.run,
-        )
-        allocated = federation.sampling == "allocation"
-        if allocated and recipe.noised_by.name != "central":
+        scheme = recipe.federation.sampling
+        if scheme not in ("poisson", "fixed", "allocation"):
+            raise ConfigError(
+                f"federation.sampling = {scheme!r} separates participations of "
+                "clients, not of examples: with privacy.unit = 'example' use 'poisson'"
+            )
+        if scheme == "allocation" and recipe.noised_by.name != "central":
             raise ConfigError(
                 "federation.sampling = 'allocation' needs privacy.trust = 'central': set it, or use "
                 "'poisson'"
             )
-        if federation.sampling not in ("poisson", "fixed", "allocation"):
-            raise ConfigError(
-                f"federation.sampling = {federation.sampling!r} separates participations of "
-                "clients, not of examples: with privacy.unit = 'example' use 'poisson'"
-            )
-        for key, value, usual, why in (
-            (
-                "training.gradient_clip",
-                training.gradient_clip,
-                None,
-                "the mechanism bounds every example's gradient",
-            ),
-            (
-                "training.weight_decay",
-                training.weight_decay,
-                None,
-                "weights decay in clients' own training only",
-            ),
-            (
-                "training.vectorize",
-                training.vectorize,
-                "off",
-                "a client's examples are already trained together",
-            ),
-            (
-                "trainer",
-                recipe.trainer and recipe.trainer.name,
-                None,
-                "the example-level engine trains",
-            ),
-            (
-                "training.compile",
-                training.compile,
-                False,
-                "the example-level engine is not compiled",
-            ),
-            (
-                "federation.stragglers",
-                federation.stragglers,
-                0.0,
-                "every client makes all steps that are accounted for",
-            ),
-            ("run.audit", run.audit, False, "canaries stand for clients"),
-            (
-                "privacy.noise",
-                budget.noise,
-                "independent",
-                "steps draw Poisson samples of examples, which correlated noise cannot use",
-            ),
-            (
-                "federation.sampling",
-                federation.sampling,
-                "allocation" if allocated else "poisson",
-                "cohorts of a fixed size protect only clients",
-            ),
-        ):
+        drawn = "allocation" if scheme == "allocation" else "poisson"
+        cohorts = "federation.sampling", drawn, "cohorts of a fixed size protect only clients"
+        decay = () if self.counts_examples(recipe) else (_NO_DECAY,)
+        for key, usual, why in (*_UNUSED, cohorts, *decay):
+            value = attrgetter(key)(recipe)
             if value != usual:
                 raise ConfigError(
-                    f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out"
+                    f"{key} cannot be {getattr(value, 'name', value)!r} with privacy.unit = "
+                    f"'example': {why}; leave it out"
                 )
-        if recipe.noised_by.uploads_released:
-            if training.sampling_rate is None:
-                raise ConfigError(
-                    "training.sampling_rate is needed where clients noise their own steps: the "
-                    "public probability with which each of a client's examples is in a step's "
-                    "batch, the same for every client (how many examples a client has is private)"
-                )
-            return
-        if budget.max_participations is not None:
+        if self.counts_examples(recipe):
+            self._check_steps(recipe)
+        elif recipe.training.sampling_rate is None:
+            raise ConfigError(
+                "training.sampling_rate is needed where clients noise their own steps: the "
+                "public probability with which each of a client's examples is in a step's "
+                "batch, the same for every client (how many examples a client has is private)"
+            )
+
+    def _check_steps(self, recipe: Settings) -> None:
+        """Refuse settings that do not fit rounds that are steps, to which the server adds noise."""
+        federation, training = recipe.federation, recipe.training
+        if recipe.privacy.max_participations is not None:
             raise ConfigError(
                 "privacy.max_participations is for privacy.trust = 'local': leave it out here"
             )
@@ -221,6 +196,10 @@ class ExampleLevel(UnitKind):
             return super().server_step(recipe, own)
         if is_own(recipe.federation.server_optimizer):
             named = own or recipe.federation.server_optimizer
+        if named and training.weight_decay:
+            raise ConfigError(
+                "training.weight_decay is for training.optimizer: your own server step makes its own"
+            )
         if named:
             return server_step(named, training.lr, training.momentum)
         name = (
@@ -228,7 +207,8 @@ class ExampleLevel(UnitKind):
             if training.optimizer == "adam" or not training.momentum
             else "momentum"
         )
-        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
+        decay = training.weight_decay or 0.0
+        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8, decay=decay)
 
     def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's

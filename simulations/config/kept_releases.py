@@ -20,8 +20,7 @@ def server_step_of(recipe: Settings) -> tuple[str, float, float]:
     """
     federation, training = recipe.federation, recipe.training
     named = federation.server_optimizer
-    server_steps = recipe.unit == "example" and not recipe.noised_by.uploads_released
-    if server_steps and not (is_reference(named) or is_object(named)):
+    if recipe.protects.counts_examples(recipe) and not (is_reference(named) or is_object(named)):
         plain = "momentum" if training.momentum else "sgd"
         return (
             plain if training.optimizer == "sgd" else training.optimizer,
@@ -71,6 +70,10 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
                 f"without a schedule), because the rounding of others, such as {step!r}, differs "
                 "between processors: set federation.server_optimizer"
             ),
+        ),
+        (
+            recipe.protects.counts_examples(recipe) and recipe.training.weight_decay is not None,
+            "a verifier repeats only steps without training.weight_decay: leave it out",
         ),
         (run.audit, "canaries change the sums: set run.audit = false"),
         (

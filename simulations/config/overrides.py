@@ -57,29 +57,40 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
         >>> raw["privacy"]["epsilon"], raw["mechanism"]["name"]
         (2, 'gaussian')
     """
-    layer: dict[str, dict[str, Any]] = {}
-    changed: set[str] = set()
+    layer: dict[str, Any] = {}
     for path, value in settings(texts):
         section, *keys = path.split(".")
         if not section or len(keys) > 1 or not all(keys):
             raise ConfigError(
                 f"--set and overrides take section.key=value, got {path!r}{_table(path)}"
             )
-        changed.add(section)
-        if keys and not isinstance(raw.get(section, {}), dict):
-            raise ConfigError(f"--set {path!r}: {section} is not a section")
-        if keys:
-            layer.setdefault(section, {})[keys[0]] = value
-        elif value is None:
+        if not keys:
             raw.pop(section, None)
-            layer.pop(section, None)
+            layer[section] = value
+        elif isinstance((raw | layer).get(section, {}), dict | None):
+            layer[section] = (layer.get(section) or {}) | {keys[0]: value}
         else:
+            raise ConfigError(f"--set {path!r}: {section} is not a section")
+    lay_over(raw, layer)
+
+
+def lay_over(raw: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Lay the values of a later source, a file that extends the recipe or overrides, over a
+    recipe's plain values; see `override`.
+
+    Args:
+        raw: changed in place.
+        layer: sections and values of the later source; None removes one.
+    """
+    if layer.keys() - {"name", "run"}:
+        raw.pop("title", None)  # it described the recipe as it was
+    for section, value in layer.items():
+        below = raw.pop(section, {})
+        if isinstance(value, dict) and isinstance(below, dict):
+            raw[section] = _merge(section, below, value)
+        elif value is not None:
             raw[section] = value
-    for section, values in layer.items():
-        raw[section] = lay_over(section, raw.get(section, {}), values)
     public_seed.drop(raw)
-    if changed - {"name", "run"} and "title" not in changed:
-        raw.pop("title", None)
 
 
 def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
@@ -141,16 +152,20 @@ def removes(section: str, key: str, value: Any) -> bool:
     return bool(value == "none") and not (key and _NAMING.get(section) == key)
 
 
-def lay_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values, merged over the previous values; None removes a value. Options that only
-    the previously named object has are dropped.
+def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A section's values, merged over the previous values. Options that only the previously named
+    object has are dropped.
     """
-    below = {key: value for key, value in below.items() if above.get(key, value) is not None}
-    above = {key: value for key, value in above.items() if value is not None}
-    base = dict(below)
-    replacing = _REPLACING.get(section, frozenset())
-    if not replacing.isdisjoint(above):
-        base = {key: value for key, value in base.items() if key not in replacing}
+    removed = {
+        key
+        for key, value in above.items()
+        if value is None or (below and removes(section, key, value))
+    }
+    below = {key: value for key, value in below.items() if key not in removed}
+    above = {key: value for key, value in above.items() if key not in removed}
+    replaced = _REPLACING.get(section, frozenset())
+    replaced = frozenset() if replaced.isdisjoint(above) else replaced
+    base = {key: value for key, value in below.items() if key not in replaced}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         base.pop("pixels", None)  # other examples, another interval
         if not str(above["name"]).startswith(

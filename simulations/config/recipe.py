@@ -35,7 +35,7 @@ from simulations.config.named_sections import (
     TaskSection,
     TrainerSection,
 )
-from simulations.config.overrides import Overrides, lay_over, override, removes
+from simulations.config.overrides import Overrides, lay_over, override
 from simulations.config.sections import (
     Deployment,
     Distributed,
@@ -94,20 +94,20 @@ class Recipe(Section):
                 "name"
             )
         try:
-            super().__init__(
-                **(
-                    self._with_epsilon(sections)
-                    if _fixes_noise(sections.get("privacy"))
-                    else sections
-                )
-            )
+            super().__init__(**self._with_epsilon(sections))
         except ValidationError as error:
             raise ConfigError(messages.explain(sections, error.errors(), Recipe)) from error
 
     @classmethod
     def _with_epsilon(cls, sections: dict[str, Any]) -> dict[str, Any]:
-        """The sections with the epsilon that follows from their noise multiplier."""
-        given = sections["privacy"]
+        """The sections with the epsilon that follows from their noise multiplier, if they state
+        the noise in place of a budget.
+        """
+        given = sections.get("privacy")
+        if not isinstance(given, Mapping) or given.get("epsilon") is not None:
+            return sections
+        if given.get("noise_multiplier") is None:
+            return sections
         with prefix_key("privacy"):
             check_positive(noise_multiplier=given["noise_multiplier"])
         # Any epsilon will do: the draft serves only for the facts.
@@ -197,28 +197,19 @@ class Recipe(Section):
         Raises:
             ConfigError: the population cannot keep the separation.
         """
-        federation, privacy = self.federation, self.privacy
-        scheme, share = federation.sampling, federation.share
+        federation, privacy, of = self.federation, self.privacy, self.protects.of
+        scheme, share, population = federation.sampling, federation.share, federation.participants
         if scheme in ("poisson", "fixed"):
-            return Sampling(scheme, federation.participants, share, of=self.protects.of)
+            return Sampling(scheme, population, share, of=of)
         if scheme == "allocation" and self.protects.mechanisms == "example":
-            return Sampling("poisson", federation.participants, 1.0)  # the examples are allocated
+            return Sampling("poisson", population, 1.0)  # the examples are allocated
         if scheme == "allocation":
-            taken, block = federation.participations, federation.block_rounds
-            return Sampling(
-                scheme,
-                federation.participants,
-                share,
-                of=self.protects.of,
-                participations=taken,
-                block=block,
-            )
+            rounds = {"participations": federation.participations, "block": federation.block_rounds}
+            return Sampling(scheme, population, share, of=of, **rounds)
         separation = privacy.min_separation
         if separation is None and scheme == "grouped-poisson":
             separation = privacy.bands
-        if separation is None:
-            separation = max(1, int(1 / share + 1e-6))
-        return Sampling(scheme, federation.participants, share, separation, self.protects.of)
+        return Sampling(scheme, population, share, separation or max(1, int(1 / share + 1e-6)), of)
 
     @property
     def noise(self) -> noises.correlation.Correlation | None:
@@ -299,13 +290,6 @@ class Recipe(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def _fixes_noise(privacy: object) -> bool:
-    """Whether a section states its noise in place of a budget."""
-    if not isinstance(privacy, Mapping) or privacy.get("epsilon") is not None:
-        return False
-    return privacy.get("noise_multiplier") is not None
-
-
 def names() -> tuple[str, ...]:
     """Bundled recipes.
 
@@ -369,13 +353,7 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     file = _locate(DEFAULT if recipe is None else str(recipe))
     for path, raw in extends.chain(file, lambda _, base: _locate(base), "recipes"):
-        if raw.keys() - {"name", "run"}:
-            merged.pop("title", None)  # it described the other recipe
-        for key, value in raw.items():
-            if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
-                above = {name: None if removes(key, name, v) else v for name, v in value.items()}
-                value = lay_over(key, below, above)
-            merged[key] = value
+        lay_over(merged, raw)
         if path.resolve().parent == BUNDLED.resolve():
             public_seed.mark(merged)
         merged |= {"name": raw.get("name", path.stem)}
@@ -389,7 +367,7 @@ def validate(raw: dict[str, Any]) -> Recipe:
         >>> validate(read("digits")) == load("digits")
         True
     """
-    recipe = Recipe.model_validate(raw)
+    recipe = Recipe(**raw)
     recipe.protects.warn_of_delta(recipe)
     return recipe
 

@@ -200,10 +200,10 @@ class Training(Section):
     """[training]: local training of a client.
 
     With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the
-    expected Poisson batch, and `optimizer`, `lr` and `momentum` are those of the step. If clients
-    add the noise, every round has `steps` steps (default: `epochs` times 1 / `sampling_rate`). Each
-    step draws every example with the public probability `sampling_rate`, and the noisy sum is
-    divided by `batch_size`. `exact_sums` sums the gradients of a batch in float64.
+    expected Poisson batch, and `optimizer`, `lr`, `momentum` and `weight_decay` are those of the
+    step. If clients add the noise, every round has `steps` steps (default: `epochs` times 1 /
+    `sampling_rate`). Each step draws every example with the public probability `sampling_rate`, and
+    the noisy sum is divided by `batch_size`. `exact_sums` sums the gradients of a batch in float64.
 
     Example:
         >>> Training(epochs=2, batch_size=32).local.steps(100)

@@ -14,7 +14,7 @@ from fedlgm.planning.layers import adapted_layer, factor_of
 from fedlgm.training import models
 from fedlgm.training.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
-from simulations.exports.export import export_summary, load_model, metadata, texts
+from simulations.exports.export import export_summary, load_verified, model_metadata, texts
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.summaries.report_types import Exported
@@ -45,7 +45,10 @@ def export_adapter(
         RunError: the run has not changed any adapter, `out` is not a folder, or as in `load_model`.
     """
     folder = path_of("run", run) / "adapter" if out is None else path_of("out", out)
-    told, loaded = metadata(run), load_model(run, module)
+    source = RunFolder.open(run)
+    result = source.verified_result()
+    told = model_metadata(source, result, source.recipe_file.read_text(encoding="utf-8"))
+    loaded = load_verified(source, result, module)
     adapters = {
         name for name, p in loaded.named_parameters() if p.requires_grad and factor_of(name)
     }
@@ -54,7 +57,7 @@ def export_adapter(
             f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as "
             "a whole"
         )
-    if adapters <= set(RunFolder.open(run).verified_result().get("unmoved", ())):
+    if adapters <= set(result.get("unmoved", ())):
         raise RunError(
             f"{run} has not changed any adapter: none of its rounds released one, so there is "
             "nothing to write"

@@ -77,7 +77,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         torch.Size([1, 10])
     """
     folder = RunFolder.open(run)
-    return _load(folder, folder.verified_result(), module)
+    return load_verified(folder, folder.verified_result(), module)
 
 
 def metadata(run: Path | str) -> Metadata:
@@ -93,12 +93,8 @@ def metadata(run: Path | str) -> Metadata:
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
     folder = RunFolder.open(run)
-    return _metadata(folder, folder.verified_result())
-
-
-def _metadata(folder: RunFolder, result: RunSummary, module: nn.Module | None = None) -> Metadata:
-    """See `metadata`; for a run that has been checked."""
-    return model_metadata(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
+    text = folder.recipe_file.read_text(encoding="utf-8")
+    return model_metadata(folder, folder.verified_result(), text)
 
 
 def model_metadata(
@@ -196,8 +192,8 @@ def export(
             "format of its suffix"
         )
     result = folder.verified_result()
-    module = _load(folder, result, module)
-    told = _metadata(folder, result, module)
+    module = load_verified(folder, result, module)
+    told = model_metadata(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
     original_state = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in original_state.items()}
     if format == "safetensors":
@@ -229,14 +225,13 @@ def export_summary(file: Path, format: str, told: Metadata, beside: Path | None 
         "format": format,
         "bytes": file.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
-        **cast(
-            Protection,
-            {name: value for name, value in told.items() if name in Protection.__annotations__},
-        ),
+        **cast(Protection, excerpt(Protection.__annotations__, told)),
     }
 
 
-def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn.Module:
+def load_verified(
+    folder: RunFolder, result: RunSummary, module: nn.Module | None = None
+) -> nn.Module:
     """See `load_model`; of a run that was checked."""
     run, recipe = folder.path, folder.recipe()
     if module is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError, DiskError
-from fedlgm.files import draft_folder, is_used, path_of, why
+from fedlgm.files import draft_folder, is_used, path_of, read_toml, why
 from fedlgm.wording import alternatives
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -41,7 +41,7 @@ class Protection:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of project.
+    """A kind of project: a folder of templates, whose `kind.toml` holds these values.
 
     Attributes:
         run: the command that runs the project, in its folder.
@@ -54,68 +54,14 @@ class Kind:
     why: str
 
 
-_CLIENTS = (
-    "client-level privacy without a trusted server needs thousands of clients, and secure "
-    "aggregation or distributed trust: see `fedlgm plan distributed-digits`"
-)
-_OWN_NOISE = {
-    "privacy.trust": "local",
-    "privacy.max_participations": 20,
-    "federation.rounds": 20,
-    "training.sampling_rate": 0.2,
-    "training.batch_size": 9,
-    "training.steps": 5,
-}
-KINDS: Mapping[str, Kind] = {
-    "pytorch": Kind(
-        "python train.py",
-        (
-            Protection("client", "central", "digits", {"federation.clients": 100}),
-            Protection("example", "central", "dp-sgd-digits"),
-            Protection("example", "local", "example-level-federation"),
-        ),
-        _CLIENTS,
-    ),
-    "hugging-face": Kind(
-        "python train.py",
-        (
-            Protection("client", "central", "lora"),
-            Protection(
-                "example",
-                "central",
-                "dp-sgd-digits",
-                {
-                    "training.optimizer": "adam",
-                    "training.lr": 0.01,
-                    "federation.rounds": 60,
-                    "data.partition": "iid",
-                },
-            ),
-        ),
-        _CLIENTS,
-    ),
-    "flower": Kind(
-        "python -m pytest",
-        (Protection("client", "central"),),
-        "the clients of a Flower app are the units, and its server adds the noise: for single "
-        "examples see `fedlgm new pytorch`",
-    ),
-    "hospitals": Kind(
-        "python train.py",
-        (
-            Protection("example", "central", "ten-hospitals"),
-            Protection("example", "local", "ten-hospitals", _OWN_NOISE),
-        ),
-        "a few hospitals are too few to protect a whole site, which needs hundreds: protect each "
-        "row (unit example)",
-    ),
-    "opacus": Kind(
-        "python train.py",
-        (Protection("example", "central"),),
-        "DP-SGD on one machine protects each example, and the machine adds the noise",
-    ),
-}
-"""The kinds of projects, by name."""
+def names() -> list[str]:
+    """The kinds of projects.
+
+    Example:
+        >>> "pytorch" in names()
+        True
+    """
+    return sorted(folder.name for folder in TEMPLATES.iterdir())
 
 
 def kind_of(name: str) -> Kind:
@@ -128,9 +74,11 @@ def kind_of(name: str) -> Kind:
         >>> kind_of("opacus").run
         'python train.py'
     """
-    if name not in KINDS:
-        raise ConfigError(f"unknown kind of project {name!r}; {alternatives(name, KINDS)}")
-    return KINDS[name]
+    if name not in names():
+        raise ConfigError(f"unknown kind of project {name!r}; {alternatives(name, names())}")
+    values = read_toml(TEMPLATES / name / "kind.toml")
+    protections = tuple(Protection(**protection) for protection in values.pop("protections"))
+    return Kind(protections=protections, **values)
 
 
 def protection_of(kind: str, unit: str | None = None, trust: str | None = None) -> Protection:
@@ -216,7 +164,7 @@ def write(kind: str, folder: Path | str, protection: Protection, epsilon: float)
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(path) as draft:
             draft.mkdir()
-            for template in sorted((TEMPLATES / kind).iterdir()):
+            for template in sorted((TEMPLATES / kind).glob(f"*{_SUFFIX}")):
                 text = Template(template.read_text(encoding="utf-8")).substitute(values)
                 (draft / template.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -16,7 +16,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import RunSummary
-from simulations.runs.stopping import reported_epsilon, reported_rates
+from simulations.runs.stopping import privacy_figures, reported_epsilon
 
 _TOLERANCE = 1e-3
 """Relative tolerance, since other versions of the accountant compute an epsilon slightly
@@ -54,9 +54,9 @@ def check_summary(
     Raises:
         LedgerError: the message names the first figure that differs, and its right value.
     """
-    privacy = recipe.privacy
-    spent = privacy.delta, privacy.accountant
+    figures = privacy_figures(recipe, ledger, guarantee)
     true: dict[str, Any] = {
+        **figures,
         "recipe": recipe.name,
         "rounds": recipe.federation.rounds
         if recipe.run.patience is None
@@ -64,15 +64,11 @@ def check_summary(
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
         "unit": recipe.unit,
-        "delta": privacy.delta,
-        "noise_reproducible": recipe.run.seed is not None,
-        "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
-        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
-        "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
+        "guarantee_status": "none" if math.isinf(figures["epsilon"]) else guarantee.status,
     }
-    if "attack_rates" in result or "attack" in result:  # added after the first release
-        rates = reported_rates(recipe, ledger)
-        true |= {"attack_rates": rates.figures(), "attack": rates.sentence(f"{recipe.unit}s")}
+    del true["guarantee"]  # its words are derived again and not read
+    if "attack_rates" not in result and "attack" not in result:  # added after the first release
+        del true["attack_rates"], true["attack"]
     if multiplier is not None:
         true["noise_multiplier"] = multiplier
         if "readers_epsilon" in result:

@@ -463,6 +463,19 @@ class RunFolder:
         checked["guarantee"] = guarantee.sentence(noise_reproducible=recipe.run.seed is not None)
         return checked
 
+    def final_summary(self) -> RunSummary | None:
+        """The summary of a finished run for its operator, after `verify`; None if the run is not
+        finished.
+
+        Its checkpoints may have been removed since, as its keys are.
+        """
+        if self.result() is None:
+            return None
+        summary = self.verified_result()
+        summary.update(self.audit_summary())
+        self.forget_noise()
+        return summary
+
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:

@@ -26,8 +26,13 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
         RunError: the folder exists and is not empty, and nothing is changed.
         DiskError: the folder cannot be created.
     """
-    if path is None:
-        return _create_default(recipe)
+    while path is None:
+        first = default_path(recipe)
+        try:
+            return create(first, recipe)
+        except RunError:  # another process took the name in the same second
+            if not first.exists():
+                raise
     refuse_existing(path)
     missing = tuple(parent for parent in path.parents if not parent.exists())
     try:
@@ -39,19 +44,6 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
             f"cannot create the run folder {path}: {why(error)}; choose another folder"
         ) from error
     return RunFolder(path, missing)
-
-
-def _create_default(recipe: Recipe) -> RunFolder:
-    """A new folder of the default name; another process may take the same name in the same
-    second.
-    """
-    while True:
-        path = default_path(recipe)
-        try:
-            return create(path, recipe)
-        except RunError:
-            if not path.exists():
-                raise
 
 
 def default_path(recipe: Recipe) -> Path:

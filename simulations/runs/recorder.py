@@ -27,7 +27,7 @@ from simulations.runs.rows import (
     released_figures,
     round_row,
 )
-from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon, reported_rounds
+from simulations.runs.stopping import Patience, StoppedEarly, reported_rounds, spending
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord
 from strategies.server_optimizer import ResumableStep
@@ -143,26 +143,19 @@ class Recorder:
         return self._latest[1].copy()
 
     def _measure(self, transcript: Transcript) -> Figures:
-        privacy = self._assembly.recipe.privacy
         self._assembly.model.layers.load_(self._module, transcript.models[-1])
         metrics = measure(self._assembly, self._module, transcript.rounds)
-        spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
+        recipe = self._assembly.recipe
         with Ledger(
             self._folder.ledger_file
         ) as ledger:  # a separate reader: the next round is charging already
             figures: Figures = {
                 "metrics": metrics,
                 "headline": self._assembly.data.task.headline,
-                "epsilon": reported_epsilon(self._assembly.recipe, ledger.epsilon(*spent)),
-                "claimed_epsilon": reported_epsilon(
-                    self._assembly.recipe, ledger.claimed_epsilon(*spent)
-                ),
+                **spending(recipe, ledger, transcript.rounds, self._abandoned),  # type: ignore[typeddict-item]
             }
-        facts, rounds = (
-            self._assembly.privacy.facts,
-            reported_rounds(self._assembly.recipe, transcript.rounds),
-        )
-        readers = facts.noised_by.readers_epsilon(facts, rounds)
+        facts = self._assembly.privacy.facts
+        readers = facts.noised_by.readers_epsilon(facts, reported_rounds(recipe, transcript.rounds))
         if readers is not None:
             figures["readers_epsilon"] = readers
         if "loss" in metrics:

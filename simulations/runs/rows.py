@@ -22,14 +22,40 @@ Number = Annotated[int, Field(ge=1, lt=2**53)]
 """A round's number or a layer's size."""
 
 
-class Figures(TypedDict, total=False):
-    """A model's figures on the test set, and its spent budget.
+class Spending(TypedDict, total=False):
+    """A run's spent budget, proven and as the method's authors state it."""
+
+    epsilon: float
+    claimed_epsilon: float
+
+
+class PrivacyFigures(Spending, total=False):
+    """What follows from a run's recipe and ledger.
+
+    Attributes:
+        delta: delta of both epsilons.
+        noise_reproducible: whether the seed is public, so that the noise can be drawn again.
+        guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or
+            "none".
+        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
+            words.
+    """
+
+    delta: float
+    noise_reproducible: bool
+    guarantee: str
+    guarantee_status: str
+    attack_rates: AttackFigures
+    attack: str
+
+
+class ModelFigures(TypedDict, total=False):
+    """A model's figures on the test set.
 
     Attributes:
         loss, accuracy, metrics: metrics of the current model on the test set: all metrics of the
             task, and two of them by name (`accuracy` if the task has one).
         headline: name of the metric that summarises the run.
-        epsilon, claimed_epsilon: spending so far.
         readers_epsilon: epsilon against readers of only the released models, under distributed
             trust; `epsilon` is against the server.
     """
@@ -38,9 +64,11 @@ class Figures(TypedDict, total=False):
     accuracy: float
     metrics: dict[str, float]
     headline: str
-    epsilon: float
-    claimed_epsilon: float
     readers_epsilon: float
+
+
+class Figures(ModelFigures, Spending, total=False):
+    """A model's figures on the test set, and its spent budget."""
 
 
 class Release(TypedDict):
@@ -57,16 +85,12 @@ class Release(TypedDict):
     sampling: str
 
 
-class Statement(TypedDict, total=False):
+class Statement(PrivacyFigures, total=False):
     """The privacy statement of a run.
 
     Attributes:
         schema: version of these fields.
         unit, relation, trust, noise_added_by: what is protected, and from whom.
-        guarantee, guarantee_status: the guarantee.
-        epsilon, delta, claimed_epsilon: the proven budget, and the one the method's authors state.
-        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
-            words.
         groups: the same bounds for several units that are present or absent together, by number.
         sampling, rate, population, max_participations: how participants are drawn, the expected
             share of the population in a round, and the cap on one participant's rounds (None: no
@@ -79,8 +103,7 @@ class Statement(TypedDict, total=False):
         released: what was made public.
         searched: whether settings were searched on the same data.
         outside: figures that the budget does not cover, with the reason.
-        noise_reproducible, noise_generator, floating_point: how the noise is drawn, and what the
-            proof assumes of it.
+        noise_generator, floating_point: how the noise is drawn, and what the proof assumes of it.
         purpose, responsible, data_period, license: from the recipe's section [statement].
     """
 
@@ -89,13 +112,6 @@ class Statement(TypedDict, total=False):
     relation: str
     trust: str
     noise_added_by: str
-    guarantee: str
-    guarantee_status: str
-    epsilon: float
-    delta: float
-    claimed_epsilon: float
-    attack_rates: AttackFigures
-    attack: str
     groups: dict[str, AttackFigures]
     sampling: str
     rate: float
@@ -110,7 +126,6 @@ class Statement(TypedDict, total=False):
     released: str
     searched: str
     outside: list[str]
-    noise_reproducible: bool
     noise_generator: str
     floating_point: str
     purpose: str
@@ -119,17 +134,12 @@ class Statement(TypedDict, total=False):
     license: str
 
 
-class RunSummary(Figures, total=False):
+class RunSummary(ModelFigures, PrivacyFigures, total=False):
     """Summary of a finished run.
 
     Attributes:
         run: folder of the run.
-        recipe, engine, mechanism, variant, rounds, unit, delta: settings of the run.
-        noise_reproducible: whether the seed is public, so that the noise can be drawn again.
-        guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or
-            "none".
-        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
-            words.
+        recipe, engine, mechanism, variant, rounds, unit: settings of the run.
         noise_multiplier: sigma_* of the run.
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
@@ -151,12 +161,6 @@ class RunSummary(Figures, total=False):
     variant: str
     rounds: int
     unit: str
-    delta: float
-    noise_reproducible: bool
-    guarantee: str
-    guarantee_status: str
-    attack_rates: AttackFigures
-    attack: str
     noise_multiplier: float
     noise_backend: str
     device: str

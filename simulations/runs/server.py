@@ -28,7 +28,7 @@ from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
 from simulations.runs.statement import statement_of
-from simulations.runs.stopping import StoppedEarly, reported_rates
+from simulations.runs.stopping import StoppedEarly, privacy_figures
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from simulations.runs.watching import watch_of
 from strategies import (
@@ -82,8 +82,8 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
-        if folder.result() is not None:
-            return _finished(folder)
+        if (summary := folder.final_summary()) is not None:
+            return summary
         begun, audit = time.perf_counter(), watch_of(assembly)
         start = resume(assembly, folder, nodes)
         frozen = FrozenBase(assembly.model)
@@ -113,16 +113,6 @@ def serve(
         folder.finish(result)
         followers.end(result)
         return _for_operator(result, folder, rows, time.perf_counter() - begun)
-
-
-def _finished(folder: RunFolder) -> RunSummary:
-    """The summary of a finished run. Its checkpoints may have been removed since, as its keys
-    were.
-    """
-    finished = folder.verified_result()
-    finished.update(folder.audit_summary())
-    folder.forget_noise()
-    return finished
 
 
 def _run(
@@ -189,9 +179,8 @@ def _summarise(
     ledger: Ledger,
 ) -> RunSummary:
     """The run's public figures."""
-    recipe, seeded = assembly.recipe, assembly.recipe.run.seed is not None
+    recipe = assembly.recipe
     guarantee = ledger.guarantee() or (final.plan.guarantee if final.plan else None)
-    rates = reported_rates(recipe, ledger)
     result: RunSummary = {
         "run": str(folder.path),
         "recipe": recipe.name,
@@ -200,12 +189,7 @@ def _summarise(
         "variant": recipe.mechanism.variant,
         "rounds": final.rounds,
         "unit": recipe.unit,
-        "delta": recipe.privacy.delta,
-        "noise_reproducible": seeded,
-        "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
-        "guarantee_status": guarantee.status if guarantee else "none",
-        "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{recipe.unit}s"),
+        **privacy_figures(recipe, ledger, guarantee),  # type: ignore[typeddict-item]
         "noise_multiplier": assembly.privacy.facts.noise_multiplier,
         "noise_backend": assembly.model.numerics.noise_backend,
         "device": str(assembly.model.device),

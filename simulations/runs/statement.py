@@ -16,7 +16,7 @@ from fedlgm.privacy.guarantee import ACCOUNTING, WHO_ADDS_NOISE, Guarantee, Trus
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import Statement
-from simulations.runs.stopping import reported_epsilon, reported_rates
+from simulations.runs.stopping import privacy_figures, reported_rates
 
 SCHEMA = 1
 GROUPS = (2, 5, 10)
@@ -54,9 +54,7 @@ def statement_of(
         backend: generator of its noise, such as "cpu".
     """
     privacy, sampling, section = recipe.privacy, recipe.sampling, recipe.statement
-    spent = privacy.delta, privacy.accountant
-    seeded = recipe.run.seed is not None
-    rates = reported_rates(recipe, ledger)
+    figures, rates = privacy_figures(recipe, ledger, guarantee), reported_rates(recipe, ledger)
     costs = Counter(Cost.of(charge.event) for charge in ledger.charges() if charge.round > 0)
     earlier = sum(charge.round == 0 for charge in ledger.charges())
     statement: Statement = {
@@ -65,13 +63,7 @@ def statement_of(
         "relation": guarantee.relation,
         "trust": guarantee.trust,
         "noise_added_by": WHO_ADDS_NOISE[privacy.trust],
-        "guarantee": guarantee.sentence(noise_reproducible=seeded),
-        "guarantee_status": guarantee.status,
-        "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
-        "delta": privacy.delta,
-        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
-        "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{recipe.unit}s"),
+        **figures,  # type: ignore[typeddict-item]
         "groups": {str(count): rates.of_units(count).figures() for count in GROUPS},
         "sampling": sampling.scheme,
         "rate": sampling.rate,
@@ -90,8 +82,8 @@ def statement_of(
         "released": _RELEASED[privacy.trust],
         "searched": (section and section.searched) or "not declared",
         "outside": _OUTSIDE,
-        "noise_reproducible": seeded,
-        "noise_generator": f"{'the public seed' if seeded else 'a secret key'} ({backend})",
+        "noise_generator": f"{'a secret key' if recipe.run.seed is None else 'the public seed'} "
+        f"({backend})",
         "floating_point": _FLOATING_POINT,
     }
     if section is not None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlgm.privacy.attackers import AttackRates, attack_rates
+from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
 from simulations.config.recipe import Recipe
+from simulations.runs.rows import PrivacyFigures, Spending
 
 
 class StoppedEarly(Exception):
@@ -70,6 +72,36 @@ def reported_rates(recipe: Recipe, ledger: Ledger) -> AttackRates:
     delta, accountant = recipe.privacy.delta, recipe.privacy.accountant
     epsilon = reported_epsilon(recipe, ledger.epsilon(delta, accountant))
     return AttackRates.of_budget(epsilon, delta)
+
+
+def privacy_figures(recipe: Recipe, ledger: Ledger, guarantee: Guarantee | None) -> PrivacyFigures:
+    """What summary and statement of a run say of its privacy, which follows from recipe and
+    ledger; a run that has released nothing has no guarantee.
+    """
+    privacy, seeded = recipe.privacy, recipe.run.seed is not None
+    rates = reported_rates(recipe, ledger)
+    return {
+        **spending(recipe, ledger),
+        "delta": privacy.delta,
+        "noise_reproducible": seeded,
+        "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
+        "guarantee_status": guarantee.status if guarantee else "none",
+        "attack_rates": rates.figures(),
+        "attack": rates.sentence(f"{recipe.unit}s"),
+    }
+
+
+def spending(
+    recipe: Recipe, ledger: Ledger, through: int | None = None, abandoned: int = 0
+) -> Spending:
+    """Epsilon, proven and claimed, as the run reports it; further arguments as in
+    `Ledger.epsilon`.
+    """
+    spent = recipe.privacy.delta, recipe.privacy.accountant, through, abandoned
+    return {
+        "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
+        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
+    }
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:

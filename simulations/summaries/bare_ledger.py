@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
 
 from rich.console import Group
 from rich.markup import escape
@@ -11,42 +10,11 @@ from rich.markup import escape
 from fedlgm.checks import check_share
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.attackers import attack_rates
-from fedlgm.privacy.guarantee import AttackFigures
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
-from simulations.summaries.charges import client_rows, event_groups
-from simulations.summaries.report_types import ClientRow, EventGroup
+from simulations.summaries.charges import ledger_totals
+from simulations.summaries.report_types import BareLedgerReport
 from simulations.summaries.terminal import charges_table, number, worst_off
-
-_ACCOUNTANT = "pld"
-
-
-class BareLedgerReport(TypedDict):
-    """Charges of a ledger file and their totals.
-
-    Attributes:
-        ledger: the file.
-        ledger_head: the ledger's head.
-        protects: unit and relation that the rows state; empty if they state none.
-        guarantee: weakest guarantee that rows state; empty if they state none.
-        events: charges, grouped.
-        epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
-        clients: largest spending first; empty under central trust, where the server releases.
-        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in words.
-    """
-
-    ledger: str
-    ledger_head: str
-    protects: str
-    guarantee: str
-    events: list[EventGroup]
-    epsilon: float
-    claimed_epsilon: float
-    delta: float
-    accountant: str
-    clients: list[ClientRow]
-    attack_rates: AttackFigures
-    attack: str
 
 
 def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
@@ -82,21 +50,14 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
         )
     check_share(delta=delta)
     with Ledger(file) as ledger:
-        head, protects, stated = ledger.verify(), ledger.protects(), ledger.guarantee()
-        rates = attack_rates(ledger)
-        return {
+        ledger.verify()
+        protects, stated = ledger.protects(), ledger.guarantee()
+        unit = protects.partition(",")[0] or "unit"
+        return {  # type: ignore[typeddict-item]
+            **ledger_totals(ledger, unit, delta, "pld", attack_rates(ledger)),
             "ledger": str(file),
-            "ledger_head": str(head),
             "protects": protects,
             "guarantee": "" if stated is None else stated.sentence(noise_reproducible=False),
-            "events": event_groups(ledger, protects.partition(",")[0] or "unit"),
-            "epsilon": ledger.epsilon(delta, _ACCOUNTANT),
-            "claimed_epsilon": ledger.claimed_epsilon(delta, _ACCOUNTANT),
-            "delta": delta,
-            "accountant": _ACCOUNTANT,
-            "clients": client_rows(ledger, delta, _ACCOUNTANT),
-            "attack_rates": rates.figures(),
-            "attack": rates.sentence(f"{protects.partition(',')[0] or 'unit'}s"),
         }
 
 

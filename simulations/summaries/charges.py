@@ -4,11 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlgm.privacy.attackers import AttackRates
 from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost, multiplier_explained
+from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.ledger import SERVER, Ledger
 from simulations.config.recipe import Recipe
-from simulations.summaries.report_types import ClientRow, EventGroup
+from simulations.summaries.report_types import ClientRow, EventGroup, LedgerTotals
+
+
+def ledger_totals(
+    ledger: Ledger, unit: str, delta: float, accountant: Accountant, rates: AttackRates
+) -> LedgerTotals:
+    """Charges of a ledger and their totals.
+
+    Args:
+        ledger: the ledger, which has been checked.
+        unit: unit of protection.
+        delta: delta of both epsilons.
+        accountant: accountant of both epsilons.
+        rates: bounds on attacks on one unit.
+    """
+    return {
+        "ledger_head": str(ledger.head()),
+        "events": event_groups(ledger, unit),
+        "epsilon": ledger.epsilon(delta, accountant),
+        "claimed_epsilon": ledger.claimed_epsilon(delta, accountant),
+        "delta": delta,
+        "accountant": accountant,
+        "clients": client_rows(ledger, delta, accountant),
+        "attack_rates": rates.figures(),
+        "attack": rates.sentence(f"{unit}s"),
+    }
 
 
 def event_groups(ledger: Ledger, unit: str) -> list[EventGroup]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import note_on_epsilon, reported_rates
-from simulations.summaries.charges import client_rows, event_groups, how_to_read
+from simulations.summaries.charges import how_to_read, ledger_totals
 from simulations.summaries.report_types import LedgerReport
 
 
@@ -20,33 +20,24 @@ def ledger_report(run: Path) -> LedgerReport:
             hashes.
     """
     folder = RunFolder.open(run)
-    recipe = folder.recipe()
     with folder.checked_ledger() as ledger:
-        report, rates = checked_ledger_report(folder, ledger), reported_rates(recipe, ledger)
-    report["attack_rates"] = rates.figures()
-    report["attack"] = rates.sentence(f"{recipe.unit}s")
-    return report
+        return checked_ledger_report(folder, ledger)
 
 
 def checked_ledger_report(folder: RunFolder, ledger: Ledger) -> LedgerReport:
     """See `ledger_report`; for a run whose ledger has been checked."""
-    recipe = folder.recipe()
-    privacy = recipe.privacy
-    reproducible, spent = recipe.run.seed is not None, (privacy.delta, privacy.accountant)
-    groups = event_groups(ledger, recipe.unit)
+    recipe, privacy = folder.recipe(), folder.recipe().privacy
+    totals = ledger_totals(
+        ledger, recipe.unit, privacy.delta, privacy.accountant, reported_rates(recipe, ledger)
+    )
+    reproducible, groups = recipe.run.seed is not None, totals["events"]
     guarantee = folder.guarantee_in(ledger) if groups else None
-    return {
+    return {  # type: ignore[typeddict-item]
+        **totals,
         "run": str(folder.path),
-        "ledger_head": str(ledger.head()),
         "anchors": len(folder.anchors()),
         "guarantee": guarantee.sentence(noise_reproducible=reproducible) if guarantee else "",
         "noise_reproducible": reproducible,
-        "events": groups,
         "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
-        "epsilon": ledger.epsilon(*spent),
-        "claimed_epsilon": ledger.claimed_epsilon(*spent),
-        "delta": privacy.delta,
         "budget": privacy.epsilon,
-        "accountant": privacy.accountant,
-        "clients": client_rows(ledger, *spent),
     }

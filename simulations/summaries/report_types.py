@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from fedlgm.data.tables import Column
-from fedlgm.privacy.guarantee import AttackFigures
-from simulations.runs.rows import LayerRow
+from simulations.runs.rows import LayerRow, PrivacyFigures
 
 
-class PlanReport(TypedDict):
+class PlanReport(PrivacyFigures):
     """The first round's plan of a recipe, and the cost of all rounds by both accountants.
 
     Attributes:
-        recipe, mechanism, variant, rounds, unit, delta: the planned run.
+        recipe, mechanism, variant, rounds, unit: the planned run.
         layers: one row per layer.
         parameters: number of coordinates.
         bound: bound of a contribution to all released layers, in the norm of the noise.
@@ -22,9 +23,6 @@ class PlanReport(TypedDict):
         effective_multiplier: sigma_eff of the plan.
         sampling: units in a release, in words.
         epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
-        attack_rates, attack: bounds on attacks on one unit after the whole run, and the bound at
-            1 % false alarms in words.
-        guarantee, guarantee_status, noise_reproducible: the guarantee.
         stated: assumptions about data that the plan has not read, if there were any.
         shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released
             models.
@@ -46,14 +44,8 @@ class PlanReport(TypedDict):
     rounds: int
     unit: str
     sampling: str
-    delta: float
     epsilon_pld: float
     epsilon_rdp: float
-    attack_rates: AttackFigures
-    attack: str
-    guarantee: str
-    guarantee_status: str
-    noise_reproducible: bool
     stated: NotRequired[str]
     shares: NotRequired[dict[str, float]]
     readers_epsilon: NotRequired[float]
@@ -101,56 +93,57 @@ class ClientRow(TypedDict):
     epsilon: float
 
 
-class LedgerReport(TypedDict):
-    """Charges of a run and their totals.
+class LedgerTotals(PrivacyFigures, total=False):
+    """Charges of a ledger, and their totals.
+
+    Attributes:
+        ledger_head: the ledger's head.
+        events: charges, grouped.
+        accountant: accountant of both epsilons.
+        clients: largest spending first; empty under central trust, where the server releases.
+    """
+
+    ledger_head: str
+    events: list[EventGroup]
+    accountant: str
+    clients: list[ClientRow]
+
+
+class LedgerReport(LedgerTotals):
+    """Charges of a run and their totals; the guarantee is empty before the first release.
 
     Attributes:
         run: folder of the run.
-        ledger_head: the ledger's head.
         anchors: number of heads kept in checkpoints and result, all of which agree.
-        guarantee: guarantee of the finished run; empty before the end.
-        noise_reproducible: whether the seed is public.
-        events: charges, grouped.
         notes: explanation of the charges.
-        epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
         budget: epsilon that the recipe permits.
-        clients: largest spending first; empty under central trust, where the server releases.
-        attack_rates, attack: bounds on attacks on one unit, and the bound at 1 % false alarms in
-            words; only in the report of `fedlgm ledger`.
     """
 
     run: str
-    ledger_head: str
     anchors: int
-    guarantee: str
-    noise_reproducible: bool
-    events: list[EventGroup]
     notes: list[str]
-    epsilon: float
-    claimed_epsilon: float
-    delta: float
     budget: float
-    accountant: str
-    clients: list[ClientRow]
-    attack_rates: NotRequired[AttackFigures]
-    attack: NotRequired[str]
 
 
-class Protection(TypedDict, total=False):
+class BareLedgerReport(LedgerTotals):
+    """Charges of a ledger file and their totals; the guarantee is the weakest that rows state.
+
+    Attributes:
+        ledger: the file.
+        protects: unit and relation that the rows state; empty if they state none.
+    """
+
+    ledger: str
+    protects: str
+
+
+class Protection(PrivacyFigures, total=False):
     """Protection of a run's model, from the run's summary."""
 
     made_by: str
     mechanism: str
     variant: str
     rounds: int
-    epsilon: float
-    claimed_epsilon: float
-    delta: float
-    guarantee: str
-    guarantee_status: str
-    noise_reproducible: bool
-    attack_rates: AttackFigures
-    attack: str
     ledger_head: str
     model_sha256: str
 

@@ -269,8 +269,7 @@ def ledger_table(report: LedgerReport) -> Group:
         f"{report['anchors']} heads kept in "
         f"checkpoints and result\nledger head {report['ledger_head']}{worst_off(report['clients'])}"
     )
-    if "attack" in report:
-        totals += f"\n{report['attack']}"
+    totals += f"\n{report['attack']}"
     if report["guarantee"]:
         totals += f"\n{escape(report['guarantee'])}"
     return Group(charges_table(report["run"], report["events"]), totals)

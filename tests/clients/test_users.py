@@ -156,7 +156,7 @@ def test_a_user_with_one_client_is_a_client(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_ray_and_flower_give_the_model_of_a_run_without_them(engine, tmp_path) -> None:
+def test_ray_and_flower_give_the_model_of_a_run_without_them(engine, tmp_path, one_ray) -> None:
     changes = [*USER, "federation.users=5"]
     here = simulations.simulate(overrides=changes, run_dir=tmp_path / "local", engine="local")
     there = simulations.simulate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ STATED = dict(ROW.findall((ROOT / "docs/decisions/sizes.md").read_text(encoding=
 SMALLEST = 40  # nodes: a folder with less has no row
 
 
+@cache
 def size(folder: Path) -> int:
     """Nodes of the syntax trees of a folder's own files, without docstrings."""
     return sum(

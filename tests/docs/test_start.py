@@ -109,7 +109,7 @@ def test_a_page_without_a_run_here_is_run_by_the_page_that_continues_it(page: st
 
 
 def test_the_changes_of_a_flower_app_are_those_of_the_tested_apps() -> None:
-    """`tests/strategies/test_flower_apps.py` runs apps with them, and `test_examples.py` runs the
+    """`tests/strategies/test_flower_apps.py` runs apps with them, and `test_packaging.py` runs the
     page's command."""
     tested = (ROOT / "tests" / "strategies" / "test_flower_apps.py").read_text(encoding="utf-8")
     for kind, code in BLOCK.findall(PAGES["flower"]):

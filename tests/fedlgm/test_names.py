@@ -57,9 +57,12 @@ def test_every_package_of_the_library_is_one_of_its_names() -> None:
 
 
 def test_former_names_give_the_same_modules() -> None:
-    """Short public names stay; the others say where the module is now."""
+    """Short public names stay; the others say where the module is now.
+
+    A module of a former package is not loaded twice: a second copy of a class is not the one that
+    the library knows."""
     code = """
-import importlib, sys, warnings
+import importlib, pkgutil, sys, warnings
 from fedlgm import moved
 for former, name in moved._MOVED.items():
     with warnings.catch_warnings(record=True) as caught:
@@ -69,20 +72,6 @@ for former, name in moved._MOVED.items():
     said = [str(one.message) for one in caught if one.category is DeprecationWarning]
     told = [one for one in said if one == f"{former} is now {name}"]
     assert len(told) == (".".join(former.split(".")[:2]) not in moved.SHORT), (former, said)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    assert "usage" in done.stdout
-
-
-def test_a_module_of_a_former_package_is_not_loaded_twice() -> None:
-    """A second copy of a class is not the one that the library knows."""
-    code = """
-import importlib, pkgutil, sys, warnings
-from fedlgm import moved
 warnings.simplefilter("ignore")
 for former, name in moved._MOVED.items():
     for inside in pkgutil.iter_modules(getattr(importlib.import_module(name), "__path__", ())):
@@ -92,3 +81,8 @@ for former, name in moved._MOVED.items():
         assert module is sys.modules[f"{name}.{inside.name}"], (former, inside.name)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "usage" in done.stdout

@@ -97,21 +97,10 @@ def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says
 
 @pytest.mark.slow
 def test_the_readmes_lines_train_alike_on_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_ray: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert readme_result("local")["model_sha256"] == readme_result("ray")["model_sha256"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_every_object_reaches_every_engine(engine: str, tmp_path: Path) -> None:
-    one = simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=tmp_path / "local")
-    other = simulations.simulate(
-        **OBJECTS, overrides=SMALL, engine=engine, run_dir=tmp_path / engine
-    )
-    assert one["model_sha256"] == other["model_sha256"]
-    assert one["mechanism"] == "<alike>"
 
 
 def test_a_result_shows_itself(tmp_path: Path) -> None:

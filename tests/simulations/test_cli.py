@@ -226,8 +226,10 @@ def test_calibrate(run, relation):
     assert report["epsilon"] <= 3
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("relation", ["add-remove", "replace-one", "zero-out"])
+@pytest.mark.parametrize(
+    ("relation", "accountant"),
+    [("add-remove", "pld"), ("replace-one", "pld"), ("zero-out", "pld"), ("replace-one", "rdp")],
+)
 def test_calibrate_from_noise_is_the_inverse(run, relation, accountant):
     options = ("--delta", "1e-5", "--steps", "20", "--sampling-rate", "0.2", "--json")
     options += ("--relation", relation, "--accountant", accountant)
@@ -337,7 +339,7 @@ def test_help_begins_with_the_commands_that_train(run):
         "Real nodes",
     ]
     named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
-    assert (named[0], len(named), len(set(named))) == ("simulate", 27, 27)
+    assert (named[0], len(named), len(set(named))) == ("simulate", 28, 28)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
         "--workers",
         2,
         "--rounds",
-        30,
+        15,
         *SLOW,
         "--run-dir",
         tmp_path / "run",
@@ -94,7 +94,7 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     workers[0].kill()
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
-    assert json.loads(out)["rounds"] == 30
+    assert json.loads(out)["rounds"] == 15
 
 
 @pytest.mark.slow
@@ -122,31 +122,38 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(
     assert err.count("torch.compile does not work here") == 1
 
 
+KILLED = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    process = start("simulate", "digits", "--engine", "local", *KILLED, run, "--json")
+    result: dict[str, Any] = json.loads(process.communicate(timeout=LIMIT_S)[0])
+    return result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "processes"])
 def test_a_killed_command_resumes_to_the_model_of_an_unbroken_run(
-    tmp_path: Path, engine: str
+    tmp_path: Path, engine: str, unbroken: dict[str, Any]
 ) -> None:
-    options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
     process = start(
-        "simulate", "digits", "--engine", engine, "--workers", 2, *options, tmp_path / "run"
+        "simulate", "digits", "--engine", engine, "--workers", 2, *KILLED, tmp_path / "run"
     )
     wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
-    whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
     again = start(
         "simulate", "--resume", tmp_path / "run", "--engine", engine, "--workers", 2, "--json"
     )
-    expected, resumed = (json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in (whole, again))
-    assert resumed["model_sha256"] == expected["model_sha256"]
-    assert resumed["epsilon"] >= expected["epsilon"]
+    resumed = json.loads(again.communicate(timeout=LIMIT_S)[0])
+    assert resumed["model_sha256"] == unbroken["model_sha256"]
+    assert resumed["epsilon"] >= unbroken["epsilon"]
 
 
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 1.0, 2.5)]
-)
+@pytest.mark.parametrize("seconds", [pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 2.5)])
 def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(
     tmp_path: Path, seconds: float
 ) -> None:
@@ -312,9 +319,9 @@ STOPPED = ("simulate", "digits", "--engine", "local", "--rounds", 400, "--run-di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", range(3))
 def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path, batch: int) -> None:
-    """Sixty stops from Python's first moment on: a moment that loses one in twenty is found with
+    """36 stops from Python's first moment on: a moment that loses one in twelve is found with
     probability 0.95."""
     for moment, process in stopped(
         lambda run: start(*STOPPED, run), tmp_path / str(batch), 0.3, 12
@@ -331,9 +338,11 @@ def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path, bat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(12))
+@pytest.mark.parametrize("batch", range(5))
 def test_stops_at_random_moments_of_a_run_are_never_lost(tmp_path: Path, batch: int) -> None:
-    """144 stops between the command's first call and its first rounds; imports are done."""
+    """Sixty stops: a moment that loses one in twenty is found with probability 0.95.
+
+    They come between the command's first call and its first rounds; imports are done."""
 
     def make(run: Path) -> ForkedCommand:
         begun = run.with_suffix(".begun")

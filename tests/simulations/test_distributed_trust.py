@@ -58,7 +58,7 @@ def test_skellam_shares_run_on_the_same_grid_at_the_same_budget(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "ray", "flower"])
-def test_every_engine_gives_one_model(tmp_path, engine):
+def test_every_engine_gives_one_model(tmp_path, engine, one_ray):
     one, other = (
         simulate(tmp_path / "local"),
         simulate(tmp_path / engine, engine, **{"run.workers": 2}),

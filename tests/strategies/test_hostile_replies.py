@@ -302,21 +302,21 @@ def test_whatever_a_reply_holds_is_bounded_or_refused(content, trust, family):
 
 
 @pytest.mark.slow
-@settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3_000, suppress_health_check=list(HealthCheck))
 @given(
     content=contents(),
     trust=st.sampled_from(["central", "local"]),
     family=st.sampled_from(["gaussian", "laplace"]),
 )
-def test_ten_thousand_replies_are_bounded_or_refused(content, trust, family):
+def test_three_thousand_replies_are_bounded_or_refused(content, trust, family):
     assert_bounded(content, plan_of(trust, family))
 
 
 @pytest.mark.slow
-def test_ten_thousand_hostile_replies_end_no_round(federate):
+def test_three_thousand_hostile_replies_end_no_round(federate):
     """Whole rounds of the server in which nine of ten nodes lie, in every way at once."""
     federation = federate(
-        spread, SIZES, grid=NodeGrid, nodes=nodes(), mechanism="snr-consistent", rounds=1200
+        spread, SIZES, grid=NodeGrid, nodes=nodes(), mechanism="snr-consistent", rounds=360
     )
     strategy = federation.strategy
     sums, rng, kept = watch(strategy), np.random.default_rng(0), []
@@ -353,8 +353,8 @@ def test_ten_thousand_hostile_replies_end_no_round(federate):
 
     for client in range(1, CLIENTS):
         federation.grid.tamper[client] = lie
-    federation.run(1200)
-    assert len(federation.records) == 1200
+    federation.run(360)
+    assert len(federation.records) == 360
     bounds = np.array([part.clip for part in federation.records[0].plan.parts])
     for total in sums:
         assert (

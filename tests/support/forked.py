@@ -1,4 +1,4 @@
-"""The `fedlgm` command in a process forked from the test's: it starts with everything imported."""
+"""Commands in a process forked from the test's: they start with everything imported."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ class ForkedCommand:
         folder: for those files; made here.
         arguments: of the command.
         before: called in the new process before the command; for limits and faults.
+        main: the command, with its arguments in `sys.argv`.
     """
 
     def __init__(
-        self, folder: Path, *arguments: object, before: Callable[[], object] | None = None
+        self,
+        folder: Path,
+        *arguments: object,
+        before: Callable[[], object] | None = None,
+        main: Callable[[], object] = cli.main,
     ) -> None:
         folder.mkdir(parents=True)
         self._files = folder / "out", folder / "err"
         self._process = _fork.Process(
-            target=_command, args=([*map(str, arguments)], *self._files, before)
+            target=_command, args=([*map(str, arguments)], *self._files, before, main)
         )
         self._process.start()
 
@@ -65,7 +70,11 @@ class ForkedCommand:
 
 
 def _command(
-    arguments: list[str], out: Path, err: Path, before: Callable[[], object] | None
+    arguments: list[str],
+    out: Path,
+    err: Path,
+    before: Callable[[], object] | None,
+    main: Callable[[], object],
 ) -> None:
     os.setsid()
     for number, file in ((1, out), (2, err)):
@@ -77,7 +86,7 @@ def _command(
     try:
         if before is not None:
             before()
-        cli.main()
+        main()
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)

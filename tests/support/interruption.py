@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,14 @@ import pytest
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.runs.folder import RunFolder
+
+
+def take_ctrl_c() -> None:
+    """Have processes that are started from now on take Ctrl-C as from a terminal.
+
+    A shell that starts the tests in the background has it ignored. `conftest.py` undoes this after
+    the test."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Interrupted(Exception):

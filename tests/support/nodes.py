@@ -30,7 +30,7 @@ from fedlgm.training import models
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
-from fedlgm_nodes.service import listener, service
+from fedlgm_nodes.service import listener, service, training_process
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.ledger import NodeLedger
 from tests.support.patience import LIMIT_S
@@ -46,6 +46,34 @@ LAYERS = mechanisms.get("snr-consistent").table(LayerTable.from_module(_MODULE))
 MODEL = LAYERS.flatten(_MODULE)
 BODY = frames.npy(MODEL.numpy())
 _fork = multiprocessing.get_context("fork")
+
+
+class _ForkedTraining:
+    """A training process forked from the service's, so that faults of a test are in both."""
+
+    def __init__(self, link: Any) -> None:
+        service = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.closerange(3, link.fileno())  # the ledger's lock, and the service's own end
+                os.closerange(link.fileno() + 1, 1 << 16)
+                signal.set_wakeup_fd(-1)
+                training_process.answer(link, service)
+            finally:
+                os._exit(0)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        return 0
+
+
+training_process.start = _ForkedTraining
 
 
 def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:
@@ -209,7 +237,8 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
+    # Not `file`, which a training process closes.
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     try:
         if before is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from fedlgm.check.readers.common import attribute, report
@@ -42,15 +43,14 @@ def flower(
         ('broken', 6.0)
     """
     name = source if isinstance(source, str) else type(source).__name__
-    known = ("LocalDpMod", "PrivacyConfig", *_strategies())
-    if name not in known:
-        raise ConfigError(f"unknown class {name!r} of Flower; {alternatives(name, known)}")
+    if name not in _ARGUMENTS:
+        raise ConfigError(f"unknown class {name!r} of Flower; {alternatives(name, _ARGUMENTS)}")
     if isinstance(source, str):
-        names = _ARGUMENTS[name if name in _ARGUMENTS else name.partition("Side")[2]]
+        names = _ARGUMENTS[name]
         for key in values or {}:
             if key not in names:
                 raise ConfigError(f"{name}: unknown argument {key!r}; {alternatives(key, names)}")
-        source = _Values(**(values or {}))
+        source = SimpleNamespace(**(values or {}))
     if name == "LocalDpMod":
         read, assumed = _local_mod(source)
         return report(read, settings, *reading, assumed=assumed)
@@ -72,38 +72,32 @@ def flower(
     return report(read, settings, *reading, assumed=assumed)
 
 
-class _Values:
-    """Arguments of a class as attributes."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-
 FEDAVG = ("fraction_train", "fraction_fit", "min_train_nodes", "min_fit_clients")
+_FIXED = ("noise_multiplier", "clipping_norm", "num_sampled_clients")
+_ADAPTIVE = (
+    *("noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
+    *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
+)
+STRATEGIES = {
+    f"DifferentialPrivacy{side}Side{kind}Clipping": names
+    for side in ("Server", "Client")
+    for kind, names in (("Fixed", _FIXED), ("Adaptive", _ADAPTIVE))
+}
+"""Parameters of each strategy after the first one, in their order."""
+LOCAL_MOD = ("clipping_norm", "sensitivity", "epsilon", "delta")
 _ARGUMENTS = {
-    "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
+    "LocalDpMod": LOCAL_MOD,
     "PrivacyConfig": (
         *("target_delta", "population_size", "neighboring_relation", "sampling_method"),
         "max_epsilon",
     ),
-    "FixedClipping": ("noise_multiplier", "clipping_norm", "num_sampled_clients", *FEDAVG),
-    "AdaptiveClipping": (
-        *FEDAVG,
-        *("noise_multiplier", "num_sampled_clients", "initial_clipping_norm"),
-        *("target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev"),
-    ),
+    **{name: (*names, *FEDAVG) for name, names in STRATEGIES.items()},
 }
-
-
-def _strategies() -> Iterator[str]:
-    for side in ("Server", "Client"):
-        for kind in ("Fixed", "Adaptive"):
-            yield f"DifferentialPrivacy{side}Side{kind}Clipping"
 
 
 def _local_mod(mod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Noise of one message by the classical formula; the update is bounded by `clipping_norm`."""
-    number = {name: attribute(mod, name, "LocalDpMod") for name in _ARGUMENTS["LocalDpMod"]}
+    number = {name: attribute(mod, name, "LocalDpMod") for name in LOCAL_MOD}
     check_positive("LocalDpMod", **{key: number[key] for key in ("clipping_norm", "epsilon")})
     check_share("LocalDpMod", delta=number["delta"])
     if number["sensitivity"] != 0:
@@ -149,7 +143,9 @@ def _flower_config(config: Any) -> dict[str, Any]:
 
 def privacy_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a `PrivacyConfig`'s arguments."""
-    return _flower_config(_Values(**{"target_delta": None, "population_size": None, **values}))
+    return _flower_config(
+        SimpleNamespace(**{"target_delta": None, "population_size": None, **values})
+    )
 
 
 def _word(value: Any) -> str:

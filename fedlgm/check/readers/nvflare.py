@@ -92,45 +92,38 @@ def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any])
     return {"clipping": "none"} if any(bound is not None for bound in bounds) else {}
 
 
-def _chains(config: Any) -> Iterator[Any]:
-    """All chains of filters for the results of training."""
+def _mappings(config: Any) -> Iterator[Mapping[str, Any]]:
+    """All mappings in a configuration, from the outside inwards."""
     if isinstance(config, Mapping):
-        for key, value in config.items():
-            if key == "task_result_filters":
-                for chain in value if isinstance(value, list | tuple) else [value]:
-                    tasks = chain.get("tasks", ["*"]) if isinstance(chain, Mapping) else ["*"]
-                    tasks = [tasks] if isinstance(tasks, str) else tasks
-                    if not isinstance(tasks, list | tuple):
-                        raise ConfigError(f"tasks must be a list of names, got {tasks!r:.100}")
-                    if "train" in tasks or "*" in tasks:
-                        yield chain
-            else:
-                yield from _chains(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _chains(value)
+        yield config
+    if isinstance(config, Mapping | list | tuple):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _mappings(value)
 
 
 def _values(config: Any, name: str) -> Iterator[Any]:
     """All values of a key, anywhere in a configuration."""
-    if isinstance(config, Mapping) and name in config:
-        yield config[name]
-    if isinstance(config, Mapping | list | tuple):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            yield from _values(value, name)
+    return (mapping[name] for mapping in _mappings(config) if name in mapping)
+
+
+def _chains(config: Any) -> Iterator[Any]:
+    """All chains of filters for the results of training."""
+    for value in _values(config, "task_result_filters"):
+        for chain in value if isinstance(value, list | tuple) else [value]:
+            tasks = chain.get("tasks", ["*"]) if isinstance(chain, Mapping) else ["*"]
+            tasks = [tasks] if isinstance(tasks, str) else tasks
+            if not isinstance(tasks, list | tuple):
+                raise ConfigError(f"tasks must be a list of names, got {tasks!r:.100}")
+            if "train" in tasks or "*" in tasks:
+                yield chain
 
 
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Paths and arguments of all components in a configuration."""
-    if isinstance(config, Mapping):
-        path = config.get("path", config.get("name", config.get("class_path")))
+    for mapping in _mappings(config):
+        path = mapping.get("path", mapping.get("name", mapping.get("class_path")))
         if isinstance(path, str):
-            args = config.get("args", {})
+            args = mapping.get("args", {})
             if not isinstance(args, Mapping):
                 raise ConfigError(f"args of {path} must be a mapping, got {args!r:.100}")
             yield path, args
-        for value in config.values():
-            yield from _components(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _components(value)

@@ -20,14 +20,14 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.checks import check_count
+from fedlgm.checks import check_count, check_known
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import sealed
 from fedlgm.noise.correlation import blt, sensitivities
 from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
-_MOST_ROUNDS = 1_000_000
+MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
@@ -85,7 +85,7 @@ class Correlation:
     scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_rounds(self.rounds)
+        check_count("rounds", self.rounds, most=MOST_ROUNDS)
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or not 1 <= c.size <= self.rounds:
             raise ConfigError(
@@ -118,7 +118,7 @@ class Correlation:
         cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]
     ) -> Correlation:
         """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
-        _check_rounds(rounds)
+        check_count("rounds", rounds, most=MOST_ROUNDS)
         if not len(decays) == len(scales) <= MOST_BUFFERS or not sum(scales) <= 1 + _ROUNDING:
             raise ConfigError(
                 f"a buffered strategy has at most {MOST_BUFFERS} buffers, whose scales sum to at "
@@ -289,11 +289,8 @@ class Correlation:
             ConfigError: an unknown workload or reduction.
         """
         variances = as_workload(workload).variances(self.coefficients, self.rounds)
-        if reduce == "mean":
-            return math.sqrt(variances.mean())
-        if reduce == "max":
-            return math.sqrt(variances.max())
-        raise ConfigError(f"unknown reduce {reduce!r}; known: mean, max")
+        check_known("reduce", reduce, Reduce)
+        return math.sqrt(variances.mean() if reduce == "mean" else variances.max())
 
     def noise_std(self) -> np.ndarray:
         """Standard deviation of each round's noise w_t for z of standard deviation 1, float64 [T].
@@ -387,12 +384,6 @@ def check_size(coefficients: int, rounds: int) -> None:
             f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: "
             f"their product may be at most {_MOST_PRODUCTS:,}; use fewer bands"
         )
-
-
-def _check_rounds(rounds: int) -> None:
-    """Refuse zero rounds, and so many that a message of a few bytes would fill the memory."""
-    if not (isinstance(rounds, int | np.integer) and 1 <= rounds <= _MOST_ROUNDS):
-        raise ConfigError(f"rounds must be a whole number, 1 to {_MOST_ROUNDS}, got {rounds}")
 
 
 def _participations(rounds: int, separation: int, limit: int | None) -> int:

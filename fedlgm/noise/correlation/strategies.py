@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from fedlgm.checks import check_count, check_known
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import parameters_of, users_code
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
 from fedlgm.noise.correlation import blt, sensitivities, toeplitz
-from fedlgm.noise.correlation.correlation import Correlation, check_size
+from fedlgm.noise.correlation.correlation import MOST_BUFFERS, MOST_ROUNDS, Correlation, check_size
 from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
@@ -109,13 +110,10 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
         raise ConfigError(
             f"correlation {name!r} has no option {', '.join(unknown)}; its options: {choices}"
         )
-    rounds = _whole("rounds", rounds, 1_000_000)
+    rounds = check_count("rounds", rounds, most=MOST_ROUNDS)
     if "workload" in options_of(name):
         options["workload"] = as_workload(options.get("workload", "prefix"))
-    if options.get("reduce", "mean") not in get_args(Reduce):
-        raise ConfigError(
-            f"unknown reduce {options['reduce']!r}; known: {', '.join(get_args(Reduce))}"
-        )
+    check_known("reduce", options.get("reduce", "mean"), Reduce)
     with users_code(f"correlation {name!r}", make):
         correlation = make(rounds, **options)
     if not isinstance(correlation, Correlation) or correlation.rounds != rounds:
@@ -164,28 +162,25 @@ def _blt(
 ) -> Correlation:
     check_size(rounds, rounds)
     limit = 1 if max_participations is None and min_separation is None else max_participations
-    separation = 1 if min_separation is None else _whole("min_separation", min_separation)
+    separation = 1 if min_separation is None else check_count("min_separation", min_separation)
     most = sensitivities.participations(
-        rounds, separation, None if limit is None else _whole("max_participations", limit)
+        rounds, separation, None if limit is None else check_count("max_participations", limit)
     )
     decays, scales = blt.optimal(
-        workload, rounds, _whole("buffers", buffers, 8), separation, most, reduce
+        workload,
+        rounds,
+        check_count("buffers", buffers, most=MOST_BUFFERS),
+        separation,
+        most,
+        reduce,
     )
     return Correlation.from_buffers(rounds, tuple(decays.tolist()), tuple(scales.tolist()))
 
 
 def _bands(bands: int | None, rounds: int) -> int:
-    count = rounds if bands is None else _whole("bands", bands, rounds)
+    count = rounds if bands is None else check_count("bands", bands, most=rounds)
     check_size(count, rounds)
     return count
-
-
-def _whole(option: str, value: Any, largest: int | None = None) -> int:
-    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not fits or value < 1 or (largest is not None and value > largest):
-        limits = "at least 1" if largest is None else f"1 to {largest}"
-        raise ConfigError(f"{option} must be a whole number, {limits}, got {value!r}")
-    return int(value)
 
 
 _STRATEGIES: Registry[Strategy] = Registry(

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.checks import check_below_one, check_rate
+from fedlgm.checks import BelowOne, Rate, check_fields
 from fedlgm.errors import ConfigError
 
 
@@ -39,12 +39,11 @@ class Workload:
     Source: Kalinin and Lampert 2024 (arXiv 2405.13763), Section 3, for momentum and weight decay.
     """
 
-    momentum: float = 0.0
-    decay: float = 1.0
+    momentum: BelowOne = 0.0
+    decay: Rate = 1.0
 
     def __post_init__(self) -> None:
-        check_below_one(momentum=self.momentum)
-        check_rate(decay=self.decay)
+        check_fields("", self)
 
     def column(self, rounds: int) -> np.ndarray:
         """First column of A, which is Toeplitz, float64 [T]."""

@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedlgm.checks import check_known
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
@@ -71,10 +70,6 @@ class LaplaceSGD(Bounded, BoundsExamples):
     """
 
     rule: Literal["global", "inid", "spr", "iid"] = "inid"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("rule", self.rule, ("global", "inid", "spr", "iid"), self.name)
 
     @property
     def _noise(self) -> GroupNoise:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.checks import check_positive, check_share
+from fedlgm.checks import Positive, Rate, Share
 from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.ladp import check_range
 from fedlgm.mechanisms.mechanism import Bounded, PlansFromAnswers, released_scales
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
@@ -63,22 +64,14 @@ class ClientLaDP(Bounded, PlansFromAnswers):
         ([False, True], [0.0, 1.0], 2.222222)
     """
 
-    share: float = 0.2
-    keep: float = 0.5
-    score_floor: float = 0.5
-    score_cap: float = 2.0
+    share: Share = 0.2
+    keep: Rate = 0.5
+    score_floor: Positive = 0.5
+    score_cap: Positive = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(self.name, share=self.share)
-        check_positive(self.name, score_floor=self.score_floor, score_cap=self.score_cap)
-        if not 0 < self.keep <= 1:
-            raise ConfigError(f"{self.name}: keep must be in (0, 1], got {self.keep}")
-        if self.score_floor > self.score_cap:
-            raise ConfigError(
-                f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = "
-                f"{self.score_cap}"
-            )
+        check_range(self.name, self.score_floor, self.score_cap)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The common plan of the round: the answer, and equal noise in all layers, which clients

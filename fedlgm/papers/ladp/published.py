@@ -12,8 +12,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedlgm.checks import check_positive
-from fedlgm.mechanisms.ladp import check_threshold
+from fedlgm.checks import NonNegative, Positive
 from fedlgm.mechanisms.ladp_frame import (
     bound_by_training,
     require,
@@ -64,14 +63,10 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
 
     variant: ClassVar[Variant] = "published"
 
-    threshold: float = 0.0
-    score_cap: float = 2.0
+    threshold: NonNegative = 0.0
+    score_cap: Positive = 2.0
     estimate: bool = True
-    batch_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive(self.name, score_cap=self.score_cap, batch_share=self.batch_share)
-        check_threshold(self.name, self.threshold)
+    batch_share: Positive = 0.1
 
     def calibrate(self, facts: RunFacts) -> float:
         """2 (c/B) / epsilon, the noise over eta E G_c at P = B, for any number of rounds."""

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedlgm.checks import check_positive
+from fedlgm.checks import Positive
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import charging
@@ -59,11 +59,7 @@ class PaperBaseline(Bounded):
 
     calibration: Calibration = "equal-total"
     constant: Constant = "theorem3"
-    batch_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, batch_share=self.batch_share)
+    batch_share: Positive = 0.1
 
     def client_bound(self, facts: RunFacts) -> float:
         """The l2 bound C to which the noise is matched."""

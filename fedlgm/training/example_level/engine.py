@@ -28,7 +28,7 @@ from fedlgm.training.example_level.pooling import max_pool, suits
 from fedlgm.training.example_level.row_losses import RowLosses
 from fedlgm.training.example_level.rules import rule_for
 from fedlgm.training.example_level.rules.rule import all_finite
-from fedlgm.training.example_level.scaling import FlatClip, one_by_one
+from fedlgm.training.example_level.scaling import FlatClip, PerLayerClip, one_by_one
 from fedlgm.training.example_level.separation import MappedRows, Separation, TriedRows, separate
 from fedlgm.training.example_level.stack import StackPass
 from fedlgm.training.inputs import parts
@@ -188,6 +188,7 @@ class ExampleGradients:
         self._sites: list[Site | GenericSite] = []
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
+        self._generic = [site for site in self._sites if isinstance(site, GenericSite)]
         self._announce()
         self._stack = StackPass.of(module, self._sites, self._task)
 
@@ -203,7 +204,7 @@ class ExampleGradients:
     @property
     def generic(self) -> tuple[str, ...]:
         """Names of the modules that get generic, slower per-example gradients."""
-        return tuple(site.name for site in self._sites if isinstance(site, GenericSite))
+        return tuple(site.name for site in self._generic)
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """Scale and sum the gradients of a batch.
@@ -283,11 +284,7 @@ class ExampleGradients:
                     self._find(child, f"{name}.{key}" if name else key)
 
     def _announce(self) -> None:
-        sites = [
-            f"{s.name or 'the module'} ({type(s.module).__name__})"
-            for s in self._sites
-            if isinstance(s, GenericSite)
-        ]
+        sites = [f"{s.name or 'the module'} ({type(s.module).__name__})" for s in self._generic]
         if sites:
             shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
             warnings.warn(
@@ -296,7 +293,9 @@ class ExampleGradients:
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
         """Largest number of examples of a pass."""
-        return self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
+        return self._micro_batch or self._choose(
+            inputs, isinstance(scaling, PerLayerClip), norm_of(scaling).fused
+        )
 
     def _pass(
         self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor
@@ -304,16 +303,13 @@ class ExampleGradients:
         """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares`
         [n, K].
         """
-        for site in self._sites:
-            if isinstance(site, GenericSite):
-                site.clear()  # a pass before this one may have failed halfway
+        for site in self._generic:
+            site.clear()  # a pass before this one may have failed halfway
         work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
         losses = self._row_losses(self._separate(x).outputs(x, work.call), y)
         work.start()
         parameters = list(self._parameters.values())
-        leaves = [
-            leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()
-        ]
+        leaves = [leaf for site in self._generic for leaf in site.leaves()]
         gradients = torch.autograd.grad(
             losses.sum(), [work.anchor, *leaves, *parameters], allow_unused=True
         )
@@ -325,10 +321,9 @@ class ExampleGradients:
                     "keep such terms out of the loss"
                 )
         generic = iter(gradients[1 : 1 + len(leaves)])
-        for site in self._sites:
-            if isinstance(site, GenericSite):
-                work.generic(site, [next(generic) for _ in site.leaves()])
-                site.clear()
+        for site in self._generic:
+            work.generic(site, [next(generic) for _ in site.leaves()])
+            site.clear()
         work.finish()
 
     def _separate(self, inputs: tuple[Tensor, ...]) -> Separation:

@@ -5,6 +5,7 @@ rules.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use, require_rows
 from fedlgm.training.example_level.rules.rule import all_finite
+from fedlgm.training.example_level.scaling import PerLayerClip
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,8 @@ class Pass:
             squares,
             norm_of(scaling),
         )
-        self._uses: dict[int, int] = {}
-        self._members: dict[int, int] = {}
-        for place in places.values():
-            self._members[place.column] = self._members.get(place.column, 0) + 1
+        self._uses = Counter[int]()
+        self._members = Counter(place.column for place in places.values())
         self._waiting: list[tuple[Site, Kept]] = []
         self._whole: dict[int, tuple[Place, Tensor]] = {}
         self._started = False
@@ -113,8 +113,7 @@ class Pass:
                 f"{site.name} is called during the backward pass: activation checkpointing is not "
                 "supported"
             )
-        for place in site.places:
-            self._uses[place.offset] = self._uses.get(place.offset, 0) + 1
+        self._uses.update(place.offset for place in site.places)
         if isinstance(site, GenericSite):
             return site.call(len(self._squares), arguments, named)
         (x,) = (*arguments, *named.values())
@@ -139,8 +138,9 @@ class Pass:
             for place, gradients in zip(site.places, site.rule.instantiate(use), strict=True):
                 self._add_whole(place, gradients)
             return
-        alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
-        if self._scaling.per_layer and alone:
+        members = Counter(place.column for place in site.places)
+        alone = all(self._members[column] == count for column, count in members.items())
+        if isinstance(self._scaling, PerLayerClip) and alone:
             site.rule.immediately(
                 use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype)
             )
@@ -168,7 +168,7 @@ class Pass:
         finite = torch.isfinite(norms)
         finite_norms = torch.where(finite, norms, 0.0)
         factors = self._scaling.factors(finite_norms)
-        if self._scaling.per_layer:
+        if isinstance(self._scaling, PerLayerClip):
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
@@ -183,9 +183,6 @@ class Pass:
                 [self._total.part(place)], [factors[:, place.column].contiguous()]
             )
 
-    def _own(self, site: Site, place: Place) -> int:
-        return sum(other.column == place.column for other in site.places)
-
     def _sums(self, site: Site) -> list[Tensor]:
         return [self._total.part(place) for place in site.places]
 
@@ -198,7 +195,9 @@ class Pass:
 class _PerLayer:
     """Factors of one site's gradients, layer by layer; records the norms."""
 
-    def __init__(self, site: Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, site: Site, scaling: PerLayerClip, squares: Tensor, dtype: torch.dtype
+    ) -> None:
         self._columns, self._scaling, self._squares = (
             [p.column for p in site.places],
             scaling,

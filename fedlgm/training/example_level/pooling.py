@@ -4,59 +4,47 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlgm.training.example_level.rules.rule import chunks
 from fedlgm.training.models.built import has_hooks
+from fedlgm.training.stack.layers import MaxPool, pair, pairs_of
 
 
 def suits(module: nn.Module) -> bool:
     """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
-    if type(module) is not nn.MaxPool2d or has_hooks(module):
-        return False
-    sizes = [
-        value if isinstance(value, tuple) else (value, value)
-        for value in (module.kernel_size, module.stride)
-    ]
-    plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
-    return (
-        plain
-        and not module.ceil_mode
-        and not module.return_indices
-        and sizes[0] == (2, 2)
-        and sizes[1] in ((1, 1), (2, 2))
-    )
+    return type(module) is nn.MaxPool2d and not has_hooks(module) and MaxPool.suits(module)
 
 
 def max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:
     """`module(x)`; of equal values the first is the maximum, as in torch."""
-    step = module.stride if isinstance(module.stride, int) else module.stride[0]
     if (
         x.dim() != 4
         or x.device.type != "cpu"
         or not x.is_contiguous(memory_format=torch.channels_last)
     ):
         return nn.MaxPool2d.forward(module, x)
-    return _MaxPool.apply(x, int(step))
+    return _MaxPool.apply(x, pair(module.stride)[0])
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int) -> Tensor:  # type: ignore[override]
         images = x.permute(0, 2, 3, 1)
-        wide = torch.maximum(*_pairs(images, 2, step))
+        wide = torch.maximum(*pairs_of(images, 2, step))
         ctx.save_for_backward(images, wide)
         ctx.step = step
-        return torch.maximum(*_pairs(wide, 1, step)).permute(0, 3, 1, 2)
+        return torch.maximum(*pairs_of(wide, 1, step)).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         images, wide = ctx.saved_tensors
         gradient, out = gradients[0].permute(0, 2, 3, 1), torch.empty_like(images)
-        for few in _few(images):
+        each = images.shape[1:].numel() * images.element_size()
+        for few in chunks(len(images), each, FEW_BYTES):
             routed = _route(gradient[few], wide[few], 1, ctx.step, torch.empty_like(wide[few]))
             _route(routed, images[few], 2, ctx.step, out[few])
         return out.permute(0, 3, 1, 2), None
@@ -66,23 +54,10 @@ FEW_BYTES = 1 << 19
 """Bytes of images that go through all passes together, so that images and results fit the cache."""
 
 
-def _few(images: Tensor) -> Iterator[slice]:
-    """Consecutive slices of the examples, of `FEW_BYTES` each or a single one."""
-    size = max(1, FEW_BYTES // (images.shape[1:].numel() * images.element_size()))
-    return (slice(low, low + size) for low in range(0, len(images), size))
-
-
-def _pairs(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
-    """The first and the second of every pair of neighbours along an axis."""
-    count = (x.shape[axis] - 2) // step + 1
-    every = [slice(None)] * axis + [slice(0, (count - 1) * step + 1, step)]
-    return x[tuple(every)], x.narrow(axis, 1, x.shape[axis] - 1)[tuple(every)]
-
-
 def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
     """Write the gradient of each pair to the greater element, in `routed`, which is like `x`."""
-    first, second = _pairs(x, axis, step)
-    to_first, to_second = _pairs(routed, axis, step)
+    first, second = pairs_of(x, axis, step)
+    to_first, to_second = pairs_of(routed, axis, step)
     # The kernel of a threshold is one pass: the gradient where the second is greater.
     greater = torch.ops.aten.threshold_backward(gradient, second - first, 0)
     if step == 1 or x.shape[axis] % 2:

@@ -43,14 +43,9 @@ class _OneByOne:
     plan checks them.
     """
 
-    per_layer = False  # its bounds are those of all layers
-
     def __init__(self, scaling: Scaling) -> None:
         self.scaling, self.norm = scaling, getattr(scaling, "norm", None)
         self._bounds: np.ndarray | None = None
-
-    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        raise TypeError("a user's scaling gets the norms of all layers at once")
 
     def factors(self, norms: Tensor) -> Tensor:
         factors = (
@@ -184,7 +179,6 @@ class PerLayerClip(Scaling):
     """
 
     clip: tuple[float, ...]
-    per_layer = True
 
     def __post_init__(self) -> None:
         check_bounds(self.clip)
@@ -193,8 +187,12 @@ class PerLayerClip(Scaling):
     def factors(self, norms: Tensor) -> Tensor:
         return clip_factors(norms, torch.tensor(self.clip, dtype=norms.dtype, device=norms.device))
 
-    @override
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """Column `layer` of the factors, for norms [n] of that layer.
+
+        A layer's factor depends on its own norm alone, so its gradients are scaled and added during
+        the backward pass; those of other scalings wait for its end.
+        """
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
             return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
@@ -213,15 +211,10 @@ class PerLayerClip(Scaling):
 class _Whole(Scaling):
     """A scaling by the norm of the whole gradient; its bound C also holds for each layer."""
 
-    per_layer = False
     clip: float
 
     def __post_init__(self) -> None:
         check_bounds([self.clip])
-
-    @override
-    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} needs the norms of all layers at once")
 
     @override
     def factors(self, norms: Tensor) -> Tensor:
@@ -360,7 +353,6 @@ class Reweighted(Scaling):
 
     clip: float
     weights: tuple[float, ...]
-    per_layer = False
 
     def __post_init__(self) -> None:
         check_bounds([self.clip])
@@ -381,10 +373,6 @@ class Reweighted(Scaling):
         w = torch.tensor(self.weights, dtype=norms.dtype, device=norms.device)
         nonzero = norms >= LEAST_NORM
         return torch.where(nonzero, SAFETY * w * total / torch.where(nonzero, norms, 1.0), 0.0)
-
-    @override
-    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        raise TypeError("the reweighted factors need the norms of all layers at once")
 
     @override
     def bounds(self, layers: int) -> np.ndarray:

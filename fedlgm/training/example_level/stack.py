@@ -24,6 +24,7 @@ from fedlgm.training.example_level.passes import Place, Site, cast
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.products import squares_of_rows
 from fedlgm.training.example_level.rules.rule import add_product_, add_scaled_
+from fedlgm.training.example_level.scaling import PerLayerClip
 from fedlgm.training.stack.model import is_plain_stack
 from fedlgm.training.tasks import Task
 
@@ -99,7 +100,7 @@ class StackPass:
         of all.
         """
         rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
-        return rows and not scaling.per_layer and norm_of(scaling).fused
+        return rows and not isinstance(scaling, PerLayerClip) and norm_of(scaling).fused
 
     @torch.no_grad()
     def sum(

@@ -22,7 +22,7 @@ from fedlgm.errors import ConfigError, FedlgmError, Notice
 from fedlgm.extension.trial import check_losses, require_alike
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import inputs, models
-from fedlgm.training.devices import fork_rng
+from fedlgm.training.devices import fork_rng, keep_modes, keep_values
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
 from fedlgm.training.inputs import Inputs
@@ -90,7 +90,7 @@ def try_examples(
         ]  # clipping hides lengths
 
     gradients = _gradients(module, layers, task)
-    with fork_rng(0, y.device), _modes(module):
+    with fork_rng(0, y.device), keep_modes(module):
         with prefix_key("model"):
             gradients.condition(x)  # it names inputs without a dimension for the example
             models.require_repeatable(module, x)
@@ -132,7 +132,7 @@ def try_step(
         >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
         >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
     """
-    with fork_rng(0, y.device), _modes(module):
+    with fork_rng(0, y.device), keep_modes(module):
         _Gradients(_gradients(module, layers, task), module, layers, task).compare(x, y)
 
 
@@ -310,17 +310,6 @@ def _accepting_failures() -> Iterator[None]:
 
 
 @contextmanager
-def _modes(module: nn.Module) -> Iterator[None]:
-    """Restore each part's own mode afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-@contextmanager
 def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
     """The module at perturbed, nonzero weights; its own weights are restored afterwards.
 
@@ -329,16 +318,11 @@ def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
         factor: multiplies the perturbation.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    before = [parameter.detach().clone() for parameter in trained]
     drawn = torch.Generator().manual_seed(0)
-    try:
+    with keep_values(trained):
         with torch.no_grad():
             for parameter in trained:
                 size = max(_RELATIVE * float(parameter.square().mean().sqrt()), _ABSOLUTE)
                 noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
                 parameter.add_(noise, alpha=factor * size)
         yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(trained, before, strict=True):
-                parameter.copy_(value)

@@ -13,7 +13,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored
 from fedlgm.extension.separation import Reached, reach
 from fedlgm.training import inputs
-from fedlgm.training.devices import drawing, fork_rng
+from fedlgm.training.devices import drawing, fork_rng, keep_modes, keep_values
 from fedlgm.training.inputs import Inputs
 
 M = TypeVar("M", bound=nn.Module)
@@ -108,20 +108,12 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     if not isinstance(x, Tensor | tuple):
         raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
     duplicate = copy_model(module)
-    restored, modes = (
-        Restored.of(module, None),
-        [(each, each.training) for each in module.modules()],
-    )
+    restored = Restored.of(module, None)
     changed = (*(value for value in module.parameters() if value.requires_grad), *module.buffers())
-    weights = [(value, value.detach().clone()) for value in changed]
     try:
-        outputs, gradients = _outputs_and_gradients(module.eval(), x)
+        with keep_modes(module), keep_values(changed):
+            outputs, gradients = _outputs_and_gradients(module.eval(), x)
     finally:
-        with torch.no_grad():
-            for value, before in weights:
-                value.copy_(before)
-        for each, training in modes:
-            each.training = training
         if restored is not None:
             restored.restore()
     again, others = _outputs_and_gradients(duplicate.eval(), x)

@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension.loader import package_of, users_code
 from fedlgm.extension.restored import Restored
 from fedlgm.training import inputs
-from fedlgm.training.devices import fork_rng, or_another_thread
+from fedlgm.training.devices import fork_rng, keep_modes, or_another_thread
 from fedlgm.training.inputs import Inputs, close
 from fedlgm.training.models.built import refuse_parameter_hooks
 
@@ -227,15 +227,11 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         ConfigError: the same inputs give different outputs in a second call, or the module writes a
             buffer or fails.
     """
-    buffers, training, restored = Unchanged(module), module.training, Restored.of(module, None)
+    buffers, restored = Unchanged(module), Restored.of(module, None)
     outputs, after = [], list[Tensor]()
-    try:
-        for mode, seed in (
-            (False, 0),
-            (True, 0),
-            (True, 0),
-            (False, 1),
-        ):  # in evaluation nothing may be drawn at all
+    with keep_modes(module):
+        for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):
+            # In evaluation nothing may be drawn at all.
             with users_code("the model fails in training mode", module), fork_rng(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
         single = "the model fails in training mode on one example, as the last batch of a client"
@@ -247,8 +243,6 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             for given in (inputs.take(x, slice(1)), x):
                 with users_code("the model fails in training mode", module), fork_rng(0):
                     after.append(inputs.call(module.train(mode), given).clone())
-    finally:
-        module.train(training)
     buffers.check()
     pairs = (
         (outputs[1], outputs[2]),
@@ -276,13 +270,10 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
         module: repeatable (see `require_repeatable`); its mode is restored.
         x: inputs of a few public examples.
     """
-    training, outputs = module.training, []
-    try:
-        for seed in range(3):
-            with fork_rng(seed):
-                outputs.append(inputs.call(module.train(), x).clone())
-    finally:
-        module.train(training)
+    outputs = []
+    for seed in range(3):
+        with keep_modes(module), fork_rng(seed):
+            outputs.append(inputs.call(module.train(), x).clone())
     return not all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
@@ -325,15 +316,12 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
     Raises:
         ConfigError: outputs depend on other examples, or the module fails on a single example.
     """
-    training = module.training
-    outputs = inputs.call(module.train(), x)
-    try:
+    with keep_modes(module):
+        outputs = inputs.call(module.train(), x)
         with users_code("the model fails on a single example", module):
             alone = torch.cat(
                 [inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))]
             )
-    finally:
-        module.train(training)
     if not close(outputs, alone):
         raise ConfigError(
             "the model's outputs for an example depend on the other examples of its batch"

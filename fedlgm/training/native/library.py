@@ -1,5 +1,5 @@
 """The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept
-on disk.
+on disk; a wheel for one platform brings it along.
 
 The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name is derived from its
 source and flags, and its length and SHA-256 are stored beside it. A damaged file would end the
@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,20 +31,12 @@ from torch import Tensor
 from fedlgm import cache as remembered
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.files import write_durably
+from fedlgm.training.native import kernel_build
+from fedlgm.training.native.kernel_build import InstructionSet
 
-InstructionSet = Literal["avx512", "avx2", "portable"]
-
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernel.cpp", "lanes.h", "examples.h"))
-_COMMON = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
-_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
-    "avx512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
-    "avx2": ("-mavx2", "-mfma"),
-    "portable": ("-DFEDLGM_PORTABLE",),
-}
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
-_SEAL = ".sha256"  # ends the name of the file with a kernel's length and SHA-256
 _TAKEN = {
     "workspace": "ann",
     "train": "anaaannnnaaaa",
@@ -103,12 +94,13 @@ def library() -> ctypes.CDLL:
 
 def build(instructions: InstructionSet) -> ctypes.CDLL:
     """The kernel for some instruction set, loaded; see `library`."""
-    source = hashlib.sha256(
-        b"".join(file.read_bytes() for file in _SOURCES) + repr(_COMMON).encode()
-    ).hexdigest()
+    name = kernel_build.name_kernel(instructions)
+    if _is_whole(packaged := kernel_build.PREBUILT / name):
+        with contextlib.suppress(ConfigError):  # one that this system cannot load is compiled here
+            return _load_and_verify(packaged)
     kernel_folder = _kernel_folder()
     if kernel_folder is not None:
-        place = kernel_folder / f"{instructions}-{source[:24]}.so"
+        place = kernel_folder / name
         if not _is_whole(place):
             with _alone(kernel_folder):
                 if not _is_whole(place):
@@ -205,9 +197,11 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
         stacklevel=2,
     )
     try:
-        options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", partial]
         done = subprocess.run(
-            [*command, *options], capture_output=True, text=True, timeout=_LONGEST
+            kernel_build.compile_command(command, instructions, partial),
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST,
         )
         if done.returncode:
             raise ConfigError(
@@ -216,7 +210,8 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
                 f"{done.stderr.strip()[:500]}"
             )
         kernel = Path(partial).read_bytes()
-        write_durably(place.with_suffix(_SEAL), _seal(kernel).encode())
+        seal = kernel_build.seal_of(kernel)
+        write_durably(place.with_suffix(kernel_build.SEAL), seal.encode())
         write_durably(place, kernel)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
@@ -230,13 +225,16 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
 def _is_whole(place: Path) -> bool:
     """Whether a kernel is the file that was compiled, byte for byte."""
     try:
-        return place.with_suffix(_SEAL).read_text(encoding="utf-8") == _seal(place.read_bytes())
+        seal = place.with_suffix(kernel_build.SEAL).read_text(encoding="utf-8")
+        return seal == kernel_build.seal_of(place.read_bytes())
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _seal(kernel: bytes) -> str:
-    return f"{len(kernel)} {hashlib.sha256(kernel).hexdigest()}\n"
+def _discard(place: Path) -> None:
+    """Delete a compiled kernel, so that another compiler is tried; a wheel's file stays."""
+    if place.parent != kernel_build.PREBUILT:
+        place.unlink(missing_ok=True)
 
 
 def _load_and_verify(place: Path) -> ctypes.CDLL:
@@ -244,12 +242,12 @@ def _load_and_verify(place: Path) -> ctypes.CDLL:
         kernel = ctypes.CDLL(str(place))
         declare(kernel)
     except (OSError, AttributeError) as error:
-        place.unlink(missing_ok=True)
+        _discard(place)
         raise ConfigError(
             f"the native training kernel in {place} cannot be loaded: {error}"
         ) from error
     if answer(kernel) != _ANSWER:
-        place.unlink(missing_ok=True)  # for another compiler
+        _discard(place)
         raise ConfigError(
             f"the native training kernel in {place} computes wrong bits: use another compiler "
             "(CXX) or training.kernel = 'torch'"

@@ -127,13 +127,13 @@ class MaxPool(Layer):
 
     @staticmethod
     def suits(module: nn.MaxPool2d) -> bool:
-        """Whether the pooling has windows of this size and step, without padding, dilation or ceil
-        mode.
+        """Whether the pooling has windows of this size and step, without padding, dilation, ceil
+        mode or indices.
         """
         plain = (
             pair(module.padding) == (0, 0)
             and pair(module.dilation) == (1, 1)
-            and not module.ceil_mode
+            and not (module.ceil_mode or module.return_indices)
         )
         return (
             plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
@@ -153,7 +153,7 @@ class MaxPool(Layer):
         return self._route(tape, self._route(tape, gradient, self._wide, 1), self._x, 2)
 
     def _maximum(self, tape: Tape, x: Tensor, axis: int) -> Tensor:
-        first, second = self._pairs(x, axis)
+        first, second = pairs_of(x, axis, self._stride)
         return tape.do(
             torch.maximum,
             first,
@@ -163,9 +163,9 @@ class MaxPool(Layer):
 
     def _route(self, tape: Tape, gradient: Tensor, x: Tensor, axis: int) -> Tensor:
         """Write the gradient to the greater element of each pair."""
-        first, second = self._pairs(x, axis)
+        first, second = pairs_of(x, axis, self._stride)
         routed = tape.memory.take(f"{self._name} gradient {axis}", *x.shape)
-        to_first, to_second = self._pairs(routed, axis)
+        to_first, to_second = pairs_of(routed, axis, self._stride)
         greater = tape.memory.take(f"{self._name} greater {axis}", *gradient.shape)
         tape.do(torch.sub, second, first, out=greater)
         tape.apply(partial(_threshold_backward, grad_input=greater), gradient, greater)
@@ -175,12 +175,13 @@ class MaxPool(Layer):
         tape.apply(to_second.add_ if self._stride == 1 else to_second.copy_, greater)
         return routed
 
-    def _pairs(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        """The first and the second of every pair along an axis."""
-        count = (x.shape[axis] - 2) // self._stride + 1
-        seconds = x.narrow(axis, 1, x.shape[axis] - 1)
-        every = [slice(None)] * axis + [slice(0, (count - 1) * self._stride + 1, self._stride)]
-        return x[tuple(every)], seconds[tuple(every)]
+
+def pairs_of(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
+    """The first and the second of every pair of neighbours along an axis."""
+    count = (x.shape[axis] - 2) // step + 1
+    seconds = x.narrow(axis, 1, x.shape[axis] - 1)
+    every = [slice(None)] * axis + [slice(0, (count - 1) * step + 1, step)]
+    return x[tuple(every)], seconds[tuple(every)]
 
 
 class AveragePool(Layer):

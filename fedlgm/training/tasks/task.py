@@ -15,6 +15,7 @@ from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import users_code
 from fedlgm.training import inputs
+from fedlgm.training.devices import keep_modes
 from fedlgm.training.tasks.set_metrics import Metric
 
 _PROBED = 2  # examples that show the shape of a model's outputs
@@ -138,7 +139,6 @@ class Task(ABC):
             torch.from_numpy(data.test_y[:count]),
         )
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        training = module.training
         with torch.no_grad():
             shapes = inputs.each(
                 lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x
@@ -146,12 +146,10 @@ class Task(ABC):
             has_integers = any(part.dtype == torch.int64 for part in inputs.parts(x))
             tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
             hint = f" (integers are {tokens}, such as x / 255)" if has_integers else ""
-            try:
+            with keep_modes(module):
                 label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
-                with (
-                    users_code(label, module),
-                    torch.enable_grad(),
-                ):  # `check_outputs` may ask what computed them
+                # `check_outputs` may ask what computed the outputs.
+                with users_code(label, module), torch.enable_grad():
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
                 for part, held in (
                     (("training", data.train_x), ("test", data.test_x)) if has_integers else ()
@@ -163,8 +161,6 @@ class Task(ABC):
                             inputs.call(
                                 module, inputs.to(inputs.tensors(inputs.take(held, rows)), device)
                             )
-            finally:
-                module.train(training)
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
                     f"the model must return one tensor, but it returns {type(outputs).__name__}: "

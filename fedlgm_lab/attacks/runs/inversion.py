@@ -24,7 +24,7 @@ from fedlgm_lab.attacks.inversion import InversionSettings, Reconstruction, inve
 from fedlgm_lab.attacks.observation import Observation
 from fedlgm_lab.attacks.runs.target import Images, Target
 from simulations.config.assembly import Assembly
-from simulations.config.overrides import lay_over
+from simulations.config.overrides import override
 from simulations.config.recipe import Recipe, validate
 from simulations.progress import OnProgress
 
@@ -287,5 +287,5 @@ def attack(
 def _with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
     raw = recipe.plain_values()
-    raw[section] = lay_over(section, raw[section], values)
+    override(raw, {f"{section}.{key}": value for key, value in values.items()})
     return validate(raw)

@@ -4,7 +4,7 @@ their data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from fedlgm_lab.attacks.lira import random_halves
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_hardware
+from simulations.config.overrides import Overrides
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import Division
 from simulations.config.run_model import RunModel
@@ -101,14 +102,13 @@ class Target:
     folder: RunFolder | None = None
 
     @classmethod
-    def open(cls, name: str | None, overrides: Iterable[str] = ()) -> Target:
+    def open(cls, name: str | None, overrides: Overrides = ()) -> Target:
         """The run folder or recipe called `name`.
 
         Raises:
             ConfigError: there is no such recipe, or overrides are given for a finished run.
             RunError: the folder is not a run, or the run has not finished.
         """
-        overrides = list(overrides)
         if name is None or not Path(name).is_dir():
             return cls(_sequential(resolve_hardware(recipes.load(name, overrides))))
         folder = RunFolder.open(name)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -39,12 +39,11 @@ from fedlgm_lab.studies.tables import noise_and_split
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread as plus_minus
 from fedlgm_lab.studies.tables.pages import table
-from fedlgm_lab.studies.tables.searched import Cell, Search
+from fedlgm_lab.studies.tables.runs import Cell, Label, cells, labels, measure_cells
 from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change
 from strategies.server_optimizer import ServerOptimizer
 
 CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
-SEEDS = tuple(range(1, 11))
 
 
 @dataclass(frozen=True)
@@ -80,50 +79,11 @@ class Updates(AdaptiveAllocation):
         return np.asarray(target / target.sum())
 
 
-FIXED: dict[str, Mechanism] = {
-    "flat Gaussian": mechanisms.get("gaussian"),
-    "uniform": mechanisms.get("uniform"),
-    "SNR-consistent": mechanisms.get("snr-consistent"),
-}
-LEARNT: dict[str, Mechanism] = {
-    "MedClip (stale), uniform": mechanisms.get("uniform", clip="med", norms="stale"),
-    "adaptive, weights": mechanisms.get("adaptive", span=8.0),
-    "adaptive, weights, span 2": mechanisms.get("adaptive", span=2.0),
-    "adaptive, weights, memory 0": mechanisms.get("adaptive", memory=0.0, span=8.0),
-    "adaptive, weights, memory 1": mechanisms.get("adaptive", memory=1.0, span=8.0),
-    "adaptive, updates": Updates("updates"),
-    "LaDP-FL": mechanisms.get("ladp"),
-    "LaDP-FL, memory 0": mechanisms.get("ladp", memory=0.0),
-}
-SPLITS: dict[str, Mechanism] = {
-    f"share {share:g}, energy {energy:g}": Split("split", share, energy)
-    for share, energy in itertools.product((0.1, 0.25, 0.5, 0.75), (0.1, 0.25, 0.5, 0.8))
-}
-
-
-FOLLOWED = (*FIXED, "adaptive, weights", "adaptive, weights, span 2")
-"""Methods that are compared on all seeds; the others have the first five, splits the first four."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model, a budget, and the search of the server learning rate."""
-
-    hidden: tuple[int, ...]
-    epsilon: float
-    search: Search
-    methods: dict[str, Mechanism]
-
-    def seeds(self, method: str) -> tuple[int, ...]:
-        """Seeds of a method, in this order."""
-        return SEEDS if method in FOLLOWED else SEEDS[:4] if method in SPLITS else SEEDS[:5]
-
-
-TASKS = {
-    "deep": Task((64, 32, 32), 3.0, Search((0.05, 0.1, 0.2), 0.0125, 0.8), FIXED | LEARNT),
-    "small": Task((32,), 1.0, Search((0.025, 0.05, 0.1), 0.0125, 0.8), FIXED | LEARNT),
-    "splits": Task((32,), 1.0, Search((0.1,), 0.1, 0.1), SPLITS),
-}
+NAME = "adaptive"
+TASKS = ("deep", "small", "splits")
+FIXED = labels(NAME, "method")[:3]
+LEARNT = {"adaptive, weights": "", "adaptive, weights, span 2": "; span 2"}
+"""Methods of the table of all tasks, with their notes."""
 
 
 class Federation:
@@ -208,10 +168,13 @@ class Federation:
         return 100 * float((found == self.test_y).double().mean())
 
 
-def run(task: Task, mechanism: Mechanism, rate: float, seed: int) -> Row:
+def run(_: str, changes: Mapping[str, Any], seed: int) -> Row:
     """Test accuracy, in per cent, of one run."""
-    federation = Federation(task.hidden, seed)
-    return {"accuracy": train_and_test(federation, mechanism, rate, seed, ROUNDS, task.epsilon)}
+    options = dict(changes)
+    federation, rate = Federation(options.pop("hidden"), seed), options.pop("rate")
+    epsilon, mechanism = options.pop("epsilon"), options.pop("mechanism")
+    mechanism = mechanisms.get(mechanism, **options)
+    return {"final": train_and_test(federation, mechanism, rate, seed, ROUNDS, epsilon)}
 
 
 def train_and_test(
@@ -241,65 +204,35 @@ def train_and_test(
     return federation.accuracy(transcript.models[-1])
 
 
-def runs_of(store: Kept, name: str, method: str) -> Cell:
-    """The runs of a method on a task."""
-    task = TASKS[name]
-    label = {"task": name, "method": method}
-    return Cell(
-        store, label, task.search, partial(run, task, task.methods[method]), figure="accuracy"
-    )
+def runs_of(store: Kept, task: str) -> dict[Label, Cell]:
+    """A task's cells by method."""
+    runs = {cell.name["method"]: cell for cell in cells(store, NAME, run, task=task)}
+    order = [method for method in labels(NAME, "method") if method in runs]
+    return {method: runs[method] for method in order or runs}
 
 
-def best_rate(store: Kept, name: str, method: str) -> float | None:
-    """The rate that the search chose, once it is over; the only one where there is no choice."""
-    search = TASKS[name].search
-    only = search.grid[0] if search.least == search.most else None
-    return only if only is not None else runs_of(store, name, method).best()
-
-
-def measure(store: Kept) -> None:
-    """Missing runs in order: a task's search, then all methods seed by seed."""
-    for name, task in TASKS.items():
-        if task.search.least < task.search.most:
-            for method in task.methods:
-                runs_of(store, name, method).finish_search()
-        for seed, method in itertools.product(SEEDS, task.methods):
-            if seed in task.seeds(method):
-                runs_of(store, name, method).measure(best_rate(store, name, method), seed)
-
-
-def figures_by_method(store: Kept, name: str) -> dict[str, dict[int, float]]:
-    """Accuracies of every method at the rate that its search chose, by seed."""
-    cells = {}
-    for method in TASKS[name].methods:
-        rows = store.find(task=name, method=method, rate=best_rate(store, name, method))
-        cells[method] = {
-            row["seed"]: row["accuracy"] for row in rows if row["seed"] != TASKS[name].search.seed
-        }
-    return {method: own for method, own in cells.items() if own}
-
-
-def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> str:
+def best_of(figures: Mapping[Label, pd.Series], candidates: Iterable[Label]) -> Label:
     """The best candidate on average, among those with figures; "" if there is none."""
-    known = [method for method in candidates if cells.get(method)]
-    return max(known, key=lambda method: statistics.fmean(cells[method].values()), default="")
+    measured = [method for method in candidates if len(figures.get(method, ()))]
+    return max(measured, key=lambda method: figures[method].mean(), default="")
 
 
-def text_of(store: Kept, name: str) -> str:
+def text_of(store: Kept, task: str) -> str:
     """One row per method: rate, accuracies, paired change against the best fixed rule (the best
     split).
 
     Empty until every method has runs.
     """
-    cells = figures_by_method(store, name)
-    if set(cells) != set(TASKS[name].methods):
+    runs = runs_of(store, task)
+    figures = {method: cell.figures() for method, cell in runs.items()}
+    if not all(map(len, figures.values())):
         return ""
-    best = best_of(cells, [*FIXED, *SPLITS])
+    best = best_of(figures, FIXED if FIXED[0] in figures else figures)
     lines = []
-    for method, own in cells.items():
-        against = ["best fixed", "", ""] if method == best else change(own, cells[best])
-        rate = f"{best_rate(store, name, method):g}"
-        lines.append([method, rate, plus_minus(list(own.values())), str(len(own)), *against])
+    for method, accuracies in figures.items():
+        against = ["best fixed", "", ""] if method == best else change(accuracies, figures[best])
+        rate = runs[method].rate() or runs[method].name["rate"]
+        lines.append([method, f"{rate:g}", plus_minus(accuracies), len(accuracies), *against])
     return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines)
 
 
@@ -309,45 +242,42 @@ def all_tasks(store: Kept) -> str:
     """
     lines = []
 
-    def add(label: str, own: dict[int, float], best: str, reference: dict[int, float]) -> None:
-        cells = [plus_minus(list(values.values())) for values in (reference, own)]
-        lines.append(
-            [label, best, *cells, str(len(own.keys() & reference.keys())), *change(own, reference)]
-        )
+    def add(label: str, learnt: pd.Series, best: Label, reference: pd.Series) -> None:
+        shared = len(learnt.index.intersection(reference.index))
+        shown = [plus_minus(reference), plus_minus(learnt)]
+        lines.append([label, best, *shown, shared, *change(learnt, reference)])
 
-    for name, task in TASKS.items():
-        cells = figures_by_method(store, name)
-        label = f"digits, {len(task.hidden) + 1} layers"
-        best = best_of(cells, FIXED)
-        for method, note in {
-            "adaptive, weights": "",
-            "adaptive, weights, span 2": "; span 2",
-        }.items():
-            if best and method in cells:
-                add(label + note, cells[method], best, cells[best])
+    for task in ("deep", "small"):
+        runs = runs_of(store, task)
+        figures = {method: cell.figures() for method, cell in runs.items()}
+        best = best_of(figures, FIXED)
+        layers = len(runs[FIXED[0]].changes["hidden"]) + 1
+        for method, note in LEARNT.items():
+            if best and len(figures[method]):
+                add(f"digits, {layers} layers{note}", figures[method], best, figures[best])
     others = noise_and_split.MAKER.open(store.folder)
     assert isinstance(others, Kept)
-    for name, other in noise_and_split.TASKS.items():
-        by_noise = noise_and_split.figures_by_cell(others, name)
-        for noise in noise_and_split.NOISES if all(by_noise.values()) else ():
-            best = noise_and_split.best_fixed(by_noise, noise, other.search.better)
-            add(
-                f"{name}; {noise}",
-                by_noise[noise, noise_and_split.ADAPTIVE],
-                best,
-                by_noise[noise, best],
-            )
-    return (
-        table(["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE], lines)
-        if lines
-        else ""
-    )
+    for task in noise_and_split.TASKS:
+        other = noise_and_split.runs_of(others, task)
+        by_noise = noise_and_split.figures_by_cell(other)
+        for noise in noise_and_split.NOISES if other else ():
+            best = noise_and_split.best_fixed(by_noise, noise, noise_and_split.better_of(other))
+            learnt = by_noise[noise, noise_and_split.ADAPTIVE]
+            add(f"{task}; {noise}", learnt, best, by_noise[noise, best])
+    header = ["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE]
+    return table(header, lines) if lines else ""
 
 
 def texts(store: Kept) -> Pages:
     """Every complete task, and all tasks together."""
-    shown = {name: text_of(store, name) for name in TASKS}
+    shown = {task: text_of(store, task) for task in TASKS}
     return {"data/adaptive.md": shown | {"all tasks": all_tasks(store)}}
+
+
+def measure(store: Kept) -> None:
+    """Missing runs in order: a task's search, then all methods seed by seed."""
+    for task in TASKS:
+        measure_cells(cells(store, NAME, run, task=task))
 
 
 MAKER = Maker("adaptive.json", texts, measure, partial=True)

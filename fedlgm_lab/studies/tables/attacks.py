@@ -8,8 +8,9 @@ mechanisms at equal epsilon.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,48 +21,19 @@ from fedlgm.aggregation.contributions import raw_updates
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, models
 from fedlgm_lab.attacks import InversionSettings, Observation, invert
-from fedlgm_lab.attacks.membership import Rate
 from fedlgm_lab.attacks.runs import membership
 from fedlgm_lab.attacks.runs.target import Target
-from fedlgm_lab.studies.tables.maker import Maker
+from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import interval, table
+from fedlgm_lab.studies.tables.runs import cells, measure_cells, settings
 from fedlgm_lab.studies.tables.store import LEAST_SEEDS, Kept, Row
 
+NAME = "attacks"
 SEEDS = (1, 2, 3)
 VICTIMS = 3
 ITERATIONS = 400
-TARGETS: tuple[tuple[str, str, int], ...] = (  # data, model, images of a client
-    ("digits", "cnn", 1),
-    ("fashion-mnist", "cnn", 1),
-    ("fashion-mnist", "cnn", 2),
-    ("fashion-mnist", "cnn-small", 1),
-)
 _TRAINING = LocalTraining(lr=0.1, epochs=1, batch_size=8)
 FEDERATIONS, EXAMPLES = 8, 300
-FEDERATION = (
-    "federation.clients=30",
-    "federation.rounds=40",
-    "federation.rate=0.3",
-    "data.partition=iid",
-    "model.hidden=[64]",
-    "training.lr=0.3",
-)
-PARTY = (
-    "federation.rounds=200", "model.hidden=[64]", "training.batch_size=50",
-)  # fmt: skip
-MECHANISMS: tuple[tuple[str, str, float | None], ...] = (  # recipe, mechanism, epsilon
-    ("digits", "none", None),
-    *(
-        ("digits", name, epsilon)
-        for name in ("snr-consistent", "gaussian", "ladp", "full-dp")
-        for epsilon in (8.0, 1.0)
-    ),
-    *(("dp-sgd-digits", "dp-sgd", epsilon) for epsilon in (8.0, 1.0)),
-)
-UNITS: dict[str, tuple[Literal["client", "example"], ...]] = {
-    "digits": ("client", "example"),
-    "dp-sgd-digits": ("example",),
-}
 EARLIER = "inversion, one start"
 """Kept rows of the default before there were several starts: a first step of 0.1, a total-variation
 weight of 0.02."""
@@ -98,81 +70,59 @@ def score_inversion(name: str, model: str, images: int, seed: int) -> Row:
     return {"parameters": layers.size, "ssim": scores}
 
 
-def score_membership(
-    recipe: str, name: str, epsilon: float | None, unit: Literal["client", "example"], seed: int
-) -> Row:
+def score_membership(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
     """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the
     units.
     """
-    overrides = [
-        *(FEDERATION if recipe == "digits" else PARTY),
-        f"mechanism.name={name}",
-        f"run.seed={seed}",
-    ]
-    overrides += [
-        f"data.partition_seed={seed}",
-        *([] if epsilon is None else [f"privacy.epsilon={epsilon}"]),
-    ]
-    people = membership.population(
-        Target.open(recipe, overrides), FEDERATIONS, examples=EXAMPLES, unit=unit
-    )
+    overrides = {**changes, "run.seed": seed, "data.partition_seed": seed}
+    unit = overrides.pop("unit")
+    target = Target.open(recipe, overrides)
+    people = membership.population(target, FEDERATIONS, examples=EXAMPLES, unit=unit)
     pooled, single, summary = membership.lira(people), membership.mia(people), people.results[0]
     inside, outside = membership.overfit(people.modules[0], people)
     return {
-        "proven": summary["epsilon"] if epsilon is not None else None,
+        "proven": summary["epsilon"] if "privacy.epsilon" in changes else None,
         "guarantee": str(summary["guarantee"]),
         "units": int(people.membership.shape[1]),
         "accuracy_members": inside,
         "accuracy_others": outside,
         "auc": {side: pooled[side].auc for side in SIDES},
         "tpr_at_1_percent": {
-            side: min(pooled[side].rates, key=_to_one_percent).tpr for side in SIDES
+            side: min(pooled[side].rates, key=lambda rate: abs(rate.fpr - 0.01)).tpr
+            for side in SIDES
         },
         "mia": {name: found.auc for name, found in single.items()},
     }
 
 
-def _to_one_percent(rate: Rate) -> float:
-    return abs(rate.fpr - 0.01)
-
-
 def memberships(store: Kept) -> str:
     """One row per mechanism, budget and unit of the attack."""
     lines = []
-    for recipe, name, epsilon in MECHANISMS:
-        for unit in UNITS[recipe]:
-            rows = store.find(
-                attack="membership", recipe=recipe, mechanism=name, budget=epsilon, unit=unit
-            )
-            if len(rows) < LEAST_SEEDS:
-                continue
-            protected = "client" if recipe == "digits" else "example"
-            proven = "NOT PRIVATE" if epsilon is None else f"{epsilon:g}, {protected}"
-            if epsilon is not None and unit != protected:
-                proven += " (other unit)"
-            accuracy = [
-                interval([100 * row[key] for row in rows], 1)
-                for key in ("accuracy_members", "accuracy_others")
-            ]
-            found = [interval([row["auc"][side] for row in rows]) for side in SIDES]
-            loss = interval([row["mia"]["modified-entropy"] for row in rows])
-            lines.append([name, proven, unit, *accuracy, *found, loss])
-    header = (
-        "method",
-        "proven epsilon, unit",
-        "attacked unit",
-        "members %",
-        "others %",
-        "LiRA online",
-        "LiRA offline",
-    )
-    return table((*header, "RMIA online", "RMIA offline", "mia, modified entropy"), lines)
+    for cell in cells(store, NAME):
+        epsilon, unit = cell.name.get("budget"), cell.name["unit"]
+        rows = store.find(**{"budget": None, **cell.name})
+        if len(rows) < LEAST_SEEDS:
+            continue
+        protected = "client" if cell.recipe == "digits" else "example"
+        proven = "NOT PRIVATE" if epsilon is None else f"{epsilon:g}, {protected}"
+        if epsilon is not None and unit != protected:
+            proven += " (other unit)"
+        accuracy = [
+            interval([100 * row[key] for row in rows], 1)
+            for key in ("accuracy_members", "accuracy_others")
+        ]
+        found = [interval([row["auc"][side] for row in rows]) for side in SIDES]
+        loss = interval([row["mia"]["modified-entropy"] for row in rows])
+        lines.append([cell.name["mechanism"], proven, unit, *accuracy, *found, loss])
+    header = ("method", "proven epsilon, unit", "attacked unit", "members %", "others %")
+    attacks = ("LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
+    return table((*header, *attacks, "mia, modified entropy"), lines)
 
 
-def texts(store: Kept) -> dict[str, str]:
-    """The page's tables."""
-    inversions = []
-    for name, model, images in TARGETS:
+def inversions(store: Kept) -> str:
+    """Rows of the default attack, and of its earlier default."""
+    lines = []
+    for name, model, images in settings(NAME)["targets"]:
         for attack, said in (("inversion", "default"), (EARLIER, "one start, shorter steps")):
             rows = store.find(attack=attack, data=name, model=model, images=images)
             if len(rows) < LEAST_SEEDS:
@@ -181,28 +131,23 @@ def texts(store: Kept) -> dict[str, str]:
             every = np.concatenate(scores)
             means = interval([float(score.mean()) for score in scores])
             size = f"{model} ({rows[0]['parameters']:,})"
-            inversions.append(
-                [name, size, str(images), said, means, f"{every.min():.3f}", str(len(every))]
-            )
+            lines.append([name, size, images, said, means, f"{every.min():.3f}", len(every)])
     header = ("data", "model (parameters)", "images", "attack", "SSIM", "least", "of")
-    return {"inversion": table(header, inversions), "membership": memberships(store)}
+    return table(header, lines)
+
+
+def texts(store: Kept) -> Pages:
+    """The page's tables."""
+    return {"attacks.md": {"inversion": inversions(store), "membership": memberships(store)}}
 
 
 def measure(store: Kept) -> None:
     """All attacks, seed by seed."""
     for seed in SEEDS:
-        for name, model, images in TARGETS:
+        for name, model, images in settings(NAME)["targets"]:
             row = {"attack": "inversion", "data": name, "model": model, "images": images}
             store.keep({**row, "seed": seed}, partial(score_inversion, name, model, images, seed))
-    for seed in SEEDS:
-        for recipe, name, epsilon in MECHANISMS:
-            for unit in UNITS[recipe]:
-                row = {"attack": "membership", "recipe": recipe, "mechanism": name}
-                row |= {"budget": epsilon, "unit": unit}
-                store.keep(
-                    {**row, "seed": seed},
-                    partial(score_membership, recipe, name, epsilon, unit, seed),
-                )
+    measure_cells(cells(store, NAME, score_membership))
 
 
-MAKER = Maker("attacks.json", lambda store: {"attacks.md": texts(store)}, measure, partial=True)
+MAKER = Maker("attacks.json", texts, measure, partial=True)

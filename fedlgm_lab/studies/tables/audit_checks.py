@@ -6,6 +6,7 @@ epsilon and the checks of the noise can be compared.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits import Audit, Subject, audit_record
-from fedlgm_lab.audits.audit import reported_of
-from fedlgm_lab.studies.tables.audits import SIZES, watch
+from fedlgm_lab.audits.audit import reported_of, watch
+from fedlgm_lab.studies.tables.audits import SIZES
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row
@@ -33,6 +35,7 @@ AUDITS, TRIED, DISTINGUISHED = (
 )  # of one seed: as planned, with a defect, by the distinguisher
 CHECKS = ("bound", "noise scale", "noise independence", "noise repetition", "noise law")
 ROUNDS, CANARIES = 9, 60
+PLANNED, CONFIDENCES = ("gaussian", "snr-consistent"), (0.95, 0.999)
 Noise = Callable[[np.random.Generator, list[np.ndarray], int], np.ndarray]
 """(generator, noise of the earlier rounds, coordinates) -> a round's noise, in units of the
 plan's."""
@@ -42,29 +45,25 @@ def _draw_noise(rng: np.random.Generator, size: int) -> np.ndarray:
     return rng.standard_normal(size)
 
 
-def _again(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return past[1] if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
+def _scaled(scale: float) -> Noise:
+    return lambda rng, past, size: scale * _draw_noise(rng, size)
 
 
-def _move_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return np.roll(past[1], 17) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
+def _repeated(change: Callable[[np.random.Generator, np.ndarray], np.ndarray]) -> Noise:
+    """The last round has the changed noise of the second one."""
+    return lambda rng, past, size: (
+        change(rng, past[1]) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
+    )
 
 
-def _permute_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    return rng.permutation(past[1]) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
-
-
-def _reverse_noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
-    signs = rng.choice([-1.0, 1.0], size)
-    return signs * past[1][::-1] if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
-
-
-def _partly(
-    share: float, rng: np.random.Generator, past: list[np.ndarray], size: int
-) -> np.ndarray:
+def _partly(share: float) -> Noise:
     """A share of each round's variance is that of the round before."""
-    new = _draw_noise(rng, size)
-    return new if not past else share**0.5 * past[-1] + (1 - share) ** 0.5 * new
+
+    def noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+        new = _draw_noise(rng, size)
+        return share**0.5 * past[-1] + (1 - share) ** 0.5 * new if past else new
+
+    return noise
 
 
 def _draw_truncated(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -72,31 +71,31 @@ def _draw_truncated(rng: np.random.Generator, size: int) -> np.ndarray:
     return law.rvs(size, random_state=rng) / law.std()
 
 
-def _by_seed(size: int, round_: int) -> np.ndarray:
-    return np.random.default_rng(round_).standard_normal(size)
-
-
 DEFECTS: dict[str, Noise] = {
-    "half the noise": lambda rng, past, size: 0.5 * _draw_noise(rng, size),
-    "noise of 0.9 of the scale": lambda rng, past, size: 0.9 * _draw_noise(rng, size),
-    "noise of 0.99 of the scale": lambda rng, past, size: 0.99 * _draw_noise(rng, size),
-    "noise of 0.97 of the scale": lambda rng, past, size: 0.97 * _draw_noise(rng, size),
-    "0.6 of the scale in the smallest layer": lambda rng, past, size: np.concatenate(
-        [0.6 * _draw_noise(rng, SIZES["a"]), _draw_noise(rng, size - SIZES["a"])]
+    "half the noise": _scaled(0.5),
+    "noise of 0.9 of the scale": _scaled(0.9),
+    "noise of 0.99 of the scale": _scaled(0.99),
+    "noise of 0.97 of the scale": _scaled(0.97),
+    "0.6 of the scale in the smallest layer": lambda rng, past, size: (
+        _draw_noise(rng, size) * np.where(np.arange(size) < SIZES["a"], 0.6, 1.0)
     ),
-    "round 9 has the noise of round 2": _again,
-    "the same, moved by 17 places": _move_noise,
-    "the same, permuted": _permute_noise,
-    "the same, reversed, with random signs": _reverse_noise,
-    "half of the variance from the round before": partial(_partly, 0.5),
-    "a hundredth of the variance from the round before": partial(_partly, 0.01),
+    "round 9 has the noise of round 2": _repeated(lambda rng, noise: noise),
+    "the same, moved by 17 places": _repeated(lambda rng, noise: np.roll(noise, 17)),
+    "the same, permuted": _repeated(lambda rng, noise: rng.permutation(noise)),
+    "the same, reversed, with random signs": _repeated(
+        lambda rng, noise: rng.choice([-1.0, 1.0], len(noise)) * noise[::-1]
+    ),
+    "half of the variance from the round before": _partly(0.5),
+    "a hundredth of the variance from the round before": _partly(0.01),
     "uniform, equal variance": lambda rng, past, size: rng.uniform(-(3**0.5), 3**0.5, size),
     "Laplace, equal variance": lambda rng, past, size: rng.laplace(scale=0.5**0.5, size=size),
     "cut off at 2.5, equal variance": lambda rng, past, size: _draw_truncated(rng, size),
     "Student t with 10 degrees, equal variance": lambda rng, past, size: (
         rng.standard_t(10, size) / (10 / 8) ** 0.5
     ),
-    "a generator seeded with the round's number": lambda rng, past, size: _by_seed(size, len(past)),
+    "a generator seeded with the round's number": lambda rng, past, size: _draw_noise(
+        np.random.default_rng(len(past)), size
+    ),
     "noise rounded to float16": lambda rng, past, size: (
         _draw_noise(rng, size).astype(np.float16).astype(np.float64)
     ),
@@ -108,10 +107,9 @@ def failures(of: Subject, seed: int, audits: int, confidence: float, noise: Nois
     reported = reported_of(of, of.method.plan(of.start))
     counts = dict.fromkeys((*CHECKS, "any"), 0)
     for number in range(audits):
-        publish = (
-            None if noise is None else _publishing(noise, np.random.default_rng([seed, number]))
-        )
-        record = watch(of, CANARIES, 10**6 * seed + number, publish)
+        rng = np.random.default_rng([seed, number])
+        publish = release if noise is None else _publishing(noise, rng)
+        record = watch(of, CANARIES, "release", 10**6 * seed + number, publish=publish)
         result = audit_record(record, of.layers, reported, confidence=confidence)
         failed = {check.name for check in result.checks if not check.passed} | (
             {"bound"} if result.exceeded else set()
@@ -152,20 +150,11 @@ def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row
 def measure(store: Kept) -> None:
     """Everything that is not kept."""
     layers = LayerTable.from_sizes(SIZES)
-    of = {
-        name: Subject.of(name, rounds=ROUNDS, layers=layers)
-        for name in ("gaussian", "snr-consistent")
-    }
+    of = {name: Subject.of(name, rounds=ROUNDS, layers=layers) for name in PLANNED}
     for seed in SEEDS:
-        for name, subject in of.items():
-            for confidence in (0.95, 0.999):
-                row = {
-                    "part": "as planned",
-                    "mechanism": name,
-                    "confidence": confidence,
-                    "seed": seed,
-                }
-                store.keep(row, partial(failures, subject, seed, AUDITS, confidence, None))
+        for name, confidence in itertools.product(PLANNED, CONFIDENCES):
+            row = {"part": "as planned", "mechanism": name, "confidence": confidence, "seed": seed}
+            store.keep(row, partial(failures, of[name], seed, AUDITS, confidence, None))
         for defect, noise in DEFECTS.items():
             row = {"part": "defect", "defect": defect, "seed": seed}
             store.keep(row, partial(failures, of["snr-consistent"], seed, TRIED, 0.999, noise))
@@ -183,47 +172,33 @@ def _count_failures(rows: list[Row], check: str) -> str:
     return f"{failed} of {audits:,} ({low:.2g} to {high:.3g} %)"
 
 
-def _cells(rows: list[Row]) -> list[str]:
-    audits = sum(row["audits"] for row in rows)
-    each = [str(sum(row["failed"][check] for row in rows)) for check in CHECKS]
-    return [str(audits), *each, _count_failures(rows, "any")]
+def _row(rows: list[Row], checks: tuple[str, ...] = CHECKS) -> list[str]:
+    """Audits, failures of each check ("-" for those that were not made), and of any."""
+    counts = [
+        str(sum(row["failed"][check] for row in rows)) if check in checks else "-"
+        for check in CHECKS
+    ]
+    return [str(sum(row["audits"] for row in rows)), *counts, _count_failures(rows, "any")]
 
 
 def texts(store: Kept) -> Pages:
     """Failed checks as planned, and with each defect."""
     planned = [
-        [name, f"{confidence:g}", *_cells(rows)]
-        for name in ("gaussian", "snr-consistent")
-        for confidence in (0.95, 0.999)
+        [name, f"{confidence:g}", *_row(rows)]
+        for name, confidence in itertools.product(PLANNED, CONFIDENCES)
         if (rows := store.find(part="as planned", mechanism=name, confidence=confidence))
     ]
-    names = {"sound": "laplace-iid", "published": "uniform (published)"}
-    planned += [
-        [
-            f"{names[variant]}, distinguisher",
-            "0.999",
-            str(sum(row["audits"] for row in rows)),
-            *["-"] * len(CHECKS),
-            _count_failures(rows, "any"),
-        ]
-        for variant in ("sound",)
-        if (rows := store.find(part="distinguisher", variant=variant))
-    ]
     found = [
-        [defect, *_cells(rows)]
+        [defect, *_row(rows)]
         for defect in DEFECTS
         if (rows := store.find(part="defect", defect=defect))
     ]
-    if rows := store.find(part="distinguisher", variant="published"):
-        audits = str(sum(row["audits"] for row in rows))
-        found.append(
-            [
-                f"{names['published']}, distinguisher",
-                audits,
-                *["-"] * len(CHECKS),
-                _count_failures(rows, "any"),
-            ]
-        )
+    for variant, label, lines in (
+        ("sound", ["laplace-iid, distinguisher", "0.999"], planned),
+        ("published", ["uniform (published), distinguisher"], found),
+    ):
+        if rows := store.find(part="distinguisher", variant=variant):
+            lines.append([*label, *_row(rows, ())])
     checks = ("audits", *CHECKS, "any (95 % interval)")
     return {
         "audits.md": {"as planned": table(("mechanism", "confidence", *checks), planned)},

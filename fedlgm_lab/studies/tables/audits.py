@@ -12,37 +12,33 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
-import torch
 
 from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import correlation
-from fedlgm.noise.keys import KeyRing
-from fedlgm.noise.release import release
-from fedlgm.noise.run_noise import RunNoise
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
-from fedlgm_lab.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
-from fedlgm_lab.audits.audit import reported_of
+from fedlgm_lab.audits import Audit, AuditResult, Subject, audit_record
+from fedlgm_lab.audits.audit import reported_of, watch
 from fedlgm_lab.audits.one_run import release_ratio
 from fedlgm_lab.audits.runs.canaries import LoggedCanaries
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
-from fedlgm_lab.studies.tables.store import OutOfTimeError, Values
-from simulations import launch
-from simulations.config import recipe as recipes
+from fedlgm_lab.studies.tables.store import OutOfTimeError, Values, simulated
 
+TIGHT = (
+    ("digits", "gaussian"),
+    ("digits", "snr-consistent"),
+    ("correlated-digits", "snr-consistent"),
+)
 PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
@@ -53,21 +49,20 @@ at a time."""
 
 
 def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> str:
+    """Bounds on every registered mechanism, and on the published variants that must be caught."""
+
+    def bound(name: str, variant: str, epsilon: float) -> list[Any]:
+        subject = Subject.of(name, variant, epsilon=epsilon)
+        result = Audit(seed=0, trials=trials).mechanism(subject)
+        return [result.epsilon_lower, result.epsilon_reported, result.passed, result.method]
+
     rows = []
     cases = [(name, "sound") for name in mechanisms.names(None) if mechanisms.is_private(name)]
     for name, variant in [*cases, *((name, "published") for name in PUBLISHED)]:
-
-        def audit(epsilon: float, name: str = name, variant: str = variant) -> list[Any]:
-            result = Audit(seed=0, trials=trials).mechanism(
-                Subject.of(name, variant, epsilon=epsilon)
-            )
-            return [result.epsilon_lower, result.epsilon_reported, result.passed, result.method]
-
         cells, method = [], ""
         for epsilon in epsilons:
-            lower, reported, passed, method = store.get(
-                f"{name} {variant} {epsilon:g} {trials}", partial(audit, epsilon)
-            )
+            key = f"{name} {variant} {epsilon:g} {trials}"
+            lower, reported, passed, method = store.get(key, partial(bound, name, variant, epsilon))
             shown = f"{lower:.2f} of {reported:.3g}"
             cells.append(shown if passed else f"**{shown}: caught**")
         rows.append([name if variant == "sound" else f"{name} ({variant})", method, *cells])
@@ -75,49 +70,35 @@ def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> 
 
 
 def tightness(store: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
+    """Audited over proven epsilon of training runs with canaries."""
+
+    def run(recipe: str, name: str, epsilon: float, seed: int) -> list[Any]:
+        changes = {"mechanism.name": name, "privacy.epsilon": epsilon, "run.seed": seed}
+        result = audited_run(recipe, changes)
+        keys = ("audited_epsilon", "epsilon", "accuracy", "audit_passed")
+        return [result[key] for key in keys]
+
     rows = []
-    for recipe, name in (
-        ("digits", "gaussian"),
-        ("digits", "snr-consistent"),
-        ("correlated-digits", "snr-consistent"),
-    ):
+    for recipe, name in TIGHT:
         for epsilon in epsilons:
-
-            def run(
-                seed: int, recipe: str = recipe, name: str = name, epsilon: float = epsilon
-            ) -> list[Any]:
-                overrides = [
-                    f"mechanism.name={name}",
-                    f"privacy.epsilon={epsilon}",
-                    f"run.seed={seed}",
-                ]
-                result = simulate(overrides, recipe)
-                return [
-                    result["audited_epsilon"],
-                    result["epsilon"],
-                    result["accuracy"],
-                    result["audit_passed"],
-                ]
-
+            key, measure = f"{recipe} {name} {epsilon:g}", partial(run, recipe, name, epsilon)
             found = [
-                store.get(f"tightness {recipe} {name} {epsilon:g} seed {seed}", partial(run, seed))
-                for seed in seeds
+                store.get(f"tightness {key} seed {seed}", partial(measure, seed)) for seed in seeds
             ]
             spread = ", ".join(
                 f"{row[0] / row[1]:.3f}{'' if row[3] else ' (FAILED)'}" for row in found
             )
             accuracy = statistics.mean(row[2] for row in found)
             rows.append([recipe, name, f"{epsilon:g}", spread, f"{100 * accuracy:.1f} %"])
-    return table(
-        ["recipe", "mechanism", "proven epsilon", "audited / proven, per seed", "mean accuracy"],
-        rows,
-    )
+    header = ["recipe", "mechanism", "proven epsilon", "audited / proven, per seed"]
+    return table([*header, "mean accuracy"], rows)
 
 
-def simulate(overrides: list[str], name: str = "digits") -> dict:
-    with tempfile.TemporaryDirectory() as directory:
-        recipe = recipes.load(name, [*overrides, "run.audit=true", "run.evaluate_every=50"])
-        return launch.simulate(recipe, run_dir=Path(directory) / "run")
+def audited_run(recipe: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The summary of a run with canaries."""
+    watched = {**changes, "run.audit": True, "run.evaluate_every": 50}
+    with simulated(recipe, overrides=watched) as result:
+        return dict(result)
 
 
 def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
@@ -177,7 +158,7 @@ def exact_releases(name: str, numbers: range) -> list[int]:
     single, several = (Subject.of(name, rounds=rounds, layers=layers) for rounds in (1, 4))
     above = [0, 0, 0]
     for number in numbers:
-        record = watch(single, 24, number)
+        record = watch(single, 24, "release", number)
         for index, confidence in enumerate((0.95, 0.999)):
             above[index] += release_ratio(record, single.layers, confidence) > 1
         above[2] += not audit(several, 100, number).passed
@@ -201,25 +182,7 @@ def exact_runs(numbers: range) -> list[int]:
 def audit(of: Subject, count: int, number: int) -> AuditResult:
     """The whole audit of one run of releases exactly as planned."""
     reported = reported_of(of, of.method.plan(of.start))
-    return audit_record(watch(of, count, number), of.layers, reported)
-
-
-def watch(
-    subject: Subject, count: int, number: int, publish: Callable[..., torch.Tensor] | None = None
-) -> CanaryRecord:
-    """The canaries' observations of a run as planned, or by `publish`; each number has its canaries
-    and noise.
-    """
-    first, keys, run_noise = subject.method.plan(subject.start), KeyRing(2 * number + 1), RunNoise()
-    canaries = Canaries(subject.layers, count, KeyRing(2 * number))
-    for round_ in range(1, subject.facts.rounds + 1):
-        plan = first if first.position is None else dataclasses.replace(first, position=round_ - 1)
-        total = torch.zeros(plan.size, dtype=torch.float64)
-        canaries.insert(round_, plan, total)
-        canaries.observe(
-            round_, plan, (publish or release)(total, plan, keys, round_, run_noise=run_noise)
-        )
-    return canaries.record()
+    return audit_record(watch(of, count, "release", number), of.layers, reported)
 
 
 def failed_commands(name: str, numbers: range) -> list[int]:
@@ -229,28 +192,21 @@ def failed_commands(name: str, numbers: range) -> list[int]:
 
 
 def cost(store: Values, runs: int) -> str:
-    cases: dict[str, tuple[str, list[str]]] = {
-        "digits, mlp (2,410 parameters)": ("digits", []),
-        "digits, cohort 25": ("digits", ["federation.rate=0.05"]),
-        "correlated-digits": ("correlated-digits", []),
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "digits, mlp (2,410 parameters)": ("digits", {}),
+        "digits, cohort 25": ("digits", {"federation.rate": 0.05}),
+        "correlated-digits": ("correlated-digits", {}),
     }
     rows = []
     for label, case in cases.items():
-        shares = [
-            store.get(f"cost {label} {run}", partial(share_of_canaries, *case))
-            for run in range(runs)
-        ]
-        rows.append(
-            [
-                label,
-                f"{100 * statistics.median(shares):.2f} %",
-                ", ".join(f"{100 * s:.2f}" for s in shares),
-            ]
-        )
+        names = [f"cost {label} {run}" for run in range(runs)]
+        shares = [100 * store.get(name, partial(share_of_canaries, *case)) for name in names]
+        each = ", ".join(f"{share:.2f}" for share in shares)
+        rows.append([label, f"{statistics.median(shares):.2f} %", each])
     return table(["run", "share of the rounds' time (median)", "runs"], rows)
 
 
-def share_of_canaries(recipe: str, overrides: list[str]) -> float:
+def share_of_canaries(recipe: str, changes: Mapping[str, Any]) -> float:
     """Share of the rounds' time that goes to the canaries, in the same run, so that other load
     affects both equally.
     """
@@ -268,7 +224,7 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
     insert, observe = LoggedCanaries.insert, LoggedCanaries.observe
     LoggedCanaries.insert, LoggedCanaries.observe = time_calls(insert), time_calls(observe)
     try:
-        result = simulate(overrides, recipe)
+        result = audited_run(recipe, changes)
     finally:
         LoggedCanaries.insert, LoggedCanaries.observe = insert, observe
     return spent / (result["seconds_per_round"] * result["rounds"])

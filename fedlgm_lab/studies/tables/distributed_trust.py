@@ -9,14 +9,13 @@ against the server where nodes add the noise, under replace-one everywhere.
 from __future__ import annotations
 
 import itertools
-import tempfile
+from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import Kept
+from fedlgm_lab.studies.tables.store import Kept, Row, simulated
 
 NODES = {30: (20, 3), 100: (67, 10), 10: (7, 1)}
 BUDGETS = (8.0, 2.0)
@@ -36,74 +35,58 @@ TRUST: dict[str, dict[str, Any]] = {
     "each node alone": {"privacy.trust": "local", **_ALONE},
 }
 _FREE = next(iter(TRUST))
-_NAMES = ("trust", "nodes", "budget", "bound", "lr", "seed")
+_NAMES = ("trust", "nodes", "budget", "bound", "lr")
 Cell = tuple[str, int, float]
 Setting = tuple[float, float]
 
 
-def run(cell: Cell, setting: Setting, seed: int) -> dict[str, Any]:
+def run(cell: Cell, setting: Setting, seed: int) -> Row:
     """One run's figures."""
-    from simulations import simulate
-
     (trust, nodes, budget), (bound, rate) = cell, setting
-    threshold, colluders = NODES[nodes]
-    shares = {} if "distributed" in TRUST[trust] else {
-        "distributed.threshold": threshold, "distributed.colluders": colluders
-    }  # fmt: skip
-    last = {
+    changes = {
+        **dict(zip(("distributed.threshold", "distributed.colluders"), NODES[nodes], strict=True)),
         "federation.clients": nodes,
         "run.seed": seed,
         "run.evaluate_every": 20,
         "run.checkpoint_every": 20,
+        "mechanism.bound": bound,
+        "training.lr": rate,
+        "privacy.epsilon": budget,
+        **TRUST[trust],
     }
-    values = {"mechanism.bound": bound, "training.lr": rate, "privacy.epsilon": budget}
-    with tempfile.TemporaryDirectory() as folder:
-        changes = last | values | TRUST[trust] | shares
-        result = simulate(
-            "distributed-digits", overrides=changes, engine="local", run_dir=Path(folder) / "run"
-        )
-    figures = {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
-    return {"accuracy": result.accuracy} | figures
+    if "distributed" in changes:
+        changes = {key: value for key, value in changes.items() if "distributed." not in key}
+    with simulated("distributed-digits", overrides=changes, engine="local") as result:
+        figures = {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
+        return {"accuracy": result.accuracy} | figures
 
 
-def accuracy_of(store: Kept, cell: Cell, setting: Setting, seed: int) -> float:
-    """The kept accuracy of one run, which is run and kept if it is missing."""
-    name = dict(zip(_NAMES, (*cell, *setting, seed), strict=True))
-    return float(store.keep(name, partial(run, cell, setting, seed))["accuracy"])
-
-
-def chosen(store: Kept, cell: Cell) -> Setting:
-    """Bound and learning rate of a cell: the best of `SETTINGS` by the mean over the seeds of the
-    search.
-    """
-    return max(
-        SETTINGS,
-        key=lambda setting: sum(accuracy_of(store, cell, setting, seed) for seed in SEARCH),
-    )
+def accuracies(store: Kept, cell: Cell, setting: Setting, seeds: Iterable[int]) -> list[float]:
+    """The kept accuracies of a cell's runs; runs that are missing are made and kept."""
+    name = dict(zip(_NAMES, (*cell, *setting), strict=True))
+    return [
+        float(store.keep({**name, "seed": seed}, partial(run, cell, setting, seed))["accuracy"])
+        for seed in seeds
+    ]
 
 
 def accuracy(store: Kept, cell: Cell) -> str:
-    """Mean and standard deviation over the seeds at the chosen setting."""
-    best = chosen(store, cell)
-    return spread([accuracy_of(store, cell, best, seed) for seed in SEEDS[cell[2]]], digits=3)
-
-
-def accuracies(store: Kept) -> str:
-    """Accuracy by epsilon and nodes; makes the runs that are missing."""
-    lines = []
-    for budget, nodes in itertools.product(BUDGETS, sorted(NODES)):
-        threshold, colluders = NODES[nodes]
-        shown = [
-            accuracy(store, (trust, nodes, BUDGETS[0] if trust == _FREE else budget))
-            for trust in TRUST
-        ]
-        lines.append((f"{budget:g}, {nodes} ({threshold}, {colluders})", *shown))
-    return table(("epsilon, nodes (t, m)", *TRUST), lines)
+    """Mean and standard deviation over the seeds, at the bound and the learning rate with the best
+    mean over the seeds of the search.
+    """
+    best = max(SETTINGS, key=lambda setting: sum(accuracies(store, cell, setting, SEARCH)))
+    return spread(accuracies(store, cell, best, SEEDS[cell[2]]), digits=3)
 
 
 def texts(store: Kept) -> Pages:
-    """The table of its page."""
-    return {"../how-to/distributed-trust.md": {"accuracy by trust": accuracies(store)}}
+    """Accuracy by epsilon and nodes; makes the runs that are missing."""
+    lines = []
+    for budget, nodes in itertools.product(BUDGETS, sorted(NODES)):
+        cells = ((who, nodes, BUDGETS[0] if who == _FREE else budget) for who in TRUST)
+        shown = [accuracy(store, cell) for cell in cells]
+        lines.append((f"{budget:g}, {nodes} ({', '.join(map(str, NODES[nodes]))})", *shown))
+    text = table(("epsilon, nodes (t, m)", *TRUST), lines)
+    return {"../how-to/distributed-trust.md": {"accuracy by trust": text}}
 
 
-MAKER = Maker("distributed-trust.json", texts, accuracies)
+MAKER = Maker("distributed-trust.json", texts, texts)

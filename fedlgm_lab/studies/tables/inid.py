@@ -40,7 +40,7 @@ from fedlgm_lab.studies.tables.profiles import (
     laplace_groups,
     unit_profile,
 )
-from fedlgm_lab.studies.tables.staircase import Staircase2D
+from fedlgm_lab.studies.tables.staircase import best_gamma, expected_l1
 from fedlgm_lab.studies.tables.store import Values
 
 Rows = list[dict[str, Any]]
@@ -80,35 +80,20 @@ def claims() -> Rows:
         for p in (unit_profile("exponential", k) for k in range(1, 200))
     )
     saturation = db(laplace_mse(unit_profile("exponential", 400, norm=1), epsilon))
+    one_hot = db(laplace_mse(unit_profile("one-hot", 400, norm=1), epsilon))
+    gaussian = db(gaussian_mse(unit_profile("exponential", 400), epsilon))
+    printed_g = {"linear": 1.145, "quadratic": 2.442, "exponential": 9.658, "one-hot": 13.01}
+    printed_l = {"linear": 0.546, "quadratic": 1.39, "exponential": 7.609}
     rows: list[tuple[str, Any, Any]] = [
-        ("Gaussian gain, linear, K=20 (dB)", 1.145, gain_g["linear"]),
-        ("Gaussian gain, quadratic, K=20 (dB)", 2.442, gain_g["quadratic"]),
-        ("Gaussian gain, exponential, K=20 (dB)", 9.658, gain_g["exponential"]),
-        ("Gaussian gain, one-hot, K=20 (dB)", 13.01, gain_g["one-hot"]),
-        (
-            "Gaussian, exponential, saturation (dB)",
-            21.477,
-            db(gaussian_mse(unit_profile("exponential", 400), epsilon)),
+        *((f"Gaussian gain, {s}, K=20 (dB)", paper, gain_g[s]) for s, paper in printed_g.items()),
+        ("Gaussian, exponential, saturation (dB)", 21.477, gaussian),
+        *(
+            (f"Gaussian gain K=25 over K=20, {s} (dB)", 0.02, relative(s, 25) - gain_g[s])
+            for s in ("linear", "quadratic")
         ),
-        (
-            "Gaussian gain K=25 over K=20, linear (dB)",
-            0.02,
-            relative("linear", 25) - gain_g["linear"],
-        ),
-        (
-            "Gaussian gain K=25 over K=20, quadratic (dB)",
-            0.02,
-            relative("quadratic", 25) - gain_g["quadratic"],
-        ),
-        ("Laplace gain, linear, K=20 (dB)", 0.546, gain_l["linear"]),
-        ("Laplace gain, quadratic, K=20 (dB)", 1.39, gain_l["quadratic"]),
-        ("Laplace gain, exponential, K=20 (dB)", 7.609, gain_l["exponential"]),
+        *((f"Laplace gain, {s}, K=20 (dB)", paper, gain_l[s]) for s, paper in printed_l.items()),
         ("Laplace, exponential, saturation (dB)", 14.243, saturation),
-        (
-            "... above one-hot (dB)",
-            5.4,
-            saturation - db(laplace_mse(unit_profile("one-hot", 400, norm=1), epsilon)),
-        ),
+        ("... above one-hot (dB)", 5.4, saturation - one_hot),
         ("first K where uniform Laplace loses to Gaussian", 9, crossover),
         ("exponential Laplace beats Gaussian for all K < 200", "yes", "yes" if always else "no"),
     ]
@@ -120,12 +105,12 @@ def table_two() -> Rows:
     rows = []
     paper = (3.9962, 1.9862, 1.3050, 0.9546, 0.7366, 0.5856)
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
-        noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
+        gamma, profile = best_gamma(epsilon), [0.85, 0.15]
         row = {
             "epsilon": epsilon,
             "staircase (paper)": printed,
-            "staircase": noise.expected_l1(),
-            "gamma": noise.gamma,
+            "staircase": expected_l1(epsilon, gamma),
+            "gamma": gamma,
         }
         row["i.i.d. Laplace"] = expected_error(
             "laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1

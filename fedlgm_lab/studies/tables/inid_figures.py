@@ -7,18 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
 from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm_lab.studies.tables.inid import SHAPES, db, gaussian_mse, laplace_mse
 from fedlgm_lab.studies.tables.maker import Maker
+from fedlgm_lab.studies.tables.pages import picture
 from fedlgm_lab.studies.tables.profiles import gini, unit_profile
 from fedlgm_lab.studies.tables.store import Values
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 SIZES, EPSILONS = range(1, 26), np.linspace(0.1, 2, 39).round(3).tolist()
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
@@ -60,30 +57,14 @@ def panels() -> dict[str, list[Panel]]:
 
 def draw(name: str, store: Values, path: Path) -> None:
     """One figure, from its kept panels."""
-    figure_panels = store.values[name]
-    figure, axes = plt.subplots(
-        1,
-        len(figure_panels),
-        figsize=(9, 3.4) if len(figure_panels) == 2 else (4.8, 3.2),
-        squeeze=False,
-    )
-    for axis, one in zip(axes[0], figure_panels, strict=True):
-        for name, y in one["curves"].items():
-            axis.plot(
-                one["x"],
-                y,
-                label=name,
-                marker=MARKS.get(name),
-                markevery=4,
-                markersize=4,
-                linewidth=1.1,
-            )
-        axis.set(xlabel=one["xlabel"], ylabel=one["ylabel"])
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    shown = store.values[name]
+    with picture(path, (9, 3.4) if len(shown) == 2 else (4.8, 3.2), len(shown)) as axes:
+        for axis, one in zip(axes, shown, strict=True):
+            style = {"markevery": 4, "markersize": 4, "linewidth": 1.1}
+            for label, y in one["curves"].items():
+                axis.plot(one["x"], y, label=label, marker=MARKS.get(label), **style)
+            axis.set(xlabel=one["xlabel"], ylabel=one["ylabel"])
+            axis.legend(fontsize=7)
 
 
 def measure(store: Values) -> None:

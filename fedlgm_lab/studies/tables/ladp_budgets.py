@@ -11,43 +11,36 @@ for Full DP: q = 0.1, epsilon = 0.2, ten uploads and the 18 layers of ResNet-18.
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
-import simulations
 from fedlgm.mechanisms.ladp_frame import bound_by_training
 from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.studies.statistics import difference
-from fedlgm_lab.studies.tables.ladp_constants import CONSTANTS, RECIPE, SEEDS
+from fedlgm_lab.studies.tables.ladp_constants import constants
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.pages import interval, table
-from fedlgm_lab.studies.tables.store import Kept, Row
+from fedlgm_lab.studies.tables.pages import interval, picture, table
+from fedlgm_lab.studies.tables.runs import Cell, cells, measure_cells
+from fedlgm_lab.studies.tables.store import Kept, Row, simulated
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
-ROUNDS = 10
-LADP, FULL_DP = "LaDP-FL (published)", "Full DP"
-BASELINES = {
-    FULL_DP: ("full-dp", "1"),
-    "Time-Varying DP": ("time-varying", "1.573"),
-    "DPA": ("dpa", "1.260"),
-    "Sensitive DP": ("sensitive", "0.488"),
-    "AdapLDP": ("adapldp", "1"),
+NAME, FULL_DP = "ladp-budgets", "Full DP"
+PAPER = {
+    # method: the paper's budget over that of Full DP, and p beside LaDP-FL
+    FULL_DP: ("1", "2.64e-05"),
+    "Time-Varying DP": ("1.573", "2.24e-06"),
+    "DPA": ("1.260", "4.67e-06"),
+    "Sensitive DP": ("0.488", "0.00349"),
+    "AdapLDP": ("1", "2.64e-05"),
+    "LaDP-FL (published)": ("0.367", ""),
 }
-"""Name of each baseline's mechanism, and the paper's budget over that of Full DP."""
-PAPER = "0.367"
-PAPER_P = ("2.64e-05", "2.24e-06", "4.67e-06", "0.00349", "2.64e-05")
-"""Table VIII, ResNet-18 on CIFAR-10: LaDP-FL beside each baseline."""
+"""Figure 5, and Table VIII of ResNet-18 on CIFAR-10."""
 
 
 def charged_budgets(
@@ -80,134 +73,74 @@ def charged_budgets(
     return budgets
 
 
-def run(overrides: tuple[str, ...], seed: int) -> Row:
+def run(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
     """One run: the budget charged after each round, the run's own claim (q T epsilon of one client)
     and the proof.
     """
-    frame = (
-        f"federation.rounds={ROUNDS}",
-        f"privacy.max_participations={ROUNDS}",
-        "run.evaluate_every=1000",
-        "run.checkpoint_every=1000",
-        f"run.seed={seed}",
-        "run.trackers=[]",
-    )
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "run"
-        result = simulations.simulate(RECIPE, overrides=[*frame, *overrides], run_dir=folder)
-        rows = RunFolder.open(folder).rows(private=True)
-    recipe = recipes.load(RECIPE, [*overrides])
-    layers = len(LayerTable.from_module(Assembly(recipe).model.module()))
-    share, delta = float(recipe.mechanism.options["batch_share"]), recipe.privacy.delta
-    reached = (
-        None
-        if recipe.mechanism.name == "sensitive"
-        else 2 * bound_by_training(recipe.training.local)
-    )
+    parsed = recipes.load(recipe, changes)
+    with simulated(recipe, overrides={**changes, "run.seed": seed}) as result:
+        rows = RunFolder.open(result.folder).rows(private=True)
+    layers = len(LayerTable.from_module(Assembly(parsed).model.module()))
+    share, delta = float(parsed.mechanism.options["batch_share"]), parsed.privacy.delta
+    moved = 2 * bound_by_training(parsed.training.local)
+    reached = None if parsed.mechanism.name == "sensitive" else moved
     budgets = charged_budgets(rows, layers, share, delta, reached)
     return {"charged": budgets, "claimed": result.claimed_epsilon, "proven": str(result.epsilon)}
 
 
-def cells() -> list[tuple[Row, str, tuple[str, ...]]]:
-    """(name of the cell, the paper's ratio, overrides)."""
-    made: list[tuple[Row, str, tuple[str, ...]]] = []
-    for method, (mechanism, ratio) in BASELINES.items():
-        frame = (
-            f"mechanism.name={mechanism}",
-            "mechanism.variant=sound",
-            "mechanism.calibration=matched",
-        )
-        made.append(({"method": method, "cap": None, "threshold": None}, ratio, frame))
-    for cap, threshold in CONSTANTS:
-        changed = (f"mechanism.score_cap={cap!r}", f"mechanism.threshold={threshold}")
-        made.append(({"method": LADP, "cap": cap, "threshold": threshold}, PAPER, changed))
-    return made
+def budgets_of(cell: Cell) -> np.ndarray:
+    """The charged budgets of a cell's runs, [seeds, T]."""
+    return np.array([row["charged"] for row in cell.store.find(**cell.name)])
 
 
-def last(store: Kept, cell: Row) -> list[float]:
-    """The cell's budgets after the last round, one per seed."""
-    return [row["charged"][-1] for row in store.find(**cell)]
+def sides(store: Kept) -> tuple[list[Cell], list[Cell]]:
+    """The baselines, Full DP first, and LaDP-FL with each pair of constants."""
+    runs = cells(store, NAME)
+    return [c for c in runs if "cap" not in c.name], [c for c in runs if "cap" in c.name]
 
 
 def comparison(store: Kept) -> str:
     """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline,
     over the seeds.
     """
-    baselines = [cell for cell, *_ in cells() if cell["method"] != LADP]
+    baselines, ladp = sides(store)
     lines = []
-    for cell in (cell for cell, *_ in cells() if cell["method"] == LADP):
-        pairs = [(last(store, cell), last(store, baseline)) for baseline in baselines]
+    for cell in ladp:
+        pairs = [(budgets_of(cell)[:, -1], budgets_of(other)[:, -1]) for other in baselines]
         # Budgets that differ only in the last digits of a constant are equal.
-        found = [
+        tests = [
             "-" if np.allclose(a, b, rtol=1e-4) else f"{difference(a, b).p:.2g}" for a, b in pairs
         ]
-        lines.append([f"{cell['cap']:g}", f"{cell['threshold']:g}", *found])
-    lines.append(["paper", "", *PAPER_P])
-    return table(("B", "R", *(cell["method"] for cell in baselines)), lines)
+        lines.append([*constants(cell), *tests])
+    methods = [str(cell.name["method"]) for cell in baselines]
+    lines.append(["paper", "", *(PAPER[method][1] for method in methods)])
+    return table(("B", "R", *methods), lines)
 
 
 def text(store: Kept) -> str:
     """The table: budgets after the last round, each method beside Full DP."""
-    reference, lines = last(store, cells()[0][0]), []
-    for cell, paper, _ in cells():
-        rows, values = store.find(**cell), last(store, cell)
-        ratios = [value / full for value, full in zip(values, reference, strict=True)]
-        lines.append(
-            [
-                cell["method"],
-                *(
-                    "-" if cell[name] is None else f"{cell[name]:g}"
-                    for name in ("cap", "threshold")
-                ),
-                interval(values),
-                f"{np.mean(ratios):.3g}",
-                paper,
-                f"{np.mean([row['claimed'] for row in rows]):.3g}",
-                f"{np.mean([float(row['proven']) for row in rows]):.3g}",
-            ]
-        )
-    head = (
-        "method",
-        "B",
-        "R",
-        "charged",
-        "over Full DP",
-        "paper",
-        "claimed, one client",
-        "proven, one client",
-    )
-    return table(head, lines)
+    baselines, ladp = sides(store)
+    full, lines = budgets_of(baselines[0])[:, -1], []
+    for cell in (*baselines, *ladp):
+        last, method = budgets_of(cell)[:, -1], str(cell.name["method"])
+        ratio = f"{np.mean(last / full):.3g}"
+        spent = [f"{cell.figures(name).mean():.3g}" for name in ("claimed", "proven")]
+        lines.append([method, *constants(cell), interval(last), ratio, PAPER[method][0], *spent])
+    head = ("method", "B", "R", "charged", "over Full DP", "paper")
+    return table((*head, "claimed, one client", "proven, one client"), lines)
 
 
 def draw(store: Kept, path: Path) -> None:
     """Figure 5, from the kept rows."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.6))
-    for (cell, _, _), mark in zip(cells(), "os^dvPX*<", strict=True):
-        curves = [row["charged"] for row in store.find(**cell)]
-        label = cell["method"] + (
-            f", B = {cell['cap']:g}, R = {cell['threshold']:g}" if cell["cap"] else ""
-        )
-        axis.plot(
-            range(1, ROUNDS + 1),
-            np.mean(curves, axis=0),
-            label=label,
-            marker=mark,
-            markersize=4,
-            linewidth=1.1,
-        )
-    axis.set(xlabel="round", ylabel="charged budget")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-
-
-def measure(store: Kept) -> None:
-    """All cells, seed by seed."""
-    for seed in SEEDS:
-        for cell, _, overrides in cells():
-            store.keep({**cell, "seed": seed}, partial(run, overrides, seed))
+    baselines, ladp = sides(store)
+    with picture(path, (6.4, 3.6)) as (axis,):
+        for cell, mark in zip((*baselines, *ladp), "os^dvPX*<", strict=True):
+            budgets = budgets_of(cell).mean(axis=0)
+            values = ", B = {}, R = {}".format(*constants(cell)) if cell in ladp else ""
+            label, rounds = f"{cell.name['method']}{values}", range(1, len(budgets) + 1)
+            axis.plot(rounds, budgets, label=label, marker=mark, markersize=4, linewidth=1.1)
+        axis.set(xlabel="round", ylabel="charged budget")
+        axis.legend(fontsize=6)
 
 
 MAKER = Maker(
@@ -216,6 +149,6 @@ MAKER = Maker(
         "ladp.md": {"budgets": text(store)},
         "data/ladp.md": {"budgets compared": comparison(store)},
     },
-    measure,
+    lambda store: measure_cells(cells(store, NAME, run)),
     pictures={"ladp-budgets.png": draw},
 )

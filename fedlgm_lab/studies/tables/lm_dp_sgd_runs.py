@@ -11,7 +11,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training import models
+from fedlgm.training import models, tasks
 from fedlgm.training.example_level import ExampleGradients, FlatClip
 from fedlgm.training.example_level.central import train
 from fedlgm.training.example_level.trainer import private_figures
@@ -64,40 +64,15 @@ class Halves:
     test: tuple[Tensor, Tensor]
 
     @classmethod
-    def load(cls, private: int | None = None, public: int | None = None) -> Halves:
+    def load(cls) -> Halves:
         found = data.load("fashion-mnist")
-        private, public = (
-            PRIVATE if private is None else private,
-            PUBLIC if public is None else public,
-        )
         order = np.random.default_rng(0).permutation(len(found.train_y))
 
         def part(rows: np.ndarray) -> tuple[Tensor, Tensor]:
             return torch.from_numpy(found.train_x[rows]), torch.from_numpy(found.train_y[rows])
 
         test = torch.from_numpy(found.test_x), torch.from_numpy(found.test_y)
-        return cls(part(order[:private]), part(order[private : private + public]), test)
-
-
-@dataclass
-class Watched:
-    """Bias of the scaling at some steps: ||mean scaled gradient - mean gradient|| over fixed
-    private examples.
-    """
-
-    module: nn.Module
-    method: Method
-    examples: tuple[Tensor, Tensor]
-    bias: list[float] = field(default_factory=list)
-
-    def look(self, scaling: Any) -> None:
-        x, y = self.examples
-        gradients = ExampleGradients(self.module, self.method.layers)
-        mean, true = (
-            gradients.sum(x, y, s).total.double() / len(y)
-            for s in (scaling, FlatClip(float("inf")))
-        )
-        self.bias.append(float((mean - true).norm()))
+        return cls(part(order[:PRIVATE]), part(order[PRIVATE : PRIVATE + PUBLIC]), test)
 
 
 def scnn(seed: int) -> nn.Module:
@@ -188,8 +163,12 @@ def private_run(
     keys: KeyRing,
     looks: int = 0,
 ) -> dict[str, Any]:
-    watched, steps = Watched(module, method, (x[:500], y[:500])), method.facts.rounds
+    """Train once; at some steps the bias of the scaling is measured, which is ||mean scaled
+    gradient - mean gradient|| over fixed private examples.
+    """
+    examples, steps = (x[:500], y[:500]), method.facts.rounds
     plans: list[Any] = []
+    bias: list[float] = []
 
     class Spy(Method):
         def plan(self, transcript: Transcript) -> Any:
@@ -199,40 +178,31 @@ def private_run(
     def after(step: int) -> None:
         if looks and step % (steps // looks) == 0:
             plan, own = plans[-1], method.mechanism
+            gradients = ExampleGradients(module, method.layers)
             if isinstance(own, UsesPrivateNorms):
-                gradients = ExampleGradients(module, method.layers)
-                figures = private_figures(
-                    gradients, method.mechanism, method.layers, *watched.examples
-                )
+                figures = private_figures(gradients, method.mechanism, method.layers, *examples)
                 plan = own.plan_from_private_norms(method.layers, method.facts, figures)
             assert isinstance(own, BoundsExamples)
-            watched.look(own.scaling(plan))
+            mean, true = (
+                gradients.sum(*examples, scaling).total.double() / len(examples[1])
+                for scaling in (own.scaling(plan), FlatClip(float("inf")))
+            )
+            bias.append(round(float((mean - true).norm()), 4))
         del plans[:-1]
 
     with (
         tempfile.TemporaryDirectory() as folder,
         Ledger(Path(folder) / "ledger.sqlite", "run") as ledger,
     ):
-        result = train(
-            module,
-            x,
-            y,
-            Spy(method.mechanism, method.layers, method.facts),
-            keys=keys,
-            ledger=ledger,
-            lr=lr,
-            progress=after,
-        )
-    multiplier = method.facts.noise_multiplier
-    claimed = privacy.epsilon(
-        multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate
-    )
+        spy = Spy(method.mechanism, method.layers, method.facts)
+        result = train(module, x, y, spy, keys=keys, ledger=ledger, lr=lr, progress=after)
+    multiplier, rate = method.facts.noise_multiplier, method.facts.sampling.rate
     return {
         "epsilon": result.epsilon if np.isfinite(result.epsilon) else "inf",
-        "claimed": claimed,
+        "claimed": privacy.epsilon(multiplier, DELTA, steps=steps, sampling_rate=rate),
         "guarantee": result.guarantee.status,
         "multiplier": multiplier,
-        "bias": [round(value, 4) for value in watched.bias],
+        "bias": bias,
     }
 
 
@@ -253,14 +223,8 @@ def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> No
 
 
 def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
-    x, y = pair
-    with torch.no_grad():
-        right = [
-            (module.eval()(part).argmax(1) == labels).float()
-            for part, labels in zip(x.split(1000), y.split(1000), strict=True)
-        ]
-    module.train()
-    return round(float(torch.cat(right).mean()), 5)
+    """Share of the examples that a model classifies correctly."""
+    return round(tasks.evaluate(tasks.get(), module, *pair)["accuracy"], 5)
 
 
 def accuracies_by_rate(values: dict[str, Any], style: str) -> dict[float, list[float]]:

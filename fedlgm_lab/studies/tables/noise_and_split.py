@@ -8,60 +8,34 @@ turns in public. Split: flat, uniform, SNR-consistent, adaptive. Every cell gets
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import pandas as pd
 
 from fedlgm import data
 from fedlgm.data import DataSet
-from fedlgm_lab.studies.tables import searched
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.searched import Search, measure_cells
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, figures
+from fedlgm_lab.studies.tables.runs import (
+    Cell,
+    Label,
+    cells,
+    labels,
+    measure_cells,
+    search_table,
+    settings,
+)
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, change
 
+NAME = "noise-and-split"
 WINDOWS, TESTED = 8, 2000
-CYCLE = "federation.sampling=cyclic"
-NOISES = {
-    "independent, secret Poisson sampling": (
-        "federation.sampling=poisson",
-        "privacy.noise=independent",
-    ),
-    "independent, public cycle": (CYCLE, "privacy.noise=independent"),
-    "banded, public cycle": (CYCLE, "privacy.noise=banded"),
-    "blt, public cycle": (CYCLE, "privacy.noise=blt"),
-}
-MECHANISMS: dict[str, tuple[str, ...]] = {
-    "flat": ("mechanism.name=gaussian",),
-    "uniform": ("mechanism.name=uniform",),
-    "SNR-consistent": ("mechanism.name=snr-consistent",),
-    "adaptive": ("mechanism.name=adaptive", "mechanism.span=8"),
-    "adaptive, span 2": ("mechanism.name=adaptive", "mechanism.span=2"),
-}
-*FIXED, ADAPTIVE, NARROW = MECHANISMS
+NOISES = labels(NAME, "noise")
+*FIXED, ADAPTIVE, NARROW = labels(NAME, "split")
 SPLITS = (*FIXED, ADAPTIVE)
-Cell = tuple[str, str]
-CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, SPLITS))
-NARROW_CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, [NARROW]))
-
-
-@dataclass(frozen=True)
-class Task:
-    """A recipe, its changes for all cells, and its search.
-
-    Attributes:
-        recipe: bundled recipe.
-        overrides: changes for all cells.
-        search: search of the server learning rate.
-        seeds: seeds of every cell, in this order.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
-    search: Search
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+TASKS = tuple(group["name"]["task"] for group in settings(NAME)["groups"])
+Figures = dict[tuple[Label, Label], pd.Series]
+"""Figures of each noise and split at the rate that its search chose, by seed."""
 
 
 def beginnings() -> DataSet:
@@ -87,176 +61,113 @@ def beginnings() -> DataSet:
     )
 
 
-LAST = "run.evaluate_every=1000"  # the last round is always evaluated
-MLP = (
-    *(
-        "data.pixels=[0, 1]",
-        "model.name=mlp",
-        "model.hidden=[32, 32]",
-        "model.activation=tanh",
-        "training.epochs=1",
-    ),
-    *("federation.rounds=60", LAST),
-)
-_CNN = ("data.pixels=[0, 1]", "federation.rounds=100", LAST)
-_GRU = (
-    *(
-        "data.name=fedlgm_lab.studies.tables.noise_and_split:beginnings",
-        "model.hidden=32",
-        "federation.rounds=40",
-    ),
-    *("training.batch_size=8", "run.block_size=32", LAST),
-)
-TASKS = {
-    "FashionMNIST, MLP": Task("fashion-mnist", MLP, Search((0.25, 0.5, 1.0, 2.0), 0.125, 8.0)),
-    "FashionMNIST, CNN": Task("fashion-mnist", _CNN, Search((0.5, 1.0), 0.125, 8.0)),
-    "text, GRU": Task("text-gru", _GRU, Search((0.25, 0.5), 0.0625, 4.0, better=-1)),
-    "text, whole recipe": Task("text-gru", (LAST,), Search((0.5, 1.0), 0.0625, 8.0, better=-1)),
-}
-
-NARROWED = ("FashionMNIST, MLP", "text, GRU")
-"""Tasks with runs of the adaptive split at span 2."""
+def runs_of(store: Kept, task: str, splits: Sequence[Label] = SPLITS) -> list[Cell]:
+    """A task's cells; none until all of them have figures."""
+    runs = [cell for cell in cells(store, NAME, task=task) if cell.name["split"] in splits]
+    complete = len(runs) == len(NOISES) * len(splits) and all(len(run.figures()) for run in runs)
+    return runs if complete else []
 
 
-def runs_of(store: Kept, name: str, cell: Cell) -> searched.Cell:
-    """The runs of a cell of a task."""
-    task, (noise, split) = TASKS[name], cell
-
-    def run(rate: float, seed: int) -> Row:
-        changes = [*task.overrides, *NOISES[noise], *MECHANISMS[split]]
-        return figures(task.recipe, [*changes, f"federation.server_lr={rate}"], seed)
-
-    label = {"task": name, "noise": noise, "split": split}
-    return searched.Cell(store, label, task.search, run)
+def figures_by_cell(runs: Iterable[Cell]) -> Figures:
+    """Figures of cells, by noise and split."""
+    return {(run.name["noise"], run.name["split"]): run.figures() for run in runs}
 
 
-def measure_all(store: Kept) -> None:
-    """Make missing runs, task by task."""
-    jobs = [(CELLS, name) for name in TASKS] + [(NARROW_CELLS, name) for name in NARROWED]
-    for cells, name in jobs:
-        measure_cells([runs_of(store, name, cell) for cell in cells], TASKS[name].seeds)
-
-
-def figures_by_cell(
-    store: Kept, name: str, cells: Iterable[Cell] = CELLS
-) -> dict[Cell, dict[int, float]]:
-    """Figures of every cell at the rate that its search chose, by seed."""
-    return {cell: runs_of(store, name, cell).figures() for cell in cells}
-
-
-def mean(
-    cells: dict[Cell, dict[int, float]], noises: Iterable[str], splits: Iterable[str]
-) -> dict[int, float]:
+def mean(figures: Figures, noises: Sequence[Label], splits: Sequence[Label]) -> pd.Series:
     """For every seed that all of these cells have: the mean over them."""
-    own = [cells[cell] for cell in itertools.product(noises, splits)]
-    return {
-        seed: statistics.fmean(figures[seed] for figures in own)
-        for seed in set.intersection(*map(set, own))
-    }
+    both = itertools.product(noises, splits)
+    return pd.concat([figures[cell] for cell in both], axis=1, join="inner").mean(axis=1)
 
 
-def best_fixed(cells: dict[Cell, dict[int, float]], noise: str, better: int) -> str:
+def best_fixed(figures: Figures, noise: Label, better: int) -> Label:
     """The fixed split that is best on average under this noise."""
-    return max(FIXED, key=lambda split: better * statistics.fmean(cells[noise, split].values()))
+    return max(FIXED, key=lambda split: better * figures[noise, split].mean())
 
 
-def tables(store: Kept, name: str) -> str:
+def better_of(runs: Sequence[Cell]) -> int:
+    """1 if a higher figure of these runs is better, -1 if a lower one is."""
+    assert runs[0].search is not None
+    return runs[0].search.better
+
+
+def tables(store: Kept, task: str) -> str:
     """The figure of every cell, with its server learning rate."""
-    cells = figures_by_cell(store, name)
-    if not all(cells.values()):
+    if not (runs := runs_of(store, task)):
         return ""
-    seeds = {len(figures) for figures in cells.values()}
-    rows = []
-    for noise in NOISES:
-        row = [noise]
-        for split in SPLITS:
-            rate, figures = (
-                runs_of(store, name, (noise, split)).best(),
-                list(cells[noise, split].values()),
-            )
-            row.append(f"{spread(figures)} (lr {rate:g})")
-        rows.append(row)
-    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    shown = {
+        (run.name["noise"], run.name["split"]): f"{spread(run.figures())} (lr {run.rate():g})"
+        for run in runs
+    }
+    seeds = sorted({len(run.figures()) for run in runs})
+    count = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    rows = [[noise, *(shown[noise, split] for split in SPLITS)] for noise in NOISES]
     return f"Seeds per cell: {count}.\n\n{table(['noise', *SPLITS], rows)}"
 
 
-def changes(store: Kept, name: str) -> str:
+def changes(store: Kept, task: str) -> str:
     """Differences between noises, in the mean of the fixed splits, and between splits."""
-    cells, task = figures_by_cell(store, name), TASKS[name]
-    if not all(cells.values()):
+    if not (runs := runs_of(store, task)):
         return ""
-    text: list[str] = []
-
-    def add(header: str, compared: dict[str, tuple[dict[int, float], dict[int, float]]]) -> None:
-        lines = [[label, *change(*pair)] for label, pair in compared.items()]
-        text.extend([table([header, *CHANGE], lines), ""])
-
-    for at, reference in enumerate(tuple(NOISES)[:2]):
-        base = mean(cells, [reference], FIXED)
-        others = {other: (mean(cells, [other], FIXED), base) for other in tuple(NOISES)[at + 1 :]}
-        add(f"against {reference}; fixed splits", others)
-    flat, *others_fixed = FIXED
-    base = mean(cells, NOISES, [flat])
-    add(
-        f"against {flat}; all noises",
-        {split: (mean(cells, NOISES, [split]), base) for split in others_fixed},
+    figures, better = figures_by_cell(runs), better_of(runs)
+    flat, *fixed = FIXED
+    by_noise = {noise: mean(figures, [noise], FIXED) for noise in NOISES}
+    by_split = {split: mean(figures, NOISES, [split]) for split in FIXED}
+    best = {noise: best_fixed(figures, noise, better) for noise in NOISES}
+    compared = {
+        f"against {reference}; fixed splits": {
+            other: change(by_noise[other], by_noise[reference]) for other in NOISES[at + 1 :]
+        }
+        for at, reference in enumerate(NOISES[:2])
+    }
+    compared[f"against {flat}; all noises"] = {
+        split: change(by_split[split], by_split[flat]) for split in fixed
+    }
+    compared["adaptive against the best fixed split"] = {
+        f"{noise}: {split}": change(figures[noise, ADAPTIVE], figures[noise, split])
+        for noise, split in best.items()
+    }
+    return "\n\n".join(
+        table([header, *CHANGE], [[label, *cells] for label, cells in rows.items()])
+        for header, rows in compared.items()
     )
-    pairs = {}
-    for noise in NOISES:
-        best = best_fixed(cells, noise, task.search.better)
-        pairs[f"{noise}: {best}"] = cells[noise, ADAPTIVE], cells[noise, best]
-    add("adaptive against the best fixed split", pairs)
-    return "\n".join(text).rstrip()
 
 
-def narrow(store: Kept, name: str) -> str:
+def narrow(store: Kept, task: str) -> str:
     """The adaptive split at span 2 against the best fixed split, and against span 8."""
-    cells, better = figures_by_cell(store, name, (*CELLS, *NARROW_CELLS)), TASKS[name].search.better
-    if not all(cells.values()):
+    if not (runs := runs_of(store, task, (*SPLITS, NARROW))):
         return ""
-    rows = []
-    for noise in NOISES:
-        own, best = cells[noise, NARROW], best_fixed(cells, noise, better)
-        shown = (
-            f"{spread(list(own.values()))} (lr {runs_of(store, name, (noise, NARROW)).best():g})"
-        )
-        rows.append(
-            [
-                noise,
-                shown,
-                best,
-                *change(own, cells[noise, best]),
-                *change(own, cells[noise, ADAPTIVE]),
-            ]
-        )
+    figures, rows = figures_by_cell(runs), []
+    for run in runs:
+        if run.name["split"] == NARROW:
+            noise, narrowed = run.name["noise"], run.figures()
+            best = best_fixed(figures, noise, better_of(runs))
+            changed = [change(narrowed, figures[noise, other]) for other in (best, ADAPTIVE)]
+            shown = f"{spread(narrowed)} (lr {run.rate():g})"
+            rows.append([noise, shown, best, *changed[0], *changed[1]])
     return table(["noise", NARROW, "best fixed", *CHANGE, "change to span 8", *CHANGE[1:]], rows)
 
 
-def search(store: Kept, name: str) -> str:
-    """What the search found so far, on its own seed: a row for each cell, a column for each
+def search(store: Kept, task: str) -> str:
+    """What the search found so far, on its narrowed seed: a row for each cell, a column for each
     rate.
     """
-    found = {cell: runs_of(store, name, cell).figures_by_rate() for cell in CELLS}
-    rates = sorted(set(itertools.chain.from_iterable(found.values())))
-    rows = [
-        [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)]
-        for cell, own in found.items()
-        if own
-    ]
-    return table(["noise", "split", *(f"lr {rate:g}" for rate in rates)], rows) if rows else ""
+    runs = [cell for cell in cells(store, NAME, task=task) if cell.name["split"] != NARROW]
+    return search_table(runs, {"noise": "noise", "split": "split"}, 1)
 
 
 def texts(store: Kept) -> Pages:
     """Results by task; differences and searches; the narrow span on the page of adaptive splits."""
     return {
-        "correlated.md": {f"noise and split: {name}": tables(store, name) for name in TASKS},
+        "correlated.md": {f"noise and split: {task}": tables(store, task) for task in TASKS},
         "data/noise-and-split.md": {
-            f"{what}: {name}": text(store, name)
-            for name in TASKS
+            f"{what}: {task}": text(store, task)
+            for task in TASKS
             for what, text in (("changes", changes), ("search", search))
         },
-        "adaptive.md": {f"span: {name}": narrow(store, name) for name in TASKS},
+        "adaptive.md": {f"span: {task}": narrow(store, task) for task in TASKS},
     }
 
 
-MAKER = Maker("noise-and-split.json", texts, measure_all, partial=True)
+MAKER = Maker(
+    "noise-and-split.json", texts, lambda store: measure_cells(cells(store, NAME)), partial=True
+)

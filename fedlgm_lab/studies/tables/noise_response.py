@@ -14,16 +14,13 @@ Everything is measured on the task "FashionMNIST, MLP" of `noise_and_split`, uni
 from __future__ import annotations
 
 import itertools
-import tempfile
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import simulations
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation
@@ -32,23 +29,20 @@ from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
-from fedlgm.privacy import calibrate, gaussian_epsilon
+from fedlgm.privacy import calibrate
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm_lab.studies.tables import noise_and_split
 from fedlgm_lab.studies.tables.maker import Maker
-from fedlgm_lab.studies.tables.noise_and_split import MLP, NOISES
+from fedlgm_lab.studies.tables.noise_and_split import NOISES
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.searched import Cell, Search, measure_cells
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, figures
+from fedlgm_lab.studies.tables.runs import cells, measure_cells
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change, simulated
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 
-TASK, RECIPE, SPLIT = "FashionMNIST, MLP", "fashion-mnist", "mechanism.name=uniform"
+NAME, TASK, SPLIT = "noise-response", "FashionMNIST, MLP", "uniform"
 ROUNDS, SEPARATION, RATE, EPSILON, DELTA = 60, 10, 0.1, 3.0, 1e-5
-POISSON, TURNS, BANDED, BLT = NOISES
-SEARCH = Search((1.0, 2.0), 0.125, 8.0)
-SEEDS = (1, 2, 3)
-NEXT_TO_NONE = 3000.0  # epsilon
+POISSON, TURNS, BANDED, BLT = map(str, NOISES)
 
 
 @dataclass(frozen=True)
@@ -73,32 +67,6 @@ def multiplier() -> float:
     return calibrate(EPSILON, DELTA, steps=ROUNDS, sampling_rate=RATE)
 
 
-def of_level(level: float) -> str:
-    """The key that gives a public cycle independent noise of that level."""
-    participations = ROUNDS // SEPARATION
-    return (
-        f"privacy.epsilon={gaussian_epsilon(participations**0.5 / (level * multiplier()), DELTA)}"
-    )
-
-
-_NONE = f"privacy.epsilon={NEXT_TO_NONE}"
-CELLS: dict[str, tuple[str, ...]] = {
-    "public cycle, independent noise of level 1": (*NOISES[TURNS], SPLIT, of_level(1.0)),
-    "public cycle, independent noise of level 1.8": (*NOISES[TURNS], SPLIT, of_level(1.8)),
-    "secret Poisson sampling, next to no noise": (*NOISES[POISSON], SPLIT, _NONE),
-    "public cycle, next to no noise": (*NOISES[TURNS], SPLIT, _NONE),
-    "secret Poisson sampling, split between uniform and SNR-consistent": (
-        *NOISES[POISSON],
-        "mechanism.name=fedlgm_lab.studies.tables.noise_response:PowerSplit",
-    ),
-    "banded, split of the initial weights throughout": (
-        *NOISES[BANDED],
-        "mechanism.name=adaptive",
-        "mechanism.memory=1",
-        "mechanism.span=8",
-    ),
-}
-"""Cells of this study; those at epsilon 3 of `noise_and_split` belong to it."""
 PUSHED, IMAGES = (1, 16, 31, 46), 2000
 
 
@@ -137,22 +105,21 @@ class Pushed:
         return self.models[-1].clone()
 
 
-def responses(setting: Setting, seed: int) -> Row:
+def responses(setting: Setting, store: Kept, seed: int) -> Row:
     """Remaining share of a push, by the round of the push: lists over the rounds from that one on.
 
     "weights": share in the weights: the change along the push. "outputs": share of the effect on
     the outputs for test images: the change of the outputs along the change that the whole push
     would make in that round.
     """
-    overrides = [
-        *MLP,
-        *NOISES[setting.noise],
-        SPLIT,
-        f"run.seed={seed}",
-        f"data.partition_seed={seed}",
-    ]
-    overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
-    assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
+    by_noise = {
+        cell.name["noise"]: cell
+        for cell in cells(store, noise_and_split.NAME, task=TASK, split=SPLIT)
+    }
+    secret, chosen = by_noise[POISSON], by_noise[setting.noise]
+    changes = chosen.changes | {"run.seed": seed, "data.partition_seed": seed}
+    changes |= {"run.checkpoint_every": 1000000, "run.trackers": []}
+    assembly = Assembly(recipes.load(secret.recipe, secret.changes))
     plan, layers = assembly.privacy.first_plan(), assembly.model.layers
     generator = torch.Generator().manual_seed(seed)
     scale = torch.repeat_interleave(
@@ -164,11 +131,8 @@ def responses(setting: Setting, seed: int) -> Row:
 
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)
-        with tempfile.TemporaryDirectory() as folder:
-            simulations.simulate(
-                RECIPE, overrides=overrides, server_optimizer=server, run_dir=Path(folder) / "run"
-            )
-        return torch.stack(server.models)
+        with simulated(chosen.recipe, overrides=changes, server_optimizer=server):
+            return torch.stack(server.models)
 
     @torch.no_grad()
     def outputs(model: Tensor) -> Tensor:
@@ -178,13 +142,13 @@ def responses(setting: Setting, seed: int) -> Row:
         return centred
 
     base, row, whole = models(0), {}, setting.rate * push
-    store, full = [outputs(model) for model in base], [outputs(model + whole) for model in base]
+    bare, full = [outputs(model) for model in base], [outputs(model + whole) for model in base]
     for at in PUSHED:
         pushed = models(at)[at - 1 :]
         moved = (pushed - base[at - 1 :]).double()
         row[f"weights {at}"] = [_along(change, whole.double()) for change in moved]
         row[f"outputs {at}"] = [
-            _along(outputs(model) - store[t], full[t] - store[t])
+            _along(outputs(model) - bare[t], full[t] - bare[t])
             for t, model in enumerate(pushed, start=at - 1)
         ]
     return row
@@ -198,17 +162,8 @@ def measure_all(store: Kept) -> None:
     """Make the missing runs."""
     for seed, setting in itertools.product(RESPONSE_SEEDS, SETTINGS):
         label = {"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": seed}
-        store.keep(label, partial(responses, setting, seed))
-    measure_cells([runs_of(store, cell) for cell in CELLS], SEEDS)
-
-
-def runs_of(store: Kept, cell: str) -> Cell:
-    """The runs of a cell."""
-
-    def run(rate: float, seed: int) -> Row:
-        return figures(RECIPE, [*MLP, *CELLS[cell], f"federation.server_lr={rate}"], seed)
-
-    return Cell(store, {"study": "levels", "cell": cell}, SEARCH, run)
+        store.keep(label, partial(responses, setting, store, seed))
+    measure_cells(cells(store, NAME))
 
 
 # --- what the runs show
@@ -267,31 +222,19 @@ def levels_table(store: Kept) -> str:
     """Accuracy of every cell, paired with the cell of secret sampling at epsilon 3."""
     others = noise_and_split.MAKER.open(store.folder)
     assert isinstance(others, Kept)
-    own = noise_and_split.figures_by_cell(others, TASK)
-    if not all(own.values()):
+    runs = [cell for cell in noise_and_split.runs_of(others, TASK) if cell.name["split"] == SPLIT]
+    if not runs:
         return ""
-    reference = {seed: own[POISSON, "uniform"][seed] for seed in SEEDS}
-    cells: list[tuple[str, dict[int, float], float | None]] = []
-    for cell in CELLS:
-        runs = runs_of(store, cell)
-        if runs.figures_by_rate():
-            cells.append((cell, runs.figures(), runs.best()))
-    for noise in NOISES:
-        accuracies = {seed: own[noise, "uniform"][seed] for seed in SEEDS}
-        cells.append(
-            (
-                f"{noise}, epsilon 3",
-                accuracies,
-                noise_and_split.runs_of(others, TASK, (noise, "uniform")).best(),
-            )
-        )
-    lines = [
-        [cell, f"{rate:g}", spread(list(accuracies.values()))]
-        + (["", "", ""] if accuracies == reference else change(accuracies, reference))
-        for cell, accuracies, rate in cells
-        if accuracies and rate is not None
-    ]
-    return table(["run", "lr", "accuracy (%)", *CHANGE], lines) if lines else ""
+    levels = [(str(run.name["cell"]), run) for run in cells(store, NAME)]
+    lines = []
+    for label, run in [*levels, *((f"{run.name['noise']}, epsilon 3", run) for run in runs)]:
+        figures, rate = run.figures(), run.rate()
+        figures = figures[figures.index.isin(cells(store, NAME)[0].seeds)]
+        if len(figures):
+            reference = runs[0].figures()[figures.index]
+            against = [""] * 3 if run == runs[0] else change(figures, reference)
+            lines.append([label, f"{rate:g}", spread(figures), *against])
+    return table(["run", "lr", "accuracy (%)", *CHANGE], lines)
 
 
 LAGS = (1, 2, 5, 10, 20, 40)

@@ -20,6 +20,7 @@ from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.rule_map import map_table
+from fedlgm_lab.studies.tables.runs import settings
 from fedlgm_lab.studies.tables.store import Values
 from fedlgm_lab.studies.verdicts import Outcome
 from simulations.runs import strict_json
@@ -27,78 +28,8 @@ from simulations.runs.headline import is_share
 
 DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
-ELSEWHERE = {
-    "000-table-1": "[allocations](allocations.md#table-1-of-the-paper): 6 rules reproduced",
-    "000-table-2-fashion-mnist": "[central allocations](central-allocations.md), with searched "
-    "rates",
-    "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with the paper's rates",
-    "003-table-4": "[i.n.i.d. noise](inid.md), other settings",
-    "004-table-2": "[LaDP](ladp.md), other settings",
-    "ladp-one-budget": "[LaDP](ladp.md)",
-    "002-figure-2": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-figure-4": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-figure-5-bias": "[LM-DP-SGD](lm-dp-sgd.md): 1 reproduced, 2 not decided",
-    "002-table-3": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-table-5": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-table-7": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "003-figure-1": "[i.n.i.d. noise](inid.md)",
-    "003-figure-5": "[i.n.i.d. noise](inid.md)",
-    "003-table-1": "[i.n.i.d. noise](inid.md)",
-    "003-table-2": "[i.n.i.d. noise](inid.md)",
-    "003-table-3": "[i.n.i.d. noise](inid.md)",
-    "004-table-4": "[LaDP](ladp.md)",
-    "004-figure-5": "[LaDP](ladp.md): lower by construction",
-    "002-figure-6-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-figure-7-bias": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "002-table-8": "[LM-DP-SGD](lm-dp-sgd.md)",
-    "003-figure-2": "[i.n.i.d. noise](inid.md)",
-    "003-figure-3": "[i.n.i.d. noise](inid.md)",
-    "003-figure-4": "[i.n.i.d. noise](inid.md)",
-    "003-figure-6": "[i.n.i.d. noise](inid.md)",
-    "003-table-5": "[i.n.i.d. noise](inid.md)",
-    "004-figure-4": "[in 004-table-2](data/studies.md#004-table-2)",
-    "004-table-3": "[in 004-table-2](data/studies.md#004-table-2)",
-    "004-table-8": "[in 004-table-2](data/studies.md#004-table-2)",
-    "004-figure-7": "[attacks](attacks.md)",
-    "004-table-10": "[attacks](attacks.md)",
-    "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
-    "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
-    "layer-wise-cnn": "[allocations learned from releases](adaptive.md#water-filling)",
-    "layer-wise-falling": "[allocations learned from releases](adaptive.md#water-filling)",
-    "layer-wise-water-filling": "[allocations learned from releases](adaptive.md#water-filling)",
-    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
-}
-"""Pages that hold results of a table or figure beside the studies."""
-_MORE_SEEDS = (
-    "The first {} seeds were seen before the others were added, so p is somewhat too small."
-)
-NOTES = {
-    **dict.fromkeys(("002-figure-3", "002-figure-5", "voted-share"), _MORE_SEEDS.format("five")),
-    "003-table-4": _MORE_SEEDS.format("three"),
-    "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the "
-    "recipe's 17, at rates that were not searched, so the outcomes do not tell about the paper's "
-    "setting.",
-    "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy "
-    "does not depend on the budget yet, so they cannot separate the rules.",
-    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, "
-    "accuracy falls as the budget grows: the sigmoid network starts at chance level and leaves "
-    "it sooner with more noise (flat Gaussian, one further run each: 37 % in round 40 at epsilon "
-    "1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The figures do not compare the "
-    "rules at their final accuracy.",
-    "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a "
-    "rate that was not searched.",
-    "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the "
-    "methods of the claims ran, none of the rows with MedClip.",
-    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
-    "on these seeds.",
-    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen "
-    "on these seeds.",
-    "layer-choice": "The initial weights of a network that narrows have their largest norms in the "
-    "first layers, so LaDP's rule leaves the output layer at its random start. All votes for two "
-    "layers kept the output layer, and the other winner differed by seed. The setting thus "
-    "favours the vote. The rate of one layer by norm is the lowest searched.",
-}
-"""Caveats of kept runs, shown on the page."""
+TEXTS = settings("outcomes")
+"""Pages that hold results of a table or figure beside the studies, and caveats of kept runs."""
 
 
 def studies(folder: Path) -> dict[str, dict[str, Any]]:
@@ -209,7 +140,7 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
                 count_outcomes([one.outcome for one in check_claims(folder, name)]) or "kept runs"
             )
             outcome = f"[{counts}](data/studies.md#{name})"
-            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            more = f"; {TEXTS['pages'][name]}" if name in TEXTS["pages"] else ""
             rows.append((asked.paper, f"`fedlgm study {name}`", outcome + more))
         else:
             no_data.append(f"`fedlgm study {name}`")
@@ -217,8 +148,8 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
     for name, other in files.elsewhere().items():
         if other.why:
             not_made.append(f"{other.paper} ({other.why})")
-        elif name in ELSEWHERE:
-            grouped.setdefault((f"`{other.command}`", ELSEWHERE[name]), []).append(other.paper)
+        elif name in TEXTS["pages"]:
+            grouped.setdefault((f"`{other.command}`", TEXTS["pages"][name]), []).append(other.paper)
         else:
             no_data.append(f"`{other.command}`")
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
@@ -249,7 +180,7 @@ def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
         f"## {name}",
         f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](../studies/{name}.json)).",
         command,
-        NOTES.get(name, ""),
+        TEXTS["notes"].get(name, ""),
         claims_table(check_claims(folder, name), found.headline),
         cells(found),
         _tuned_section(folder, name),

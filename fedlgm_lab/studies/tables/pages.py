@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedlgm_lab.studies.statistics import interval as student
 
 
-def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+def spread(values: Collection[float], scale: float = 1.0, digits: int = 2) -> str:
     """Mean, with the standard deviation if there are at least two values; "" for none."""
-    if not values:
+    if not len(values):
         return ""
     mean = f"{scale * statistics.fmean(values):.{digits}f}"
     return mean + (f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def interval(values: Sequence[float], digits: int = 3) -> str:
+def interval(values: Collection[float], digits: int = 3) -> str:
     """Mean and the half width of the 95 % Student interval, if there are at least two values."""
     low, high = student(values)
     reach = f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{reach}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+@contextmanager
+def picture(
+    path: Path, size: tuple[float, float], columns: int = 1, dpi: int = 80
+) -> Iterator[list[Axes]]:
+    """Axes side by side, written as a picture at the end of the block."""
+    figure = Figure(figsize=size)
+    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    yield axes
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=dpi)
 
 
 def put(page: Path, name: str, text: str) -> None:

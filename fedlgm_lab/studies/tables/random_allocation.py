@@ -6,9 +6,7 @@ The setting "heart" needs the folder of the four hospitals' files of UCI's heart
 
 from __future__ import annotations
 
-import itertools
-import statistics
-import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,46 +14,12 @@ from typing import Any
 import numpy as np
 import pandas
 
-import simulations
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import Kept
+from fedlgm_lab.studies.tables.runs import cells, measure_cells, settings
+from fedlgm_lab.studies.tables.store import Kept, Row, simulated
 
-SEEDS = range(1, 6)
-SETTINGS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
-    "digits": ("digits", (2.0, 8.0), {"training.kernel": "native"}),
-    "fashion-mnist": (
-        "fashion-mnist",
-        (3.0,),
-        {"federation.rounds": 100, "model.name": "mlp", "model.hidden": [32]},
-    ),
-    "ten-hospitals": ("ten-hospitals", (2.0, 8.0), {"run.evaluate_every": 100}),
-    "heart": ("ten-hospitals", (1.0, 4.0), {"run.evaluate_every": 100, "privacy.delta": 1e-4}),
-}
-DRAWS: dict[str, dict[str, Any]] = {
-    "poisson": {"federation.sampling": "poisson", "federation.rate": 0.1},
-    "allocation": {"federation.sampling": "allocation", "federation.participations": 10},
-}
-"""What differs between the two sides, for settings without their own."""
-OWN_DRAWS: dict[str, dict[str, dict[str, Any]]] = {
-    "heart": {
-        "poisson": {"training.batch_size": 74},
-        "allocation": {
-            "federation.sampling": "allocation",
-            "federation.participations": 10,
-            "training.batch_size": 74,
-        },
-    },
-    "ten-hospitals": {
-        "poisson": {"training.batch_size": 64},
-        "allocation": {
-            "federation.sampling": "allocation",
-            "federation.participations": 14,
-        },
-    },
-}
-
-
+NAME = "random-allocation"
 _SCALES = {
     "age": (50, 10), "sex": (0.5, 0.5), "cp": (3, 1), "trestbps": (130, 20), "fbs": (0.5, 0.5),
     "restecg": (1, 1), "thalach": (140, 25), "exang": (0.5, 0.5), "oldpeak": (1, 1),
@@ -87,68 +51,43 @@ def hospitals(folder: Path) -> dict[str, Any]:
 def measure(store: Kept) -> None:
     """All settings; "heart" if its folder is given."""
     heart = store.settings.get("heart")
-    for data, (recipe, epsilons, changes) in SETTINGS.items():
-        if data == "heart" and heart is None:
-            continue
-        for epsilon, seed in itertools.product(epsilons, SEEDS):
-            for sampling, draws in OWN_DRAWS.get(data, DRAWS).items():
-                name = {"data": data, "epsilon": epsilon, "seed": seed, "sampling": sampling}
-                overrides = {**changes, **draws, "privacy.epsilon": epsilon, "run.seed": seed}
-                hospital_data = hospitals(Path(heart)) if data == "heart" else None
-                store.keep(name, partial(run, recipe, hospital_data, overrides))
+    of_heart = None if heart is None else hospitals(Path(heart))
+    for group in settings(NAME)["groups"]:
+        data = of_heart if group["name"]["data"] == "heart" else None
+        if data is not None or group["name"]["data"] != "heart":
+            measure_cells(cells(store, NAME, partial(run, data), **group["name"]))
 
 
-def run(recipe: str, data: dict[str, Any] | None, overrides: dict[str, Any]) -> dict[str, Any]:
+def run(data: dict[str, Any] | None, recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
     """One run: its noise multiplier, proven epsilon, and accuracy (or area under the curve)."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = simulations.simulate(
-            recipe, data=data, overrides=overrides, run_dir=Path(folder) / "run"
-        )
-    return {
-        "noise_multiplier": result["noise_multiplier"],
-        "proven_epsilon": result.epsilon,
-        "accuracy": result["metrics"].get("auc", result["metrics"].get("accuracy")),
-    }
+    with simulated(recipe, data=data, overrides={**changes, "run.seed": seed}) as result:
+        return {
+            "noise_multiplier": result["noise_multiplier"],
+            "proven_epsilon": result.epsilon,
+            "accuracy": result["metrics"].get("auc", result["metrics"].get("accuracy")),
+        }
 
 
 def texts(store: Kept) -> Pages:
-    """The table of its page."""
-    return {"../how-to/random-allocation.md": {"accuracy": accuracy_table(store.rows)}}
-
-
-def accuracy_table(rows: list[dict[str, Any]]) -> str:
     """Accuracies in percent by data and epsilon, with the paired difference."""
-    cells: dict[tuple[str, float], dict[str, dict[int, dict[str, Any]]]] = {}
-    for row in rows:
-        cell = cells.setdefault((row["data"], row["epsilon"]), {draw: {} for draw in DRAWS})
-        cell[row["sampling"]][row["seed"]] = row
-    lines = []
-    for (data, epsilon), cell in cells.items():
-        seeds = sorted(set(cell["poisson"]) & set(cell["allocation"]))
-        if len(seeds) < 2:
-            continue
-        means = {draw: [100 * cell[draw][seed]["accuracy"] for seed in seeds] for draw in DRAWS}
-        gains = [b - a for a, b in zip(means["poisson"], means["allocation"], strict=True)]
-        error = statistics.stdev(gains) / len(gains) ** 0.5
-        noise = [f"{cell[draw][seeds[0]]['noise_multiplier']:.3f}" for draw in DRAWS]
-        lines.append(
-            [
-                data,
-                f"{epsilon:g}",
-                " / ".join(noise),
-                *(spread(means[draw]) for draw in DRAWS),
-                f"{statistics.fmean(gains):+.2f} ± {error:.2f}",
-            ]
+    runs, lines = cells(store, NAME), []
+    for poisson, allocation in zip(runs[::2], runs[1::2], strict=True):
+        by_allocation, by_poisson = (
+            100 * cell.figures("accuracy") for cell in (allocation, poisson)
         )
-    header = [
-        "data",
-        "epsilon",
-        "noise: Poisson / allocation",
-        "Poisson",
-        "allocation",
-        "difference",
-    ]
-    return table(header, lines)
+        gains = (by_allocation - by_poisson).dropna()
+        if len(gains) > 1:
+            noise = [cell.figures("noise_multiplier").iloc[0] for cell in (poisson, allocation)]
+            lines.append([
+                poisson.name["data"],
+                f"{poisson.name['epsilon']:g}",
+                " / ".join(f"{multiplier:.3f}" for multiplier in noise),
+                *(spread(figures[gains.index]) for figures in (by_poisson, by_allocation)),
+                f"{gains.mean():+.2f} ± {gains.sem():.2f}",
+            ])  # fmt: skip
+    header = ["data", "epsilon", "noise: Poisson / allocation", "Poisson", "allocation"]
+    text = table([*header, "difference"], lines)
+    return {"../how-to/random-allocation.md": {"accuracy": text}}
 
 
 MAKER = Maker(

@@ -10,92 +10,36 @@ learning rate, and is run with five other seeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlgm_lab.studies.records import plain_values
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.noise_and_split import WINDOWS
 from fedlgm_lab.studies.tables.pages import table
+from fedlgm_lab.studies.tables.runs import settings
 from fedlgm_lab.studies.tables.store import Values
 from simulations import recommend, study
 from simulations.runs import strict_json
 
 BASE = "the file of fedlgm pretrain text-adapters, for the models that start from it"
 CLIENTS = 1189
+Setting = Mapping[str, Any]
+"""A model in one federation: its title, recipe, changes and searched server learning rates."""
 FLAT = "gaussian"
 RULES = ("uniform", "snr-consistent", "adaptive")
 FILLING = ("water-filling",)
 VOTES = ("water-filling", "voted-filling")
-_LAST: dict[str, Any] = {
-    "run.evaluate_every": 1000,
-    "run.checkpoint_every": 1000,
-}  # the last round is always evaluated
-_CUT: dict[str, Any] = {
-    **_LAST,
-    "data.name": "fedlgm_lab.studies.tables.noise_and_split:beginnings",
-    "training.batch_size": 8,
-    "federation.rounds": 30,
-    "run.block_size": 32,
-    "training.vectorize": "on",
-}
-_ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
-
-
-class Setting(NamedTuple):
-    """A model in one federation.
-
-    Attributes:
-        title: its name in the table.
-        recipe: bundled recipe.
-        changes: changes for all rules.
-        rates: searched server learning rates.
-    """
-
-    title: str
-    recipe: str
-    changes: dict[str, Any]
-    rates: list[float]
-
-
-_OPEN = {"rank": 0, "also": ["blocks.2", "norm", "outputs"]}
-SETTINGS = {
-    "adapters": Setting(
-        "LoRA of rank 4 on a frozen, public transformer", "text-adapters", _CUT, [0.005, 0.01, 0.02]
-    ),
-    "frozen-trunk": Setting(
-        "a frozen, public transformer with its last block open",
-        "text-adapters",
-        {**_CUT, "model.adapters": _OPEN, "mechanism.group_by": "module"},
-        [0.0025, 0.005, 0.01],
-    ),
-    "embeddings-gru": Setting(
-        "embeddings and GRU, Adam clients",
-        "text-gru",
-        {**_CUT, **_ADAM, "model.hidden": 32},
-        [0.125, 0.25, 0.5, 1.0],
-    ),
-    "transformer": Setting(
-        "embeddings and transformer, Adam clients",
-        "text-transformer",
-        _CUT,
-        [0.125, 0.25, 0.5, 1.0],
-    ),
-    "cnn": Setting(
-        "CNN on FashionMNIST, Adam clients",
-        "fashion-mnist",
-        {**_LAST, "federation.rounds": 100},
-        [2.0, 4.0],
-    ),
-}
+SETTINGS: dict[str, Setting] = settings("real-models")
 
 
 def changes(setting: Setting, base: str) -> dict[str, Any]:
     """A setting's changes; those that start from the public base name its file."""
-    return setting.changes | ({"model.weights": base} if setting.recipe == "text-adapters" else {})
+    weights = {"model.weights": base} if setting["recipe"] == "text-adapters" else {}
+    return setting["set"] | weights
 
 
 def measure(store: Values) -> None:
@@ -115,7 +59,7 @@ def measure(store: Values) -> None:
 def _predicted(setting: Setting, base: str) -> dict[str, float]:
     whole = {"data.name": "bible-kjv-chapters"}  # whose test windows can be read alone
     advice = recommend(
-        setting.recipe,
+        setting["recipe"],
         public="test",
         overrides=changes(setting, base) | whole,
         examples=CLIENTS * WINDOWS,
@@ -145,9 +89,9 @@ def run(store: Values, name: str, rules: Sequence[str]) -> None:
     """
     setting, file = SETTINGS[name], kept_at(store.folder, name, rules)
     found = study(
-        setting.recipe,
+        setting["recipe"],
         grid={"mechanism": [FLAT, *rules]},
-        search={"federation.server_lr": setting.rates},
+        search={"federation.server_lr": setting["rates"]},
         seeds=5,
         workers=int(store.settings.get("workers", 1)),
         overrides=changes(setting, str(store.input("base", BASE))),
@@ -170,7 +114,7 @@ def comparison(store: Values, rules: Sequence[str]) -> str:
             score = store.values.get(name, {}).get(rule)  # the CNN has no predictions
             lines.append(
                 [
-                    setting.title,
+                    setting["title"],
                     f"{100 * flat:.1f}",
                     rule,
                     "-" if score is None else f"{score:.2f}",

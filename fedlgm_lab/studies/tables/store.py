@@ -8,14 +8,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 import simulations
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm_lab.studies.statistics import Difference, difference
 from simulations.config import recipe as recipes
+from simulations.config.overrides import Overrides, settings
 
 Row = dict[str, Any]
 LEAST_SEEDS = 3
@@ -90,7 +94,7 @@ class Kept(_Store):
             row for row in self.rows if all(row.get(key) == value for key, value in name.items())
         ]
 
-    def measure(self, name: Mapping[str, Any], recipe: str, overrides: Iterable[str]) -> Row:
+    def measure(self, name: Mapping[str, Any], recipe: str, overrides: Overrides) -> Row:
         """The row with that name; a run is made if there is none.
 
         Raises:
@@ -140,7 +144,16 @@ class Values(_Store):
         return self.values[name]
 
 
-def figures(recipe: str, overrides: Iterable[str], seed: int, **parts: Any) -> Row:
+@contextmanager
+def simulated(recipe: str | None = None, **given: Any) -> Iterator[simulations.RunResult]:
+    """A finished run in this process, whose folder is removed afterwards; see
+    `simulations.simulate`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield simulations.simulate(recipe, run_dir=Path(folder) / "run", **given)
+
+
+def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
     """One run in this process: its headline (shares in per cent) at the end, at its best and over
     the rounds.
 
@@ -152,74 +165,51 @@ def figures(recipe: str, overrides: Iterable[str], seed: int, **parts: Any) -> R
         evaluated rounds, the proven "epsilon", and processor "seconds". A run that diverged has the
         worst possible figure and no epsilon.
     """
-    own = [
-        f"run.seed={seed}",
-        f"data.partition_seed={seed}",
-        "run.checkpoint_every=1000000",
-        "run.trackers=[]",
-    ]
-    started = time.process_time()
-    overrides = [*overrides, *own]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            result = simulations.simulate(
-                recipe, overrides=overrides, run_dir=Path(folder) / "run", **parts
-            )
-        except DivergedError:
-            worst = (
-                0.0 if recipes.load(recipe, overrides).task.build().better == "higher" else math.inf
-            )
-            seconds = round(time.process_time() - started, 1)
-            return {
-                "final": worst,
-                "highest": worst,
-                "late": worst,
-                "diverged": True,
-                "seconds": seconds,
-                "curve": [],
-            }
-        name = str(result["headline"])
-        scale = 100.0 if name == "accuracy" else 1.0
-        curve = [
-            round(scale * row["metrics"][name], 3) for row in result.history[1:] if "metrics" in row
-        ]
-    return {
-        "final": curve[-1],
-        "highest": max(curve) if name == "accuracy" else min(curve),
-        "late": round(statistics.fmean(curve[-5:]), 3),
-        "epsilon": round(result.epsilon, 6),
-        "guarantee": result["guarantee_status"],
-        "seconds": round(time.process_time() - started, 1),
-        "curve": curve,
+    changes = {
+        **dict(settings(overrides)),
+        "run.seed": seed,
+        "data.partition_seed": seed,
+        "run.checkpoint_every": 1000000,
+        "run.trackers": [],
     }
+    started = time.process_time()
+    row: Row = {}
+    try:
+        with simulated(recipe, overrides=changes, **parts) as result:
+            name = str(result["headline"])
+            scale = 100.0 if name == "accuracy" else 1.0
+            rows = [row for row in result.history[1:] if "metrics" in row]
+            curve = [round(scale * row["metrics"][name], 3) for row in rows]
+        row = {
+            "final": curve[-1],
+            "highest": max(curve) if name == "accuracy" else min(curve),
+            "late": round(statistics.fmean(curve[-5:]), 3),
+            "epsilon": round(result.epsilon, 6),
+            "guarantee": result["guarantee_status"],
+        }
+    except DivergedError:
+        better = recipes.load(recipe, changes).task.build().better
+        worst, curve = 0.0 if better == "higher" else math.inf, []
+        row = {**dict.fromkeys(("final", "highest", "late"), worst), "diverged": True}
+    return row | {"seconds": round(time.process_time() - started, 1), "curve": curve}
 
 
-def against(
-    values: Mapping[int, float], reference: Mapping[int, float]
-) -> Difference | float | None:
-    """Change over the seeds in both: `simulations.difference`; only its mean for few seeds, None
-    without any.
-    """
-    seeds = sorted(values.keys() & reference.keys())
-    if not seeds:
-        return None
-    own, other = [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
-    return (
-        difference(own, other)
-        if len(seeds) >= LEAST_SEEDS
-        else statistics.fmean(own) - statistics.fmean(other)
-    )
+def against(values: pd.Series, reference: pd.Series) -> Difference:
+    """Change of figures by seed, over the seeds in both; no interval or p-value for few seeds."""
+    both = pd.concat([values, reference], axis=1, join="inner", keys=["a", "b"])
+    if len(both) >= LEAST_SEEDS:
+        return difference(both["a"], both["b"])
+    mean = float((both["a"] - both["b"]).mean())
+    return Difference(mean, math.nan, math.nan, math.nan, len(both))
 
 
 CHANGE = ("change", "95 % interval", "p")
 """Header of the cells of `change`."""
 
 
-def change(values: Mapping[int, float], reference: Mapping[int, float]) -> list[str]:
-    """`against` as cells of a table."""
-    found = against(values, reference)
-    if found is None:
-        return ["", "", ""]
-    if isinstance(found, float):
-        return [f"{found:+.2f}", "", ""]
-    return [f"{found.mean:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}", f"{found.p:.2g}"]
+def change(values: pd.Series, reference: pd.Series) -> list[str]:
+    """`against` as cells of a table; empty where nothing is compared."""
+    tested = against(values, reference)
+    if math.isnan(tested.p):
+        return ["" if math.isnan(tested.mean) else f"{tested.mean:+.2f}", "", ""]
+    return [f"{tested.mean:+.2f}", f"{tested.low:+.2f} to {tested.high:+.2f}", f"{tested.p:.2g}"]

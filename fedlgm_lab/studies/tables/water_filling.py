@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,31 +19,11 @@ from fedlgm import mechanisms
 from fedlgm_lab.studies.tables.adaptive import Federation, train_and_test
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.store import CHANGE, Kept, change
+from fedlgm_lab.studies.tables.runs import Cell, cells, measure_cells, settings
+from fedlgm_lab.studies.tables.store import CHANGE, Kept, Row, change
 
-FLAT, PER_LAYER, FILLING = RULES = ("gaussian", "uniform", "water-filling")
-SEARCHED, SEEDS = (100, 101, 102), (1, 2, 3, 4, 5)
-ROUNDS, EPSILON = 30, 3.0
-
-
-class Digits(NamedTuple):
-    """A network on digits, its clients' optimizer and the searched server learning rates."""
-
-    title: str
-    hidden: tuple[int, ...]
-    adam: bool
-    rates: tuple[float, ...] = (0.1, 0.2, 0.4)
-
-
-DIGITS = {
-    "wide": Digits(
-        "digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)
-    ),
-    "small": Digits("digits, 64-32-10, SGD", (32,), adam=False),
-    "wide-sgd": Digits("digits, 64-8-1024-8-10, SGD", (8, 1024, 8), adam=False),
-    "falling": Digits("digits, 64-256-16-10, Adam", (256, 16), adam=True),
-    "deep": Digits("digits, 64-64-32-32-10, Adam", (64, 32, 32), adam=True),
-}
+NAME = "water-filling"
+FLAT, PER_LAYER, FILLING = "gaussian", "uniform", "water-filling"
 
 
 class AdamFederation(Federation):
@@ -69,69 +47,34 @@ class AdamFederation(Federation):
         return step
 
 
-def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
+def run(_: str, changes: Mapping[str, Any], seed: int) -> Row:
     """Test accuracy, in per cent, of one run."""
-    setting = DIGITS[task]
-    federation = (AdamFederation if setting.adam else Federation)(setting.hidden, seed)
-    return {
-        "accuracy": train_and_test(federation, mechanisms.get(rule), rate, seed, ROUNDS, EPSILON)
-    }
+    kind = AdamFederation if changes["adam"] else Federation
+    federation, mechanism = kind(changes["hidden"], seed), mechanisms.get(changes["mechanism"])
+    accuracy = train_and_test(
+        federation, mechanism, changes["rate"], seed, changes["rounds"], changes["epsilon"]
+    )
+    return {"final": accuracy}
 
 
-def best_rate(store: Kept, task: str, rule: str) -> float:
-    """The rate of the final runs, which the search chose."""
-
-    def accuracy_at(rate: float) -> float:
-        rows = store.find(task=task, rule=rule, rate=rate)
-        return statistics.fmean(row["accuracy"] for row in rows if row["seed"] in SEARCHED)
-
-    return max(DIGITS[task].rates, key=accuracy_at)
-
-
-def missing(store: Kept, task: str) -> Iterator[tuple[str, float, int]]:
-    """(rule, rate, seed) of a task's runs in order: its search, then all rules seed by seed."""
-    for seed, rule, rate in itertools.product(SEARCHED, RULES, DIGITS[task].rates):
-        yield rule, rate, seed
-    for seed, rule in itertools.product(SEEDS, RULES):
-        yield rule, best_rate(store, task, rule), seed
+def runs_of(store: Kept, task: str) -> dict[str, Cell]:
+    """A task's cells by rule."""
+    return {str(cell.name["rule"]): cell for cell in cells(store, NAME, run, task=task)}
 
 
 def comparison(store: Kept) -> str:
     """One row per task and rule: accuracy, and the paired changes against both other rules."""
     lines = []
-    for task, setting in DIGITS.items():
-        best = {rule: best_rate(store, task, rule) for rule in RULES}
-        found = {rule: store.find(task=task, rule=rule, rate=rate) for rule, rate in best.items()}
-        cells = {
-            rule: {row["seed"]: row["accuracy"] for row in rows} for rule, rows in found.items()
-        }
-        for rule, rows in cells.items():
-            own = {seed: figure for seed, figure in rows.items() if seed in SEEDS}
-            against = [
-                cell
-                for one in (FLAT, PER_LAYER)
-                for cell in (change(own, cells[one]) if rule != one else [""] * 3)
-            ]
-            lines.append(
-                [
-                    setting.title,
-                    rule,
-                    f"{best[rule]:g}",
-                    spread(list(own.values())),
-                    str(len(own)),
-                    *against,
-                ]
-            )
+    for group in settings(NAME)["groups"]:
+        runs = runs_of(store, group["name"]["task"])
+        for rule, cell in runs.items():
+            figures, line = cell.figures(), [group["title"], rule, f"{cell.rate():g}"]
+            line += [spread(figures), str(len(figures))]
+            for other in (FLAT, PER_LAYER):
+                line += change(figures, runs[other].figures()) if rule != other else [""] * 3
+            lines.append(line)
     header = ["task", "rule", "server lr", "accuracy (%)", "seeds", "against flat", *CHANGE[1:]]
     return table([*header, "against per-layer", *CHANGE[1:]], lines)
-
-
-def measure(store: Kept) -> None:
-    """All tasks."""
-    for task in DIGITS:
-        for rule, rate, seed in missing(store, task):
-            name = {"task": task, "rule": rule, "rate": rate, "seed": seed}
-            store.keep(name, partial(run, **name))
 
 
 def texts(store: Kept) -> Pages:
@@ -139,4 +82,4 @@ def texts(store: Kept) -> Pages:
     return {"data/adaptive.md": {"water-filling": comparison(store)}}
 
 
-MAKER = Maker("water-filling.json", texts, measure)
+MAKER = Maker("water-filling.json", texts, lambda store: measure_cells(cells(store, NAME, run)))

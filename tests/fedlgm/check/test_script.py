@@ -313,7 +313,7 @@ def test_a_script_of_tensorflow_privacy() -> None:
         ("engine.make_private(noise=1.0)", "unknown argument 'noise'"),
         ("LocalDpMod(1.0, 2.0, args.epsilon, 1e-5)", "arguments that cannot be read"),
         ("engine.make_private(noise_multiplier=1e999)", "noise_multiplier must be finite"),
-        ("engine.make_private(noise_multiplier='1')", "noise_multiplier must be finite"),
+        ("engine.make_private(noise_multiplier='1')", "noise_multiplier must be a number"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(script: str, words: str) -> None:

@@ -62,8 +62,16 @@ def test_bundled_example_level_mechanisms_pass(name: str, facts: RunFacts | None
     check_mechanism(mechanisms.get(name), facts=facts)
 
 
-@pytest.mark.parametrize("allocation", allocation.names())
-@pytest.mark.parametrize("norms", [None, "public", "stale", "quantile", "shares"])
+NORMS = ["public", "stale", "quantile", "shares"]
+
+
+@pytest.mark.parametrize(
+    ("allocation", "norms"),
+    [
+        *((name, None) for name in allocation.names()),
+        *zip(allocation.names(), itertools.cycle(NORMS), strict=False),
+    ],
+)
 def test_per_layer_dp_sgd_passes(allocation: str, norms: str | None) -> None:
     clip = {} if norms is None else {"clip": "med", "norms": norms}
     check_mechanism(mechanisms.get("dp-sgd", style="per-layer", allocation=allocation, **clip))

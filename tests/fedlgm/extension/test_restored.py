@@ -33,7 +33,7 @@ from fedlgm.training import (
     kinds,
     tasks,
 )
-from tests.support.own_objects import DATA, SMALL, Net
+from tests.support.own_objects import DATA, OBJECTS, SMALL, Net
 
 SETTINGS = LocalTraining(lr=0.1, batch_size=16, epochs=2)
 LATE = 20
@@ -329,10 +329,8 @@ def test_a_class_or_function_that_training_changes_is_refused(task: Any, tmp_pat
 
 def test_ordinary_parts_are_proven(tmp_path: Path) -> None:
     own = [
-        {"model": Std},
-        {"model": Std()},
-        {"task": Weighing},
-        {"task": Weighing(), "trainer": Running},
+        {"model": Std, "task": Weighing},
+        {"model": Std(), "task": Weighing(), "trainer": Running},
         {"model": Counter, "overrides": ["training.vectorize=on"]},
     ]
     for number, given in enumerate(own):
@@ -352,10 +350,12 @@ def test_ordinary_parts_are_proven(tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_engine_trains_the_same_model_of_parts_with_state(given: Any, tmp_path: Path) -> None:
-    objects: Any = {"model": Std(), "task": Weighing(), "trainer": Running, "data": DATA}
+    """Beside a mechanism, a partition and a server's optimizer, which reach every engine, too."""
+    objects: Any = OBJECTS | {"model": Std(), "task": Weighing(), "trainer": Running}
     changes = [*SMALL, "federation.rate=1.0", "run.block_size=3"]
     local = simulations.simulate(**objects, overrides=changes, run_dir=tmp_path / "local")
     other = simulations.simulate(**objects, overrides=changes, run_dir=tmp_path / "other", **given)
+    assert other["mechanism"] == local["mechanism"] == "<alike>"
     assert other.metrics == local.metrics
     same = zip(other.model().parameters(), local.model().parameters(), strict=True)
     assert all(torch.equal(one, two) for one, two in same)

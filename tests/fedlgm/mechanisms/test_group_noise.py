@@ -58,6 +58,7 @@ def plan_of(name, multiplier=1.5, relation="add-remove", rate=0.1, layers=LAYERS
         ("gaussian-iid", "uniform"),
     ],
 )
+@settings(max_examples=30)
 @given(clip=bounds, multiplier=st.floats(0.01, 100))
 def test_gaussian_rules_are_allocations_of_the_layer_wise_mechanism(
     name, allocation, clip, multiplier
@@ -73,6 +74,7 @@ def test_gaussian_rules_are_allocations_of_the_layer_wise_mechanism(
 
 
 @pytest.mark.parametrize("name", group_noise.names())
+@settings(max_examples=30)
 @given(clip=bounds, multiplier=st.floats(0.01, 100))
 def test_every_rule_spends_the_round_exactly(name, clip, multiplier):
     plan = plan_of(name, multiplier, bounds=clip.tolist())
@@ -138,7 +140,7 @@ def test_products_of_laplace_coordinates_are_dominated_by_one_scalar(ratios):
     noise = (
         KeyRing.from_seed(3)
         .numpy_generator(Purpose.PROBE, len(ratios))
-        .laplace(size=(200_000, len(ratios)))
+        .laplace(size=(50_000, len(ratios)))
     )
     losses, total = (np.abs(noise - ratios) - np.abs(noise)).sum(axis=1), sum(ratios)
     slack = []
@@ -248,7 +250,7 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
 @settings(deadline=None, max_examples=5)
 @given(
     st.floats(0.2, 10),
-    st.integers(1, 200),
+    st.integers(1, 60),
     st.sampled_from([0.02, 0.3, 1.0]),
     st.sampled_from(["add-remove", "replace-one"]),
 )
@@ -425,9 +427,10 @@ def test_bad_calibration(changes, message):
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e4, 0.0), (1e300, 1e-5)])
-def test_huge_budgets_are_no_overflow(relation, epsilon, delta):
+def test_huge_budgets_are_no_overflow(relation, epsilon, delta, monkeypatch):
     """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than
     they allow."""
+    monkeypatch.setattr(group_noise, "_LARGEST_LOSS", 8.0)  # grids grow with it
     multiplier = calibrate_laplace(epsilon, delta, steps=3, sampling_rate=0.1, relation=relation)
     loss = accounting.SENSITIVITY_FACTOR[relation] / multiplier
     assert 0 < loss <= events.LARGEST_PURE

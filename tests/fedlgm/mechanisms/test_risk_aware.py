@@ -288,7 +288,7 @@ def test_training(tmp_path, variant, weights):
         ({"weights": "private"}, "known: public, stale, privatised"),
         ({"error_rates": [0.6, 0.1, 0.1]}, r"error rates must lie in \[0, 0.5\]"),
         ({"error_rates": [-0.1, 0.1, 0.1]}, r"error rates must lie in \[0, 0.5\]"),
-        ({"emphasis": 0.5}, "emphasis must be at least 1"),
+        ({"emphasis": 0.5}, "emphasis must be finite and at least 1"),
         ({"share": 1.0}, "share must lie in"),
         ({"floor": 0.0}, "needs floor > 0"),
         ({"floor": 2.0}, r"floor must lie in \[0, 1\]"),

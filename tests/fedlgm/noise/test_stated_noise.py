@@ -32,7 +32,7 @@ Rows = list[list[np.ndarray]]
 @pytest.mark.parametrize("family", LAWS)
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_releases_of_one_ring_differ_in_round_party_and_layer(family, backend):
-    made, rows = plan(family), []
+    made, rows = plan(family, sizes={"a": 2_000, "b": 7, "c": 4_000, "d": 2_001}), []
     for round_, party in [(1, SERVER), (2, SERVER), (300, SERVER), (1, 0), (1, 1), (2, 0)]:
         flat = release(torch.zeros(made.size), made, KeyRing(0), round_, party, backend).double()
         rows.append(

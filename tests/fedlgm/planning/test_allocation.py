@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlgm.errors import ConfigError
@@ -31,6 +31,7 @@ def unpack(model):
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
+@settings(max_examples=30)
 @given(model=models, size=st.floats(1e-3, 1.0))
 def test_no_other_split_of_the_budget_does_better(name, model, size):
     s, d, direction = unpack(model)
@@ -56,6 +57,7 @@ def test_max_snr_sum_is_a_vertex(model, size):
 
 
 @pytest.mark.parametrize("name", allocation.names())
+@settings(max_examples=30)
 @given(model=models, multiplier=st.floats(0.05, 50))
 def test_every_rule_spends_the_budget_exactly(name, model, multiplier):
     s, d, _ = unpack(model)
@@ -82,6 +84,7 @@ def test_identities_between_the_rules(model):
 
 
 @pytest.mark.parametrize("name", allocation.names())
+@settings(max_examples=30)
 @given(model=models, factor=st.floats(1e-3, 1e3))
 def test_scaling_all_bounds_scales_the_noise(name, model, factor):
     s, d, _ = unpack(model)
@@ -94,6 +97,7 @@ def test_scaling_all_bounds_scales_the_noise(name, model, factor):
 @pytest.mark.parametrize(
     "name", ["sensitivity-proportional", "dimension-adjusted", "snr-consistent"]
 )
+@settings(max_examples=30)
 @given(model=models)
 def test_shares_that_do_not_depend_on_the_bounds(name, model):
     s, d, _ = unpack(model)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
@@ -37,6 +37,7 @@ def test_known_composed_epsilons(sigma, steps, epsilon):
     assert gaussian_epsilon(math.sqrt(steps) / sigma, 1e-5) == pytest.approx(epsilon, rel=1e-7)
 
 
+@settings(max_examples=40)
 @given(st.floats(0.05, 6), st.floats(0, 8))
 def test_delta_is_the_hockey_stick_divergence(mu, epsilon):
     def excess(t):

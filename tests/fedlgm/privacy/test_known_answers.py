@@ -171,8 +171,9 @@ def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relati
     assert epsilon(sigma * (1 - 2e-6), 1e-5, **setting) > target
 
 
-@pytest.mark.parametrize("multiplier", [0.0, 0.8, 3.0])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("rate", "multiplier"), [(0.0, 0.8), (0.1, 0.0), (0.1, 0.8), (0.1, 3.0), (1.0, 3.0)]
+)
 def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier):
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
     remembered, fresh = PldAccountant(), PLDAccountant()

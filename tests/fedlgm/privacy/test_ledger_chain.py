@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlgm.errors import FedlgmError, LedgerError
@@ -172,6 +172,7 @@ def test_what_is_no_head_is_refused(text):
 _ROWS = st.lists(st.lists(st.text(max_size=4), max_size=3), max_size=3)
 
 
+@settings(max_examples=40)
 @given(one=_ROWS, other=_ROWS)
 def test_different_rows_have_different_heads(one, other):
     """Also where the fields read the same one after another: lengths are hashed."""

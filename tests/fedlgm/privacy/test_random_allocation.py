@@ -73,7 +73,7 @@ class TestOneOfTwoRoundsExactly:
             integrate.quad(value, a, b, epsabs=1e-13, limit=200)[0] for a, b in pairwise(pieces)
         )
 
-    @pytest.mark.parametrize("noise", [0.3, 0.6, 1.0, 2.0, 5.0])
+    @pytest.mark.parametrize("noise", [0.3, 1.0, 5.0])
     def test_bounds_lie_above_the_integrals_and_close_to_them(self, noise):
         single = one_of_rounds(noise, 2, 1e-4)
         for removed, pmf in ((True, single._pmf_remove), (False, single._pmf_add)):
@@ -180,7 +180,7 @@ class TestKnownAnswers:
 
             upper, lower = authors(
                 delta=1e-5, sigma=noise, num_steps=rounds, num_selected=participations,
-                epsilon_accuracy=0.02,
+                epsilon_accuracy=0.1,
             )  # fmt: skip
         assert lower <= price(noise, rounds, participations) <= upper
 
@@ -207,8 +207,8 @@ class TestKnownAnswers:
         assert price(0.0, 10, 2) == math.inf
 
 
-@settings(max_examples=8, deadline=None)
-@given(noise=st.floats(0.4, 8.0), participations=st.integers(1, 6), rounds=st.integers(2, 80))
+@settings(max_examples=4, deadline=None)
+@given(noise=st.floats(0.6, 8.0), participations=st.integers(1, 6), rounds=st.integers(2, 40))
 def test_more_rounds_cost_less_and_secrecy_never_costs(noise, participations, rounds):
     rounds = max(rounds, participations + 1)
     cost = price(noise, rounds, participations)
@@ -217,8 +217,8 @@ def test_more_rounds_cost_less_and_secrecy_never_costs(noise, participations, ro
     assert cost <= plain * (1 + 1e-3) + 1e-6
 
 
-@settings(max_examples=15, deadline=None)
-@given(noise=st.floats(0.1, 30.0), rounds=st.integers(1, 300))
+@settings(max_examples=8, deadline=None)
+@given(noise=st.floats(0.1, 30.0), rounds=st.integers(1, 100))
 def test_masses_and_means_are_preserved(noise, rounds):
     law = _sum_of(rounds, 1 / noise)
     mean = float((law.masses * np.exp(law.logs)).sum()) + law.beyond
@@ -229,8 +229,8 @@ def test_masses_and_means_are_preserved(noise, rounds):
 
 
 class TestCalibration:
-    @pytest.mark.parametrize(("budget", "steps", "participations"), [(8.0, 100, 10), (1.0, 60, 7)])
-    def test_meets_the_budget_and_uses_it(self, budget, steps, participations):
+    def test_meets_the_budget_and_uses_it(self):
+        budget, steps, participations = 1.0, 20, 7
         noise = calibrate(
             budget, 1e-5, steps=steps, sampling="allocation", participations=participations
         )
@@ -241,9 +241,10 @@ class TestCalibration:
         start = time.process_time()
         price(1.2345, 100, 10)
         query = time.process_time() - start
-        calibrate(7.654321, 1e-5, steps=100, sampling="allocation", participations=10)
+        noise = calibrate(7.654321, 1e-5, steps=100, sampling="allocation", participations=10)
         assert query < 2
         assert time.process_time() - start < 10
+        assert 0.9999 * 7.654321 < price(noise, 100, 10) <= 7.654321
         start = time.process_time()
         price(1.2345, 100, 10)
         assert time.process_time() - start < 0.05

@@ -1,4 +1,4 @@
-"""Attack rates of 500 random events lie between exact or optimistic rates and 1.02 times them."""
+"""Attack rates of 350 random events lie between exact or optimistic rates and 1.02 times them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def optimistic(noise: float, rate: float, steps: int) -> tuple[np.ndarray, float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(4))
 def test_sampled_releases(part: int) -> None:
+    """100 events: a fault that shows in one of thirty is found with probability 0.96."""
     rng = np.random.default_rng(part)
     for _ in range(25):
         noise, rate = np.exp(rng.uniform(np.log(0.6), np.log(3))), rng.uniform(0.02, 0.6)

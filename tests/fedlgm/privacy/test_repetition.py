@@ -1,8 +1,10 @@
-"""Grids made at once and remembered moments change no bit of what dp_accounting computes."""
+"""Grids made at once, remembered moments and terms computed together change no bit of what
+dp_accounting computes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +14,18 @@ from dp_accounting.pld.privacy_loss_distribution import (
     from_gaussian_mechanism,
     from_laplace_mechanism,
 )
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlgm.privacy.accountants import PldAccountant
+from fedlgm.privacy.accountants import (
+    ORDERS,
+    PldAccountant,
+    RenyiAccountant,
+    SampledRenyiAccountant,
+    quiet,
+)
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.grid import sampled_gaussian
 from fedlgm.privacy.repetition import repeatable
@@ -47,9 +57,7 @@ def test_a_grid_is_that_of_dp_accounting(multiplier: float, rate: float, interva
         np.testing.assert_equal(vars(one), vars(other))
 
 
-@pytest.mark.parametrize(
-    ("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (0.35, 0.01), (1.5, 0.999)]
-)
+@pytest.mark.parametrize(("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (1.5, 0.999)])
 @pytest.mark.parametrize("truncation", [0.0, 1e-15, 1e-6])
 def test_compositions_are_those_of_dp_accounting(
     multiplier: float, rate: float, truncation: float
@@ -59,7 +67,7 @@ def test_compositions_are_those_of_dp_accounting(
     )
     often = repeatable(once)
     assert often._symmetric == once._symmetric
-    for count in (1, 2, 7, 40):
+    for count in (1, 7, 40):
         theirs, ours = (one.self_compose(count, truncation) for one in (once, often))
         for side in ("_pmf_remove", "_pmf_add"):
             a, b = (dict(vars(getattr(made, side))) for made in (theirs, ours))
@@ -69,7 +77,7 @@ def test_compositions_are_those_of_dp_accounting(
         assert theirs.get_epsilon_for_delta(1e-5) == ours.get_epsilon_for_delta(1e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.floats(0.3, 30.0),
     st.floats(1e-4, 0.999),
@@ -111,3 +119,23 @@ def test_epsilons_of_a_run_grow_as_before() -> None:
         for count in (1, 5, 10)
     ]
     assert all(low < high for low, high in pairwise(seen))
+
+
+@pytest.mark.parametrize("orders", [DEFAULT_RDP_ORDERS, ORDERS], ids=len)
+@pytest.mark.parametrize(
+    ("rate", "multiplier"),
+    # the second: several fractional orders do not converge; the last two: no double holds 1 / z^2
+    [(0.1, 8.0), (0.5, 0.9), (0.01, 0.4), (0.999, 3.0), (1e-9, 30.0), (0.1, 1e-3), (0.1, 1e-100)],
+)
+def test_renyi_divergences_are_those_of_dp_accounting(
+    rate: float, multiplier: float, orders: Sequence[float]
+) -> None:
+    event = gaussian_event(multiplier, rate)
+    with quiet():
+        theirs = RdpAccountant(orders=orders).compose(event, 7).rdp
+    ours = SampledRenyiAccountant(orders=orders).compose(event, 7).rdp
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_renyi_divergences_without_noise_are_infinite() -> None:
+    assert RenyiAccountant().compose(gaussian_event(1e-200, 0.1)).get_epsilon(1e-5) == math.inf

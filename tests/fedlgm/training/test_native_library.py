@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.training.native import instruction_set, library
+from fedlgm.training.native import instruction_set, kernel_build, library
 
 
 def test_a_machine_without_a_compiler_says_so(
@@ -137,19 +137,21 @@ def test_a_kernel_is_tried_on_every_loss_and_norm(
 ) -> None:
     """A compiler that gets one of them wrong is refused. The bits do not depend on optimisation."""
     changed = []
-    for source in library._SOURCES:
+    for source in kernel_build.SOURCES:
         text = source.read_text()
         changed.append(tmp_path / source.name)
         changed[-1].write_text(text.replace(right, wrong))
     assert any(file.read_text().count(wrong) for file in changed)
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_SOURCES", tuple(changed))
+    monkeypatch.setattr(kernel_build, "SOURCES", tuple(changed))
     monkeypatch.setattr(
-        library, "_COMMON", tuple("-O0" if flag == "-O2" else flag for flag in library._COMMON)
+        kernel_build,
+        "COMMON",
+        tuple("-O0" if flag == "-O2" else flag for flag in kernel_build.COMMON),
     )
     with pytest.warns(Notice), pytest.raises(ConfigError, match="computes wrong bits"):
         library.build("portable")
-    for source in library._SOURCES:
+    for source in kernel_build.SOURCES:
         source.write_text(source.read_text().replace(wrong, right))
     with pytest.warns(Notice):
         library.build("portable")

@@ -85,8 +85,8 @@ def test_where_weights_cannot_decay_it_is_refused() -> None:
             match=r"kernel has no training\.weight_decay: use training\.kernel = 'torch'",
         ):
             NativeTrainer(made, layers, SETTINGS[0])
-    with pytest.raises(ConfigError, match=r"training\.weight_decay"):
-        load("dp-sgd-digits", ["training.weight_decay=0.1"])
+    with pytest.raises(ConfigError, match=r"training\.weight_decay cannot be 0\.1"):
+        load("example-level-federation", ["training.weight_decay=0.1"])
     with pytest.raises(ConfigError, match="without momentum and weight decay only"):
         bound_by_training(LocalTraining(lr=0.1, gradient_clip=1.0, weight_decay=0.1))
     for lr, decay in ((1.0, 1.0), (0.1, -1.0), (0.1, float("nan")), (0.1, float("inf"))):

@@ -29,11 +29,6 @@ Cheat = Callable[[Noising, torch.Tensor], torch.Tensor]
 _add = Noising.add_
 
 
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    return certified_run(tmp_path_factory.mktemp("honest"))
-
-
 def _first_layer(noising: Noising) -> slice:
     return slice(0, noising.plan.parts[0].size)
 

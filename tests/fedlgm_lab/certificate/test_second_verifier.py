@@ -6,7 +6,6 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,24 +20,7 @@ from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.replay import fused
 from tests.fedlgm_lab.certificate import second_verifier
 from tests.fedlgm_lab.certificate.test_tampering import EDITS, REPAIRED
-from tests.fedlgm_lab.certificate.test_trust import KINDS, SERVER
-from tests.support.certificates import Certified, certified_run, fit
-
-ALIKE = sorted(
-    {*KINDS}
-    - {"distributed, Skellam", "allocated", "allocated in blocks", "examples, allocated"}
-    - {"local, Laplace"}  # whose grid of losses up to 400 takes minutes
-)
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    return certified_run(tmp_path_factory.mktemp("honest"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    return certified_run(tmp_path_factory.mktemp("other"), beacon=False)
+from tests.support.certificates import Certified, fit
 
 
 def holds_twice(run: Certified, certificate: bytes, model: bytes | None = None) -> bool:
@@ -64,11 +46,9 @@ def holds_twice(run: Certified, certificate: bytes, model: bytes | None = None) 
     return first
 
 
-@pytest.mark.parametrize("name", ALIKE)
-def test_both_accept_honest_certificates(name: str, tmp_path: Path) -> None:
-    recipe, basis = KINDS[name]
-    run = certified_run(tmp_path, recipe=recipe, basis=basis, beacon=name in SERVER)
-    assert holds_twice(run, run.sign(run.statement))
+def test_both_accept_an_honest_certificate(honest: Certified) -> None:
+    """tests/fedlgm_lab/certificate/test_trust.py has those of every kind of run."""
+    assert holds_twice(honest, honest.sign(honest.statement))
 
 
 @pytest.mark.parametrize("fitted", [False, True])

@@ -21,19 +21,9 @@ from fedlgm_lab.certificate.releases import round_file
 from fedlgm_lab.certificate.verifier.case import SIMULATION
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused
 from fedlgm_lab.certificate.verifier.replay import replay
-from tests.support.certificates import Certified, certified_run, edit_plans, fit
+from tests.support.certificates import Certified, edit_plans, fit
 
 Edit = Callable[[dict[str, Any]], object]
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    return certified_run(tmp_path_factory.mktemp("honest"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    return certified_run(tmp_path_factory.mktemp("other"), beacon=False)
 
 
 def _claim(name: str, value: Any) -> Edit:

@@ -20,8 +20,10 @@ import pytest
 from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, RunError
+from fedlgm.privacy.guarantee import WHO_ADDS_NOISE
 from fedlgm_lab.reports import figures, page, pictures, report
 from fedlgm_lab.reports.notebook import summary_html
+from fedlgm_lab.reports.parties import list_parties
 from fedlgm_lab.reports.svg import to_uri
 from simulations import launch
 from simulations.config.recipe import Recipe
@@ -106,6 +108,16 @@ def test_the_page_is_whole(adaptive: Path) -> None:
         assert told in text
     assert "epsilon proven" in text
     assert "epsilon claimed" in text
+
+
+def test_the_page_says_what_each_party_sees(adaptive: Path) -> None:
+    text = html.unescape((adaptive / "report.html").read_text(encoding="utf-8"))
+    for party in list_parties("central", simulated=True):
+        assert party.name in text
+        assert party.sees in text
+    sees = {trust: dict(list_parties(trust, False))["the server"] for trust in WHO_ADDS_NOISE}
+    assert "without noise" in sees["central"]
+    assert "without noise" not in sees["local"] + sees["distributed"]
 
 
 def test_private_figures_are_in_the_private_page_alone(adaptive: Path) -> None:

@@ -94,8 +94,11 @@ def test_the_table_and_another_public_set(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lm.toml", "--emphasis", 0.5), "emphasis must be at least 1, got 0.5"),
-        (("lm.toml", "--set", "mechanism.emphasis=0.5"), "emphasis must be at least 1, got 0.5"),
+        (("lm.toml", "--emphasis", 0.5), "emphasis must be finite and at least 1, got 0.5"),
+        (
+            ("lm.toml", "--set", "mechanism.emphasis=0.5"),
+            "emphasis must be finite and at least 1, got 0.5",
+        ),
         (
             ("lm.toml", "--set", "mechanism.error_rates=[0.6,0.1]"),
             "error rates must lie in [0, 0.5]",

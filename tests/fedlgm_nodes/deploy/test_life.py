@@ -174,21 +174,26 @@ def test_nodes_come_and_go(folder, tmp_path):
         add(folder, "clinic", {})
     with pytest.raises(ConfigError, match="at most 64 letters"):
         add(folder, "St Mary", {})
-    with pytest.raises(ConfigError, match=r"only the last of several nodes .*\(clinic\)"):
-        remove(folder, "node0")
     with pytest.raises(ConfigError, match="there is no node 'other'"):
         remove(folder, "other")
     place = remove(folder, "clinic")
     assert NodeFolder.open(place / "service").ledger_file.exists()
-    assert len(Enrolment.load(folder.enrolment_file)) == 2
+    assert Enrolment.load(folder.enrolment_file).clients == [0, 1]
     assert sorted(entry.name for entry in (folder.path / "nodes").iterdir()) == [
         "clinic", "node0", "node1",
     ]  # fmt: skip
     with pytest.raises(RunError, match="exists already; move it away"):
         add(folder, "clinic", {})
+    remove(folder, "node0")
+    assert Enrolment.load(folder.enrolment_file).clients == [1]  # the policies state their numbers
+    with pytest.raises(ConfigError, match="node1 is the only node"):
+        remove(folder, "node1")
     secure = create(tmp_path / "secure", 3, policy={"trust": ["distributed"]})
     with pytest.raises(ConfigError, match="list their peers"):
         add(secure, "clinic", {})
+    said = CliRunner().invoke(app, ["remove", str(secure.path), "node1"])
+    assert "list their peers in every policy" in str(said.exception)
+    assert Enrolment.load(secure.enrolment_file).clients == [0, 1, 2]
 
 
 @pytest.mark.slow
@@ -214,7 +219,11 @@ def test_a_federation_that_lives_on(tmp_path, monkeypatch):
         result = submit.run(folder, recipe, say=lines.append)
         assert result["rounds"] == 1
         assert any("round 1: 3 nodes asked" in line for line in lines), lines
-        remove(folder, "clinic")
-        assert not [role for role in processes._running(folder) if role.startswith("clinic")]
+        remove(folder, "node0")
+        assert not [role for role in processes._running(folder) if role.startswith("node0")]
+        lines.clear()
+        result = submit.run(folder, recipe, say=lines.append)  # the clients 1 and 2
+        assert result["rounds"] == 1
+        assert any("round 1: 2 nodes asked" in line for line in lines), lines
     finally:
         processes.down(folder)

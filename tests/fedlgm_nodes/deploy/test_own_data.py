@@ -45,6 +45,20 @@ def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def watch_until(folder: Path, words: str) -> None:
+    """`fedlgm deploy status --watch` until it says these words."""
+    command = [sys.executable, "-m", "simulations.cli", "deploy", "status", "lab", "--watch"]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        assert any(words in line for line in watch.stdout or ())
+        watch.terminate()
+
+
 @pytest.mark.slow
 def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path):
     write_tables(tmp_path)
@@ -53,8 +67,7 @@ def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path
     try:
         begun = shell(tmp_path, blocks[0])
         assert begun.returncode == 2, begun.stderr
-        watch = f'timeout 40 "{sys.executable}" -m simulations.cli deploy status lab --watch'
-        assert "SuperLink answers, 2 of 2 nodes connected" in shell(tmp_path, watch).stdout
+        watch_until(tmp_path, "SuperLink answers, 2 of 2 nodes connected")
         digests = dict(re.findall(r"(node\d) refuses it \(the work (\w{16}) waits", begun.stderr))
         assert digests.keys() == {"node0", "node1"}
         script = blocks[1]

@@ -12,8 +12,8 @@ from fedlgm_nodes.server.enrolment import Enrolment
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda node: node.update(client=5), "numbered 0 to 2"),
-        (lambda node: node.update(client=1), "each once"),
+        (lambda node: node.update(client=-1), "client: must be"),
+        (lambda node: node.update(client=1), "same client"),
         (lambda node: node.update(name="n1"), "same name"),
         (lambda node: node.update(name="clinic\x1b[31m"), "name: must be at most 64"),
         (lambda node: node.update(name="clinic\nround 9: all is well"), "name: must be at most 64"),

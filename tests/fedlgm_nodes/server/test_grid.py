@@ -74,3 +74,13 @@ def test_every_client_has_a_node_to_the_strategy(federation):
     assert grid.get_node_ids() == [2, 3, 4]
     (reply,) = grid.send_and_receive([grid.create_message(RecordDict(), MessageType.QUERY, 3, "q")])
     assert reply.content.config_records[wire.CONFIG][wire.PARTITION] == 1
+
+
+def test_after_a_node_was_removed_the_others_keep_their_numbers(federation, monkeypatch):
+    enrolment = federation.enrolment()
+    others = enrolment.model_copy(update={"node": enrolment.node[1:]})
+    monkeypatch.setattr(federation, "enrolment", lambda: others)
+    monkeypatch.setattr("tests.support.node_grids.CLIENTS", 2)
+    federation.run()
+    assert federation.reports[0].answered == ["n1", "n2"]
+    assert [len(rows(folder)) for folder in federation.folders] == [0, 1, 1]

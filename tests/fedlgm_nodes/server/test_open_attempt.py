@@ -17,7 +17,7 @@ from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.server.open_attempt import AttemptFile, LostAttempt
 from fedlgm_nodes.service.ask import Ask
-from fedlgm_nodes.service.release import Releaser
+from fedlgm_nodes.service.training_process import TrainingProcess
 from tests.support.node_grids import QUICK
 from tests.support.nodes import WORK, edit, rows
 from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes, plan
@@ -129,9 +129,9 @@ ONCE = list(range(1, ROUNDS + 1))
 def test_a_killed_server_continues_its_round_and_nobody_is_charged_twice(
     known, monkeypatch, uninterrupted, round_, step, client
 ):
-    made, make = [], Releaser.words
+    made, make = [], TrainingProcess.words
     monkeypatch.setattr(
-        Releaser, "words", lambda self, *given: made.append(self) or make(self, *given)
+        TrainingProcess, "words", lambda self, *given: made.append(self) or make(self, *given)
     )
     killed(known, monkeypatch, round_, step, client)
     for restarted in range(NODES):

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedlgm.errors import LedgerError
-from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.events import gaussian_event, laplace_event
+from fedlgm.privacy import DpEvent, composed_epsilon
+from fedlgm.privacy.events import gaussian_event, laplace_event, repeat_event
+from fedlgm_nodes.service import ledger
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.row import CLIENT, EXAMPLE
 
@@ -259,3 +261,33 @@ def test_removing_a_lock_file_lets_no_second_process_in(paths):
             NodeLedger(other, paths[1])
     with NodeLedger(*paths) as ledger:
         charge(ledger, "a")
+
+
+def test_a_long_ledger_of_many_plans_does_not_slow_a_charge(paths, monkeypatch):
+    """10,000 releases of 100 distinct example-level plans."""
+    monkeypatch.setattr(ledger, "write_witness", lambda *_: None)  # its disk is not what is timed
+
+    def cost(plan: int) -> DpEvent:
+        step = gaussian_event(2.0 + plan / 50, 1e-3 + plan * 1e-5)
+        return repeat_event(step, 5 + plan % 7)
+
+    def charge(opened: NodeLedger, number: int) -> None:
+        opened.charge(
+            f"{number:064x}", cost(number % 100), trust="local", run="r", round=number, data="d",
+            protects=EXAMPLE,
+        )  # fmt: skip
+
+    with NodeLedger(*paths) as opened:
+        opened._db.execute("PRAGMA synchronous = OFF")
+        for number in range(10_000):
+            charge(opened, number)
+        opened.epsilon(1e-5, EXAMPLE, cost(0))  # the service does so when it starts
+        seconds = []
+        for number in (10_003, 10_050, 10_097):
+            started = time.process_time()
+            assert opened.find(f"{number:064x}") is None
+            assert opened.epsilon(1e-5, EXAMPLE, cost(number % 100)) < 8
+            charge(opened, number)
+            opened.epsilon(1e-5, EXAMPLE)
+            seconds.append(time.process_time() - started)
+    assert max(seconds) < 0.15, seconds

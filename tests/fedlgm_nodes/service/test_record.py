@@ -112,6 +112,40 @@ def test_an_approval_ends_with_its_epsilon(tmp_path):
     assert len(nodes.rows(folder)) == 2
 
 
+@pytest.mark.parametrize("kind", ["of another node", "replayed", "of another work", "expired"])
+def test_a_hostile_approval_permits_nothing_in_a_service_that_runs(tmp_path, kind):
+    """Rows that somebody writes into the record, and approvals of something else."""
+    folder = careful(tmp_path / "node")
+    with NodeProcess(folder):
+        ask(folder)
+        ask(folder, work=OTHER)
+        work, other = waiting(folder)
+        with folder.ledger(readonly=True) as ledger:
+            record = folder.record(ledger.identity)
+        if kind == "of another work":
+            run("approve", folder.path, other)
+        elif kind == "expired":
+            record.append("approve", **request(work=work, until="2020-01-01", releases=None))
+        elif kind == "replayed":
+            run("approve", folder.path, work)
+            approval = folder.record_file.read_bytes().splitlines(keepends=True)[-1]
+            run("deny", folder.path, work, "--reason", "no")
+            with folder.record_file.open("ab") as file:
+                file.write(approval)
+        else:
+            forged = Record(tmp_path / "r", tmp_path / "w", ledger.identity, b"x" * 32)
+            for row in record.rows:
+                fields = {name: row[name] for name in row.keys() - {"seq", "at", "kind", "head"}}
+                forged.append(row["kind"], **fields)
+            forged.append("approve", **request(work=work, until="", releases=None))
+            with folder.record_file.open("ab") as file:
+                file.write(forged.path.read_bytes().splitlines(keepends=True)[-1])
+        said, body = ask(folder)
+        assert (said["ok"], body) == (False, b"")
+        assert said["code"] == ("approval" if kind in ("of another work", "expired") else "ledger")
+    assert nodes.rows(folder) == []
+
+
 def request(**more: Any) -> dict[str, Any]:
     return {"work": "ab" * 32, "content": {}, **more}
 

@@ -53,9 +53,9 @@ def test_the_sum_is_exact_or_the_round_is_void(monkeypatch):
 
 @pytest.mark.slow
 def test_the_sum_is_exact_or_the_round_is_void_in_many_rounds(monkeypatch):
-    exact, void = random_rounds(monkeypatch, 400, seed=2)
-    assert exact > 120
-    assert void > 80
+    exact, void = random_rounds(monkeypatch, 150, seed=2)
+    assert exact > 45
+    assert void > 30
 
 
 @pytest.mark.slow
@@ -234,10 +234,10 @@ def test_random_deviations():
 
 
 @pytest.mark.slow
-def test_a_thousand_random_deviations():
-    _, violations, sums = attacked(1000, seed=2, ring=True)
+def test_four_hundred_random_deviations():
+    _, violations, sums = attacked(400, seed=2, ring=True)
     assert violations == []
-    assert sums > 20
+    assert sums > 8
 
 
 @pytest.mark.parametrize("checked", [True, False])

@@ -60,9 +60,9 @@ def test_the_sum_is_exact_or_the_round_is_void():
 
 @pytest.mark.slow
 def test_the_sum_is_exact_or_the_round_is_void_in_many_rounds():
-    exact, void = random_rounds(500, seed=2)
-    assert exact > 150
-    assert void > 100
+    exact, void = random_rounds(200, seed=2)
+    assert exact > 60
+    assert void > 40
 
 
 @pytest.mark.slow

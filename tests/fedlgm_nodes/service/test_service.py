@@ -26,7 +26,7 @@ from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.service.ask import Ask
 from fedlgm_nodes.service.row import CLIENT
 from fedlgm_nodes.service.service import Service
-from fedlgm_nodes.service.work import Workshop
+from fedlgm_nodes.service.workshop import Workshop
 from tests.support import nodes
 from tests.support.nodes import (
     MODEL,
@@ -282,11 +282,8 @@ def test_without_examples_there_is_noise_alone(tmp_path):
 def test_data_that_fit_no_model_are_named_before_anything_is_served(tmp_path):
     folder = make_node(tmp_path / "node")
     edit(folder, "classes = 3", f"classes = {10**20}")
-    with (
-        contextlib.closing(Service(folder)) as service,
-        pytest.raises(ConfigError, match=r"data\.classes of the policy"),
-    ):
-        service.warm()
+    with pytest.raises(ConfigError, match=r"data\.classes of the policy"):
+        Service(folder)
 
 
 def test_admission_checks_a_question_and_builds_nothing(tmp_path, monkeypatch):
@@ -298,13 +295,12 @@ def test_admission_checks_a_question_and_builds_nothing(tmp_path, monkeypatch):
         return service.admit(Ask.model_validate(header), nodes.BODY)
 
     with contextlib.closing(Service(folder)) as service:
-        question, work, model = admit(plan="not a plan")  # which needs the model's layers
-        assert (question.plan, work.model["name"]) == ("not a plan", nodes.WORK["model"]["name"])
+        question, model = admit(plan="not a plan")  # which needs the model's layers
+        assert question.plan == "not a plan"
         np.testing.assert_array_equal(model, nodes.MODEL.numpy())
         for code, values in {
             "client": {"client": 1},
             "malformed": {"round": 0},
-            "work": {"work": nodes.WORK | {"model": {"name": "unknown"}}},
         }.items():
             with pytest.raises(Refusal) as refusal:
                 admit(**values)

@@ -110,8 +110,8 @@ def test_no_bytes_are_answered_with_a_release(lasting, frame):
 
 
 @pytest.mark.slow
-def test_ten_thousand_frames(lasting):
-    @settings(max_examples=10_000, suppress_health_check=list(HealthCheck), database=None)
+def test_three_thousand_frames(lasting):
+    @settings(max_examples=3_000, suppress_health_check=list(HealthCheck), database=None)
     @given(frame=FRAMES)
     def check(frame: bytes) -> None:
         _check_fuzz(lasting, frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
@@ -159,3 +161,34 @@ def test_parts_that_a_plan_levels_are_those_of_the_work(node, fills):
     assert header["ok"] is (fills == own.fills)
     assert header.get("code") == (None if header["ok"] else "plan")
     assert len(rows(node)) == header["ok"]
+
+
+@pytest.mark.slow
+def test_a_thousand_hostile_questions_are_refused_and_cost_nothing(tmp_path):
+    """Of a server that is hostile itself, of strangers, and of those who have recorded a question."""
+    order, server = random.Random(0), Ed25519PrivateKey.generate()
+    stranger = Ed25519PrivateKey.generate()
+    folder = make_node(tmp_path / "node", server_key=protocol.public_text(server))
+    with served(folder):
+        answered = nodes.asked(folder).header(server)
+        assert frames.exchange(str(folder.socket), answered, BODY, timeout=LIMIT_S)[0]["ok"]
+        for number in range(1, 1001):
+            kind, body = order.choice(["plan", "model", "work", "signer", "replayed"]), BODY
+            asked: dict[str, Any] = {"round": number, "nonce": f"{number:04x}"}
+            if kind == "plan":
+                asked["plan"] = order.choice([*PLANS.values()])
+            elif kind == "model":
+                body = order.choice([*MODELS.values()])
+                asked["model"] = protocol.sha256(body)
+            elif kind == "work":
+                asked["work"] = nodes.WORK | order.choice([*WORKS.values()])
+            key = order.choice([None, stranger]) if kind == "signer" else server
+            header = nodes.asked(folder, **asked).header(key)
+            if kind == "replayed":
+                part = order.choice(["run", "nonce", "plan", "signature"])
+                other = {"run": "other", "nonce": "ff", "plan": plan(5.0).to_json()}
+                header = answered | {part: other.get(part, "0" * 128)}
+            said, numbers_ = frames.exchange(str(folder.socket), header, body, timeout=LIMIT_S)
+            assert not said["ok"], (kind, asked)
+            assert bytes(numbers_) == b""
+    assert len(rows(folder)) == 1

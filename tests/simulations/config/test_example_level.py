@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedlgm.errors import ConfigError, DataError, FedlgmError
+from fedlgm.training.rates import factors
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -132,3 +133,62 @@ def test_plans_say_how_examples_are_sampled():
     assert local["epsilon_rdp"] == pytest.approx(4.0, abs=1e-3)
     assert math.isfinite(local["noise_norm"])
     json.dumps(local)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)], ids=str
+)
+def test_the_step_on_a_release_is_that_of_torchs_optimizer_with_decay(optimizer, momentum):
+    """AdamW, SGD and momentum with decoupled decay, each with a linear schedule of the rate."""
+    rounds = 4
+    recipe = central(
+        f"federation.rounds={rounds}",
+        f"training.optimizer={optimizer}",
+        f"training.momentum={momentum}",
+        "training.weight_decay=0.3",
+        "training.lr=0.1",
+        "federation.server_schedule=linear",
+    )
+    step = Assembly(recipe).model.server_optimizer()
+    weights = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+    model = weights.detach().clone()
+    peer = (
+        torch.optim.AdamW([weights], lr=0.1, weight_decay=0.3)
+        if optimizer == "adam"
+        else torch.optim.SGD([weights], lr=0.1, momentum=momentum)
+    )
+    for round, factor in enumerate(factors("linear", rounds)):
+        mean_update = torch.randn(7, generator=torch.Generator().manual_seed(round))
+        peer.param_groups[0]["lr"] = 0.1 * factor
+        if optimizer == "sgd":  # torch's SGD has coupled decay only
+            weights.data.mul_(1 - 0.1 * factor * 0.3)
+        weights.grad = -mean_update
+        peer.step()
+        model = step.step(model, mean_update)
+        torch.testing.assert_close(model, weights.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_decay_changes_the_model_and_no_epsilon(tmp_path):
+    changes = ("federation.rounds=2", "training.optimizer=adam", "training.lr=0.05")
+    plain, decayed = (
+        launch.simulate(central(*changes, *more), run_dir=tmp_path / str(len(more)))
+        for more in ((), ("training.weight_decay=2",))
+    )
+    assert plain["epsilon"] == decayed["epsilon"]
+    assert plain["model_sha256"] != decayed["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["run.keep_releases=true"], "repeats only steps without training.weight_decay"),
+        (["federation.server_optimizer=mine:Step"], "your own server step makes its own"),
+    ],
+)
+def test_decay_that_nothing_would_apply_is_refused(changes, words):
+    def server_step():
+        recipe = central("training.weight_decay=0.1", *changes)
+        return recipe.protects.server_step(recipe, None)
+
+    with pytest.raises(ConfigError, match=words):
+        server_step()

@@ -27,8 +27,8 @@ NOISE = ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"]
         ("digits", ["federation.sampling=fixed"]),
         ("digits", ["privacy.trust=local", "privacy.max_participations=3"]),
         ("correlated-digits", []),
-        ("example-level-federation", []),
-        ("dp-sgd-digits", []),
+        ("example-level-federation", ["privacy.accountant=rdp"]),
+        ("dp-sgd-digits", ["privacy.accountant=rdp"]),
         (
             "dp-sgd-digits",
             [

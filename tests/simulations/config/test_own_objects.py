@@ -34,15 +34,18 @@ from fedlgm.training.tasks import Task
 
 
 class Net(nn.Module):
-    """Two inputs: numbers [n, 5] and tokens [n, 4]."""
+    """Two inputs: numbers [n, 5] and tokens [n, 4]. Dropout is a layer and a function."""
 
-    def __init__(self, width=4):
+    def __init__(self, width=4, rate=0.0):
         super().__init__()
+        self.drop, self.rate = nn.Dropout(rate), rate
         self.embedding, self.norm = nn.Embedding(7, width), nn.LayerNorm(width + 5)
         self.outputs = nn.Linear(width + 5, 1)
 
     def forward(self, numbers, tokens):
-        return self.outputs(self.norm(torch.cat([numbers, self.embedding(tokens).mean(1)], dim=1)))
+        words = self.drop(self.embedding(tokens)).mean(1)
+        hidden = self.norm(torch.cat([numbers, words], dim=1))
+        return self.outputs(nn.functional.dropout(hidden, self.rate, self.training))
 
 
 class Quantile(Task):
@@ -148,10 +151,14 @@ def test_everything_may_be_a_users_own(here: Path, vectorize: str) -> None:
 def test_engines_agree_on_a_users_own(
     here: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With dropout, whose draws change the model."""
     monkeypatch.setenv("PYTHONPATH", f"{here}:{':'.join(filter(None, sys.path))}")
-    expected = launch.simulate(own(), run_dir=here / "local")
-    result = launch.simulate(own(), engine=engine, workers=2, run_dir=here / "run")
+    recipe = own(model={"name": "my_own_things:Net", "width": 3, "rate": 0.3})
+    expected = launch.simulate(recipe, run_dir=here / "local")
+    result = launch.simulate(recipe, engine=engine, workers=2, run_dir=here / "run")
     assert [result[name] for name in SAME] == [expected[name] for name in SAME]
+    without = launch.simulate(own(), run_dir=here / "without")
+    assert without["model_sha256"] != result["model_sha256"]
 
 
 def test_own_arrays_and_other_sets_leave_the_interval_of_pixels_behind(tmp_path: Path) -> None:

@@ -30,17 +30,8 @@ from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
-from tests.support.interruption import Interrupted, interrupt_at
+from tests.support.interruption import Interrupted, interrupt_at, take_ctrl_c
 
-ENGINES = [
-    pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
-    pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
-    pytest.param(
-        {"engine": "flower", "workers": 2, "supernodes": 20},
-        id="flower, a node per client",
-        marks=pytest.mark.slow,
-    ),
-]
 SAME = (
     "model_sha256",
     "accuracy",
@@ -129,7 +120,17 @@ def another_cluster(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("options", ENGINES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
+        pytest.param(
+            {"engine": "flower", "workers": 2, "supernodes": 20},
+            id="flower, a node per client",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_engines_agree_bit_by_bit(
     recipe, reference, tmp_path, another_cluster, nothing_left, options
 ):
@@ -148,9 +149,9 @@ def test_engines_agree_bit_by_bit(
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": "processes", "workers": 1}, id="processes, 1 worker"),
         pytest.param({"engine": "processes", "workers": 3}, id="processes, 3 workers"),
-        *ENGINES,
+        pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
+        pytest.param({"engine": "flower", "workers": 2}, id="flower"),
     ],
 )
 def test_engines_agree_on_what_the_compiled_kernel_trains(recipe, tmp_path, nothing_left, options):
@@ -168,81 +169,51 @@ def test_engines_agree_on_what_the_compiled_kernel_trains(recipe, tmp_path, noth
     assert {name: runs[0][name] for name in SAME} == {name: runs[1][name] for name in SAME}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers", marks=pytest.mark.slow),
-        pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
-    ],
-)
-def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
-    recipe = recipes.load(
+def correlated(*overrides: str) -> Recipe:
+    return recipes.load(
         "correlated-digits",
-        ["federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "run.block_size=2",
-         "federation.sampling=min-separation", "federation.dropout=0.2"],
+        ["federation.clients=20", "federation.rate=0.25", "federation.sampling=min-separation",
+         "federation.dropout=0.2", "run.block_size=2", "run.checkpoint_every=2", *overrides],
     )  # fmt: skip
-    here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
-    there = launch.simulate(recipe, run_dir=tmp_path / "run", **options)
-    assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "seed"), [("ray", 3), ("flower", None)]
-)  # Flower's processes read secret keys
-def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
-    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits
-    of a whole run.
-
-    Flower's driver polls the finished rounds: enough of them follow the second stop for it to be
-    seen in time."""
-    recipe = recipes.load(
-        "correlated-digits",
-        [
-            "federation.clients=20",
-            "federation.rounds=12",
-            "federation.rate=0.25",
-            "run.block_size=2",
-            "run.checkpoint_every=2",
-            f"run.seed={'none' if seed is None else seed}",
-        ],
-    )
-    chance = random.Random(f"{engine} {seed}")
+def test_an_interrupted_correlated_run_goes_on_on_ray(tmp_path, one_ray):
+    """Stopped at two random rounds and continued there: the bits of a whole run."""
+    recipe, chance = correlated("federation.rounds=12", "run.seed=3"), random.Random("ray 3")
     stops = chance.randint(1, 3), chance.randint(5, 6)
+    options = {"engine": "ray", "workers": 2}
     with pytest.raises(Interrupted):
         launch.simulate(
-            recipe,
-            engine=engine,
-            workers=2,
-            run_dir=tmp_path / "run",
-            progress=interrupt_at(stops[0]),
+            recipe, run_dir=tmp_path / "run", progress=interrupt_at(stops[0]), **options
         )
-    if seed is None:  # secret keys: a copy of the folder, run through here, is the same run
-        shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        here = launch.resume(tmp_path / "copy")
-    else:
-        here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
     with pytest.raises(Interrupted):
-        launch.resume(tmp_path / "run", engine=engine, workers=2, progress=interrupt_at(stops[1]))
-    there = launch.resume(tmp_path / "run", engine=engine, workers=2)
+        launch.resume(tmp_path / "run", progress=interrupt_at(stops[1]), **options)
+    there = launch.resume(tmp_path / "run", **options)
+    here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
     assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 
 @pytest.mark.slow
-def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
-    """Flower starts its processes in sessions of their own: they would go on training."""
-    long = recipe.model_copy(
-        update={"federation": recipe.federation.model_copy(update={"rounds": 5000})}
+def test_an_interrupted_flower_run_ends_and_can_be_continued(tmp_path, nothing_left):
+    """Flower starts its processes in sessions of their own: they would go on training.
+
+    The run has correlated noise and secret keys, which Flower's processes read. It goes on to the
+    bits of a copy of its folder that is continued here."""
+    rounds = 60  # the command polls the finished rounds: enough of them follow the stop
+    recipe = correlated(
+        f"federation.rounds={rounds}", f"run.evaluate_every={rounds}", "run.seed=none"
     )
     file, run = tmp_path / "long.toml", tmp_path / "run"
-    file.write_text(long.to_toml(), encoding="utf-8")
+    file.write_text(recipe.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", "flower"]
     command += ["--run-dir", str(run), "--workers", "2"]
+    take_ctrl_c()
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     while process.poll() is None and len(RunFolder(run).rows()) < 2:
-        time.sleep(0.2)
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
@@ -250,20 +221,21 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
     rows = (run / "metrics.jsonl").read_bytes()
     time.sleep(2)
     assert (run / "metrics.jsonl").read_bytes() == rows
+    assert rows.count(b"\n") < rounds
     with RunFolder(run).lock():
         pass  # nobody else works on it
+    shutil.copytree(run, tmp_path / "copy")
+    here = launch.resume(tmp_path / "copy")
+    there = launch.resume(run, engine="flower", workers=2)
+    assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 
 @pytest.mark.slow
-def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        kept = ray.put(123)
-        result = launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
-        assert ray.get(kept) == 123
-        wait_until(lambda: ray.available_resources().get("CPU") == 2, "the end of the actors")
-    finally:
-        ray.shutdown()
+def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path, one_ray):
+    kept = ray.put(123)
+    result = launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
+    assert ray.get(kept) == 123
+    wait_until(lambda: ray.available_resources().get("CPU") == 2, "the end of the actors")
     assert result["model_sha256"] == reference["model_sha256"]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S
 
+from simulations import launch
+from simulations.config import recipe as recipes
 from simulations.engines.flower import APP, follow
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
@@ -41,19 +43,8 @@ def run_config(folder: Path) -> str:
 
 def reference(folder: Path) -> str:
     """The model of the same federation in this process."""
-    command = [
-        sys.executable,
-        "-m",
-        "simulations.cli",
-        "simulate",
-        "--engine",
-        "local",
-        "--run-dir",
-        str(folder),
-    ]
-    command += [part for one in SMALL.split("; ") for part in ("--set", one)]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    return str((RunFolder.open(folder).result() or {})["model_sha256"])
+    recipe = recipes.load(None, SMALL.split("; "))
+    return str(launch.simulate(recipe, engine="local", run_dir=folder)["model_sha256"])
 
 
 def test_apply_shows_no_warnings(tmp_path):

@@ -82,11 +82,11 @@ def train(message, context):
 
 SUPERNODE = """
 import flwr.common.constant
-flwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL = 15
+flwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL = 10  # the least that a SuperLink takes
 from flwr.supernode.cli import flower_supernode
 flower_supernode()
 """
-"""Flower's SuperNode, which is missed after 30 s without a heartbeat instead of 60."""
+"""Flower's SuperNode, which is missed after 20 s without a heartbeat instead of 60."""
 
 
 class Lab:

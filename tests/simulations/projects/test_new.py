@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from simulations.projects import new as projects
+from tests.support.forked import ForkedCommand
 
 CASES = [
     (kind, protection.unit, protection.trust)
-    for kind in projects.KINDS
-    for protection in projects.KINDS[kind].protections
+    for kind in projects.names()
+    for protection in projects.kind_of(kind).protections
 ]
 QUICK = [
     ("pytorch", "example", "central"),
@@ -27,7 +29,7 @@ QUICK = [
     ("kind", "unit", "trust"),
     [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_a_projects_own_test_passes(run, kind, unit, trust):
+def test_a_projects_own_test_passes(run, tmp_path, kind, unit, trust):
     status, out, err = run(
         "new", kind, "my-project", "--unit", unit, "--trust", trust, "--epsilon", "4", "--json"
     )
@@ -38,17 +40,16 @@ def test_a_projects_own_test_passes(run, kind, unit, trust):
     assert told["files"] == files
     assert sum(name.endswith(".py") for name in files) == 2  # the code and its test
     assert len((Path("my-project") / "README.md").read_text().splitlines()) <= 10
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd="my-project",
-        capture_output=True,
-        text=True,
+    os.chdir("my-project")
+    pytests = ForkedCommand(
+        tmp_path / "tested", "-q", "-p", "no:cacheprovider", main=lambda: sys.exit(pytest.main())
     )
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    status, out, err = pytests.end()
+    assert status == 0, out + err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in projects.KINDS if kind != "flower"])
+@pytest.mark.parametrize("kind", [kind for kind in projects.names() if kind != "flower"])
 def test_a_projects_command_prints_epsilon_and_guarantee(run, kind):
     assert run("new", kind, "mine")[0] == 0
     command = projects.kind_of(kind).run.split()

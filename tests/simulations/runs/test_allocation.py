@@ -61,7 +61,9 @@ def test_the_ledger_is_charged_by_blocks(allocated, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_every_engine_gives_one_model(allocated, tmp_path, engine):
+def test_every_engine_gives_one_model(allocated, tmp_path, engine, request):
+    if engine == "ray":
+        request.getfixturevalue("one_ray")
     recipe = allocated(dropout=0.2)
     first = launch.simulate(recipe, run_dir=tmp_path / "local", engine="local")
     second = launch.simulate(recipe, run_dir=tmp_path / engine, engine=engine)

@@ -86,7 +86,6 @@ CHANGES = [
     ("metrics.jsonl", -1, ("round",), [[1]]),
     ("metrics.jsonl", 0, ("round",), 0),
     ("private/diagnostics.jsonl", 0, ("seconds",), {"a": 1}),
-    ("private/diagnostics.jsonl", 0, ("round",), "x"),
     ("provenance.json", None, ("layers",), 3),
     ("provenance.json", None, ("layers", "fc1"), "nan"),
     ("provenance.json", None, ("layers", "fc1"), 0),

@@ -8,6 +8,7 @@ patches are strided copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -275,17 +276,7 @@ class ConvolutionRule(ProductRule):
         A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows
         under the i-th line of the kernel are adjacent.
         """
-        pixels, wide = self._pad(x), self._kernel[1]
-        right, broad = self._stride[1], self._dilation[1]
-        n, height, width, channels = pixels.shape
-        columns = (width - broad * (wide - 1) - 1) // right + 1
-        example, row, column, _ = pixels.stride()
-        strips = self.memory.take("strips", n, height * columns, wide * channels)
-        shape: tuple[int, ...] = (n, height, columns, wide, channels)
-        strides: tuple[int, ...] = (example, row, right * column, broad * column, 1)
-        if broad == 1 and column == channels:
-            shape, strides = (*shape[:3], wide * channels), (*strides[:3], 1)
-        strips.view(shape).copy_(pixels.as_strided(shape, strides, pixels.storage_offset()))
+        strips, (_, columns) = self._unfold(x, 1, 1, partial(self.memory.take, "strips"))
         return strips, columns
 
     def _patches(
@@ -294,14 +285,21 @@ class ConvolutionRule(ProductRule):
         """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)`
         says, and (H', W').
         """
-        pixels = self._pad(x)
-        (high, wide), (down, right), (tall, broad) = self._kernel, self._stride, self._dilation
+        take = take or partial(self.memory.take, "patches")
+        return self._unfold(x, self._kernel[0], self._stride[0], take)
+
+    def _unfold(
+        self, x: Tensor, high: int, down: int, take: Callable[..., Tensor]
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Patches of `high` lines at every `down`-th line, and the numbers of lines and columns."""
+        pixels, wide, right = self._pad(x), self._kernel[1], self._stride[1]
+        tall, broad = self._dilation
         n, height, width, channels = pixels.shape
         rows = (height - tall * (high - 1) - 1) // down + 1
         columns = (width - broad * (wide - 1) - 1) // right + 1
         example, row, column, _ = pixels.stride()
         size = n, rows * columns, high * wide * channels
-        patches = take(*size) if take else self.memory.take("patches", *size)
+        patches = take(*size)
         shape: tuple[int, ...] = (n, rows, columns, high, wide, channels)
         strides: tuple[int, ...] = (
             example,

@@ -166,9 +166,9 @@ CHUNK_BYTES = 3 << 20
 cache."""
 
 
-def chunks(examples: int, bytes_each: int) -> Iterator[slice]:
-    """Consecutive slices of the examples, each of at most `CHUNK_BYTES` (or a single example)."""
-    size = max(1, min(examples, CHUNK_BYTES // max(1, bytes_each)))
+def chunks(examples: int, bytes_each: int, most: int = CHUNK_BYTES) -> Iterator[slice]:
+    """Consecutive slices of the examples, each of at most `most` bytes (or a single example)."""
+    size = max(1, min(examples, most // max(1, bytes_each)))
     for low in range(0, examples, size):
         yield slice(low, min(low + size, examples))
 

@@ -59,7 +59,7 @@ def cases(draw, signed: bool = True):
     return c, draw(st.integers(1, rounds + 1)), draw(st.none() | st.integers(1, 4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_no_participation_pattern_and_no_vectors_exceed_it(case, seed):
     c, separation, limit = case

@@ -125,7 +125,7 @@ def test_levels_are_relative_and_must_make_sense() -> None:
     scale = calibrate_levels({1.0: 5, 3.0: 5}, **budget)
     assert calibrate_levels({2.0: 5, 6.0: 5}, **budget) == pytest.approx(scale / 2, rel=1e-9)
     assert calibrate_levels({1.0: 10}, **budget) > scale > calibrate_levels({1.0: 5}, **budget)
-    scale = calibrate_levels({2.0: 5, 6.0: 5}, sampling_rate=0.2, **budget) * 2
+    scale = calibrate_levels({2.0: 5, 6.0: 5}, draws=0.2, **budget) * 2
     events = [(gaussian_event(scale * level, 0.2), 5) for level in (1.0, 3.0)]
     assert 2.0 * (1 - 1e-5) <= composed_epsilon(events, 1e-5, "rdp") <= 2.0
     for wrong in ({}, {0.0: 1}, {-1.0: 1}, {math.nan: 1}, {math.inf: 1}, {1.0: 0}):

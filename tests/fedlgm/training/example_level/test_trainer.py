@@ -154,14 +154,22 @@ def test_every_optimizer_steps_on_noisy_sums(settings):
     assert change.any()
 
 
-@pytest.mark.parametrize("keys", [KEYS, KeyRing.from_seed(3)])
+PLAIN, ADAM = LocalTraining(lr=0.5), LocalTraining("adam", 0.01)
+MOMENTUM = LocalTraining("sgd", 0.1, momentum=0.9)
+CAPPED, ASKING = {"allocation": "max-snr-sum"}, {"clip": "med", "norms": "quantile"}
+SEEDED = KeyRing.from_seed(3)
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [LocalTraining(lr=0.5), LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)],
-)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"style": "per-layer", "allocation": "max-snr-sum"}, {"clip": "med", "norms": "quantile"}],
+    ("options", "settings", "keys"),
+    [
+        ({}, PLAIN, KEYS),
+        ({}, ADAM, SEEDED),
+        (CAPPED, ADAM, KEYS),
+        (CAPPED, MOMENTUM, SEEDED),
+        (ASKING, MOMENTUM, KEYS),
+        (ASKING, PLAIN, SEEDED),
+    ],
 )
 def test_clients_that_step_together_release_what_each_releases_alone(options, settings, keys):
     """To the bit, for any number of clients beside them, one of them without examples."""

@@ -58,8 +58,15 @@ class Switching(Keeping):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("make", [normed, Keeping, Switching])
-@pytest.mark.parametrize(("recipe", "changes"), [("digits", CLIENTS), ("dp-sgd-digits", EXAMPLES)])
+@pytest.mark.parametrize(
+    ("make", "recipe", "changes"),
+    [
+        (normed, "digits", CLIENTS),
+        (Keeping, "dp-sgd-digits", EXAMPLES),
+        (Switching, "digits", CLIENTS),
+        (Switching, "dp-sgd-digits", EXAMPLES),
+    ],
+)
 def test_constant_statistics_stay_constant(make, recipe, changes, tmp_path) -> None:
     """Every BatchNorm was refused, also one that is not trained."""
     model = make()

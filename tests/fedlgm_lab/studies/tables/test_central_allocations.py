@@ -9,36 +9,33 @@ import pytest
 
 from fedlgm.mechanisms import UsesPrivateNorms
 from fedlgm_lab.studies.tables import central_allocations as bench
+from fedlgm_lab.studies.tables.runs import cells
 from fedlgm_lab.studies.tables.store import Kept
 from simulations.config import recipe as recipes
 
+CELLS = cells(Kept(Path("none.json")), bench.NAME, steps=bench.STEPS)
 
-@pytest.mark.parametrize("cell", [*bench.CELLS, *bench.NOT_PRIVATE])
-def test_every_cell_is_a_recipe(cell: bench.Cell) -> None:
-    recipe = recipes.load(bench.RECIPE, bench.overrides(cell, 2.0))
-    mechanism = recipe.mechanism.build()
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: str(cell.name))
+def test_every_cell_is_a_recipe(cell) -> None:
+    recipe = recipes.load(cell.recipe, cell.changes | {"training.lr": 2.0})
+    mechanism, (rule, clip, _) = recipe.mechanism.build(), cell.name.values()
     assert (recipe.privacy.epsilon, recipe.training.lr, mechanism.bound) == (3.0, 2.0, 0.1)
-    assert isinstance(mechanism, UsesPrivateNorms) == (cell in bench.NOT_PRIVATE)
-    assert cell == bench.FLAT or mechanism.allocation == cell[0]
+    assert isinstance(mechanism, UsesPrivateNorms) == (clip == "MedClip, published")
+    assert rule == "flat" or mechanism.allocation == rule
 
 
 def test_tables_hold_the_rates_that_won(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "none.json")
-    assert len(bench.results(kept).splitlines()) == 2
-    for at, (rule, clip) in enumerate(bench.CELLS):
-        label = {"rule": rule, "clip": clip, "steps": bench.STEPS}
+    assert len(bench.results(kept, bench.STEPS).splitlines()) == 2
+    private = [cell.name for cell in CELLS if cell.name["clip"] != "MedClip, published"]
+    for at, label in enumerate(private):
         for lr in (1.0, 2.0, 4.0, 8.0):
-            kept.rows.append(
-                label
-                | {"lr": lr, "seed": bench.SEARCH.seed, "final": 70 - abs(lr - 2), "highest": 70}
-            )
+            kept.rows.append(label | {"lr": lr, "seed": 100, "final": 70 - abs(lr - 2)})
         for lr, final in ((2.0, 80.0), (4.0, 10.0)):
             for seed in (1, 2):
-                kept.rows.append(
-                    label
-                    | {"lr": lr, "seed": seed, "final": final + at + seed, "highest": 90 + seed}
-                )
-    lines = bench.results(kept).splitlines()
+                kept.rows.append(label | {"lr": lr, "seed": seed, "final": final + at + seed})
+    lines = bench.results(kept, bench.STEPS).splitlines()
     assert len(lines) == 2 + 1 + 5 + 5
     assert (
         lines[2]
@@ -49,4 +46,4 @@ def test_tables_hold_the_rates_that_won(tmp_path: Path) -> None:
     assert [line.split("|")[4:8] for line in under_eq[:2]] == [
         under_eq[0].split("|")[4:8]
     ] * 2  # one mechanism
-    assert "70.00" in bench.search(kept)
+    assert "70.00" in bench.search(kept, bench.STEPS)

@@ -3,37 +3,43 @@ runs gave."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from fedlgm_lab.studies.tables import fashion_mnist, noise_and_split
+from fedlgm_lab.studies.tables import noise_and_split, runs
 from fedlgm_lab.studies.tables.pages import put, spread
-from fedlgm_lab.studies.tables.searched import Search
+from fedlgm_lab.studies.tables.runs import Search
 from fedlgm_lab.studies.tables.store import Kept, OutOfTimeError, against, change
 from simulations.config import recipe as recipes
+
+GRID = (0.25, 0.5, 1.0, 2.0)
+"""Rates of the search of "FashionMNIST, MLP"."""
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = (
-        "privacy.accountant=rdp",
-        "federation.clients=100",
-        "federation.rounds=2",
-        "privacy.delta=1e-3",
-        "federation.server_optimizer=sgd",
-    )
-    task = noise_and_split.Task("digits", tiny, Search((0.5, 1.0), 0.5, 1.0), seeds=(1,))
-    monkeypatch.setattr(noise_and_split, "TASKS", {"tiny": task})
-    monkeypatch.setattr(noise_and_split, "CELLS", noise_and_split.CELLS[:1])
+    tiny = {
+        "privacy.accountant": "rdp",
+        "federation.clients": 100,
+        "federation.rounds": 2,
+        "privacy.delta": 1e-3,
+        "federation.server_optimizer": "sgd",
+    }
+    group = {"recipe": "digits", "seeds": [1], "set": tiny}
+    group |= {"search": {"grid": [0.5, 1.0], "least": 0.5, "most": 1.0}}
+    group |= {"axes": {"noise": noise_and_split.NOISES[:1], "split": ["flat"]}}
+    axes = runs.settings(noise_and_split.NAME)["axes"]
+    monkeypatch.setattr(runs, "settings", lambda _: {"axes": axes, "groups": [group]})
     file = tmp_path / "kept.json"
-    monkeypatch.setattr(noise_and_split, "NARROWED", ())
     with pytest.raises(OutOfTimeError):
-        noise_and_split.measure_all(Kept(file, {"minutes": 0}))
+        noise_and_split.MAKER.measure(Kept(file, {"minutes": 0}))
     assert not file.exists()  # no time, no run
-    noise_and_split.measure_all(Kept(file))
+    noise_and_split.MAKER.measure(Kept(file))
     rows = json.loads(file.read_text())
     assert [(row["rate"], row["seed"]) for row in rows] == [
         (0.5, 100),
@@ -44,7 +50,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(
     assert all(row["epsilon"] <= recipes.load("digits").privacy.epsilon for row in rows)
     shorter = tmp_path / "shorter.json"
     shorter.write_text(json.dumps(rows[:2]))
-    noise_and_split.measure_all(Kept(shorter))
+    noise_and_split.MAKER.measure(Kept(shorter))
     assert [_figures(row) for row in json.loads(shorter.read_text())] == [
         _figures(row) for row in rows
     ]
@@ -56,13 +62,12 @@ def _figures(row: dict[str, object]) -> dict[str, object]:
 
 
 def test_tables_pair_the_seeds(tmp_path: Path) -> None:
-    kept, search = Kept(tmp_path / "none.json"), noise_and_split.TASKS["FashionMNIST, MLP"].search
-    for at, cell in enumerate(noise_and_split.CELLS):
-        named = {"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1]}
-        for rate in (*search.grid, 4.0):
-            kept.rows.append(
-                {**named, "rate": rate, "final": 50 + rate * (3 - rate), "seed": search.seed}
-            )
+    kept = Kept(tmp_path / "none.json")
+    both = itertools.product(noise_and_split.NOISES, noise_and_split.SPLITS)
+    for at, (noise, split) in enumerate(both):
+        named = {"task": "FashionMNIST, MLP", "noise": noise, "split": split}
+        for rate in (*GRID, 4.0):
+            kept.rows.append({**named, "rate": rate, "final": 50 + rate * (3 - rate), "seed": 100})
         for seed in (1, 2, 3):
             kept.rows.append(
                 {
@@ -98,13 +103,18 @@ def test_tables_pair_the_seeds(tmp_path: Path) -> None:
 
 def test_span_two_is_compared_with_the_best_fixed_split_and_with_span_eight(tmp_path: Path) -> None:
     task = "FashionMNIST, MLP"
-    kept, search = Kept(tmp_path / "none.json"), noise_and_split.TASKS[task].search
-    for at, (noise, split) in enumerate((*noise_and_split.CELLS, *noise_and_split.NARROW_CELLS)):
+    kept = Kept(tmp_path / "none.json")
+    both = [
+        (noise, split)
+        for group in (noise_and_split.SPLITS, [noise_and_split.NARROW])
+        for noise, split in itertools.product(noise_and_split.NOISES, group)
+    ]
+    for at, (noise, split) in enumerate(both):
         named = {"task": task, "noise": noise, "split": split}
         assert noise_and_split.narrow(kept, task) == ""  # not all cells are there
-        for rate in search.grid:
+        for rate in GRID:
             kept.rows.append(
-                {**named, "rate": rate, "final": 50 + rate * (2.1 - rate), "seed": search.seed}
+                {**named, "rate": rate, "final": 50 + rate * (2.1 - rate), "seed": 100}
             )
         for seed in (1, 2, 3):
             figure = 90.0 if split == noise_and_split.NARROW else 60.0 + at % 4
@@ -131,6 +141,7 @@ def test_a_search_goes_beyond_the_edge_that_is_best() -> None:
     assert search.chosen({0.5: 1.0, 1.0: 2.0, 2.0: 1.5}) == 1.0
     assert search.chosen({0.5: 1.0, 1.0: 2.0, 2.0: 3.0, 4.0: 4.0}) == 4.0  # no further than allowed
     losses = Search((0.5, 1.0), 0.5, 1.0, better=-1)
+    assert losses.chosen({}) is None
     assert losses.chosen({0.5: 1.0, 1.0: 2.0}) == 0.5
 
 
@@ -141,20 +152,29 @@ def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
         == noise_and_split.changes(kept, "FashionMNIST, MLP")
         == ""
     )
-    runs = noise_and_split.runs_of(kept, "FashionMNIST, MLP", noise_and_split.CELLS[0])
-    assert (runs.best(), runs.figures()) == (None, {})
+    cell, *_ = runs.cells(kept, noise_and_split.NAME)
+    assert (cell.rate(), len(cell.figures())) == (None, 0)
+
+
+def test_a_rate_is_chosen_by_the_mean_over_all_seeds_of_a_search(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "none.json")
+    search = Search((0.5, 1.0), 0.5, 1.0, seeds=(100, 101))
+    cell = runs.Cell(kept, {}, "digits", {}, (1,), search)
+    for rate, seed, final in ((0.5, 100, 3.0), (0.5, 101, 1.0), (1.0, 100, 9.0)):
+        kept.rows.append({"rate": rate, "seed": seed, "final": final})
+    assert (cell.tried(), cell.rate()) == ({0.5: 2.0}, None)
+    kept.rows.append({"rate": 1.0, "seed": 101, "final": -9.0})
+    assert cell.rate() == 0.5
 
 
 def test_p_values_need_three_seeds() -> None:
-    assert against({1: 2.0}, {2: 1.0}) is None
-    assert change({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}) == ["+1.50", "", ""]
+    one, two = pd.Series({1: 1.0, 2: 1.0, 3: 1.0}), pd.Series({1: 2.0, 2: 3.0, 3: 4.0})
+    assert against(one[:1], two[1:]).seeds == 0
+    assert change(one[:1], two[1:]) == ["", "", ""]
+    assert change(two[:2], one) == ["+1.50", "", ""]
     # Changes 1, 2, 3: t = 2 / (1 / sqrt(3)) with 2 degrees of freedom, whose 97.5 % quantile is
     # 4.303.
-    assert change({1: 2.0, 2: 3.0, 3: 4.0}, {1: 1.0, 2: 1.0, 3: 1.0}) == [
-        "+2.00",
-        "-0.48 to +4.48",
-        "0.074",
-    ]
+    assert change(two, one) == ["+2.00", "-0.48 to +4.48", "0.074"]
     assert (spread([]), spread([1.0]), spread([1.0, 2.0])) == ("", "1.00", "1.50 ± 0.71")
 
 
@@ -170,7 +190,7 @@ def test_pages_have_room_for_the_tables(tmp_path: Path) -> None:
         put(page, "x", "new")
 
 
-def test_every_variant_is_a_recipe() -> None:
-    for study in fashion_mnist.STUDIES.values():
-        for overrides in study.variants.values():
-            recipes.load("fashion-mnist", [*overrides, f"federation.rounds={study.rounds}"])
+@pytest.mark.parametrize("maker", ["fashion-mnist", "allocations", "noise-and-budget", "recommend"])
+def test_every_cell_is_a_recipe(maker: str, tmp_path: Path) -> None:
+    for cell in runs.cells(Kept(tmp_path / "none.json"), maker):
+        recipes.load(cell.recipe, cell.changes)

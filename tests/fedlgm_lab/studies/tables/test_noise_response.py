@@ -12,6 +12,7 @@ import torch
 from fedlgm import LayerTable, RunFacts, Sampling, Transcript, mechanisms
 from fedlgm.noise import correlation
 from fedlgm_lab.studies.tables import noise_response
+from fedlgm_lab.studies.tables.runs import cells
 from fedlgm_lab.studies.tables.store import Kept
 from simulations.config import recipe as recipes
 from simulations.config.facts import facts_of
@@ -33,14 +34,13 @@ def test_noise_that_fades_at_once_is_that_of_a_round() -> None:
     assert last == pytest.approx(std * c.noise_std()[-1])
 
 
-def test_levels_are_those_of_the_runs() -> None:
-    overrides = [
-        *noise_response.MLP,
-        *noise_response.CELLS["public cycle, independent noise of level 1.8"],
-    ]
-    facts = facts_of(recipes.load(noise_response.RECIPE, overrides))
+@pytest.mark.parametrize("level", [1.0, 1.8])
+def test_levels_are_those_of_the_runs(level: float, tmp_path: Path) -> None:
+    name = f"public cycle, independent noise of level {level:g}"
+    (cell,) = cells(Kept(tmp_path / "none.json"), noise_response.NAME, cell=name)
+    facts = facts_of(recipes.load(cell.recipe, cell.changes))
     found = mechanisms.get("uniform").calibrate(facts) / noise_response.multiplier()
-    assert found == pytest.approx(1.8, rel=1e-4)
+    assert found == pytest.approx(level, rel=1e-4)
 
 
 def test_powers_of_the_sizes_lie_between_two_rules() -> None:

@@ -20,6 +20,6 @@ def test_every_rule_has_five_seeds_and_the_same_search(rules: tuple[str, ...]) -
         found = Study.read(real_models.kept_at(RESULTS, name, rules))
         searched = found.search.groupby("method")["federation.server_lr"].apply(sorted)
         assert set(searched.index) == {real_models.FLAT, *rules}
-        assert all(values == setting.rates for values in searched)
+        assert all(values == setting["rates"] for values in searched)
         assert (found.search["n"] >= 3).all()
         assert (found.to_frame().groupby("method")["seed"].nunique() == 5).all()

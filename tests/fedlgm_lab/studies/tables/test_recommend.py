@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from fedlgm_lab.studies.tables.recommend import agreement_of_halves
@@ -15,16 +16,15 @@ def test_halves_of_the_seeds_agree_where_rules_differ_and_disagree_where_seeds_d
         "b": {1: 5.0, 2: 5.2, 3: 5.1},
         "c": {1: 1.0, 2: 1.1, 3: 1.2},
     }
-    assert agreement_of_halves(sure) == pytest.approx(1.0)
+    assert agreement_of_halves(pd.DataFrame(sure)) == pytest.approx(1.0)
     opposite = {"a": {1: 1.0, 2: 3.0}, "b": {1: 2.0, 2: 2.0}, "c": {1: 3.0, 2: 1.0}}
-    assert agreement_of_halves(opposite) == pytest.approx(-1.0)
+    assert agreement_of_halves(pd.DataFrame(opposite)) == pytest.approx(-1.0)
 
 
 def test_one_seed_has_no_halves() -> None:
-    assert math.isnan(agreement_of_halves({"a": {1: 1.0}, "b": {1: 2.0}, "c": {}}))
+    assert math.isnan(agreement_of_halves(pd.DataFrame({"a": {1: 1.0}, "b": {1: 2.0}, "c": {}})))
 
 
 def test_seeds_that_one_rule_lacks_are_left_out() -> None:
-    assert agreement_of_halves(
-        {"a": {1: 1.0, 2: 1.0, 3: 9.0}, "b": {1: 2.0, 2: 2.0}}
-    ) == pytest.approx(1.0)
+    figures = pd.DataFrame({"a": {1: 1.0, 2: 1.0, 3: 9.0}, "b": {1: 2.0, 2: 2.0}})
+    assert agreement_of_halves(figures) == pytest.approx(1.0)

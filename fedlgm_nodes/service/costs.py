@@ -1,0 +1,90 @@
+"""The cost of a node's release, by the unit that it protects.
+
+The cost follows from the plan's own numbers. The guarantee in a plan is the server's claim, and
+this module does not read it. It loads no torch, because the service charges before it trains.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from fedlgm import privacy
+from fedlgm.planning.facts import LocalSteps
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
+from fedlgm.privacy.guarantee import ONE_EXAMPLE as EXAMPLE
+from fedlgm.privacy.guarantee import Unit
+
+_REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
+
+
+class WholeDataCost:
+    """Cost of a release that protects all of the node's data.
+
+    The cost is accounted under replace-one and without amplification, since a reader of the reply
+    knows that this node took part. Correlated noise spreads a participation over later rounds, so
+    the cost follows from the norm of its column of C.
+
+    Attributes:
+        name: the unit's name.
+        protects: unit and neighbouring relation of the cost.
+    """
+
+    name: Unit = "client"
+    protects = CLIENT
+
+    def event(self, plan: ReleasePlan) -> Any:
+        """Cost of a release, from the bounds and the noise that this node applies."""
+        noise = plan.facts.noise
+        moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
+        multiplier = plan.effective_multiplier / moved
+        if plan.family == "laplace":
+            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
+        return plan.facts.noised_by.event(multiplier, 1.0)
+
+    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
+        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any
+        noise.
+
+        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) /
+        2).
+        """
+        if plan.family != "laplace":
+            return 0.0
+        multiplier = plan.effective_multiplier
+        return (
+            max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta))
+            if multiplier > 0
+            else math.inf
+        )
+
+
+class SingleExamplesCost:
+    """Cost of a release that protects single examples: that of its steps under add-or-remove-one.
+
+    The node keeps secret which examples a step samples.
+    """
+
+    name: Unit = "example"
+    protects = EXAMPLE
+
+    def event(self, plan: ReleasePlan) -> Any:
+        """See `WholeDataCost.event`."""
+        steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
+        step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
+        return privacy.events.repeat_event(step, steps.count)
+
+    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
+        """Zero, because steps have Gaussian noise."""
+        return 0.0
+
+
+UnitCost = WholeDataCost | SingleExamplesCost
+
+COST_BY_BOUND: dict[str, UnitCost] = {
+    "aggregator": WholeDataCost(),
+    "trainer": SingleExamplesCost(),
+}
+"""The cost of a plan, by the party that bounds the contributions. The policy admits no other
+plan."""

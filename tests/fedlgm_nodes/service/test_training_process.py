@@ -1,0 +1,169 @@
+"""The service holds no torch and no data: the process that it starts for training does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlgm.errors import RunError
+from fedlgm_nodes.service.release import Releaser
+from fedlgm_nodes.service.service import Service
+from tests.support import nodes
+from tests.support.nodes import NodeProcess, ask, edit, hello, make_node, numbers, rows, served
+from tests.support.patience import LIMIT_S
+
+MOST_MIB = 150
+SERVE = "import sys; from simulations.entry import main; sys.exit(main())"
+
+
+def resident(pid: int) -> int:
+    """Resident memory of a process, MiB; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def training_of(pid: int) -> list[int]:
+    """Training processes of a service that are alive."""
+    children = [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+    return [child for child in children if resident(child)]
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
+    folder = make_node(tmp_path / "node")
+    edit(folder, "training_idle_seconds = 300.0", "training_idle_seconds = 3.0")
+    log = (tmp_path / "log").open("wb")
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "node", "serve", str(folder.path)], stdout=log, stderr=log
+    )
+    try:
+        wait_until(lambda: folder.socket.exists() or service.poll() is not None)
+        for round_ in (1, 2):
+            assert ask(folder, round=round_)[0]["ok"]
+            assert 0 < resident(service.pid) <= MOST_MIB
+            assert "libtorch" not in Path(f"/proc/{service.pid}/maps").read_text()
+            wait_until(lambda: not training_of(service.pid))  # idle; the next question starts one
+        assert hello(folder)["ok"]
+        assert not training_of(service.pid)
+        assert ask(folder, round=3)[0]["ok"]
+        (training,) = training_of(service.pid)
+        service.kill()
+        wait_until(lambda: not resident(training))
+    finally:
+        service.kill()
+        service.wait()
+    assert [row.round for row in rows(folder)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("often", [1, 2])
+def test_a_release_whose_training_was_killed_is_made_again_and_charged_once(tmp_path, often):
+    """With the same noise: whoever sees both answers learns nothing from the second."""
+    undisturbed, folder = make_node(tmp_path / "a", test_seed=7), tmp_path / "b" / "node"
+    folder.parent.mkdir()
+    disturbed = make_node(folder, test_seed=7)
+    (tmp_path / "a.npz").rename(disturbed.path.with_name("node.npz"))
+    nodes.write_data(tmp_path / "a.npz")
+    deaths = tmp_path / "deaths"
+
+    def before() -> None:
+        make = Releaser.make
+
+        def dying(*given: object) -> object:
+            with deaths.open("a") as file:
+                file.write("x")
+            if len(deaths.read_text()) <= often:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return make(*given)  # type: ignore[arg-type]
+
+        Releaser.make = dying  # type: ignore[assignment, method-assign]
+
+    with served(undisturbed):
+        _, expected = ask(undisturbed)
+    with NodeProcess(disturbed, before):
+        header, body = ask(disturbed)
+        assert header["ok"] == (often == 1)
+        if often > 1:  # one sentence, and the same question gives the answer
+            assert header["code"] == "failed"
+            header, body = ask(disturbed)
+        assert header["ok"]
+    assert (numbers(body) == numbers(expected)).all()
+    assert len(rows(disturbed)) == 1
+    assert "the training process has ended" in (tmp_path / "b/node.log").read_text()
+
+
+def test_data_that_change_between_training_processes_are_other_data(tmp_path):
+    """They have another name, and so other noise: the difference of the answers would show what
+    has changed."""
+    folder = make_node(tmp_path / "node")
+    with NodeProcess(folder) as service:
+        first, _ = ask(folder)
+        again, _ = ask(folder)
+        nodes.write_data(tmp_path / "node.npz", nodes.EXAMPLES - 1)
+        assert ask(folder)[0]["seq"] == first["seq"] == again["seq"]  # it was read once
+        (training,) = training_of(service.pid)
+        os.kill(training, signal.SIGKILL)
+        changed, _ = ask(folder)
+    assert changed["seq"] == 2
+    charged = rows(folder)
+    assert charged[0].data != charged[1].data
+
+
+def test_a_release_is_not_made_from_other_data_than_it_was_charged_for(tmp_path):
+    """The data change, and the training process dies, between the charge and the release."""
+    folder = make_node(tmp_path / "node")
+
+    def before() -> None:
+        def dying(*_: object) -> None:
+            nodes.write_data(tmp_path / "node.npz", nodes.EXAMPLES - 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Releaser.make = dying  # type: ignore[assignment, method-assign]
+
+    with NodeProcess(folder, before):
+        assert ask(folder)[0]["code"] == "failed"
+    assert "the node's data have changed while" in folder.path.with_name("node.log").read_text()
+    assert len(rows(folder)) == 1
+
+
+def test_a_question_outlives_a_version_of_torch_and_is_charged_once(tmp_path):
+    """Answered or not: what has left is sent again as it was, and nothing else is made again."""
+    folder = make_node(tmp_path / "node")
+
+    def later(name: str) -> Callable[[], None]:
+        return lambda: setattr(torch, "__version__", name)
+
+    def dying() -> None:
+        Service._keep = lambda *_: nodes.die()  # type: ignore[assignment, method-assign]
+
+    with served(folder):
+        header, body = ask(folder)
+    edit(folder, "\nthreads = 1", "\nthreads = 2")
+    with NodeProcess(folder, later("later")):
+        again, repeated = ask(folder)
+        assert (again["seq"], again["replayed"], repeated) == (header["seq"], True, body)
+    with NodeProcess(folder, dying), pytest.raises(RunError):
+        ask(folder, round=2)  # charged, and nothing has left
+    with NodeProcess(folder, later("latest")):
+        assert ask(folder, round=2)[0]["seq"] == 2
+    assert [row.round for row in rows(folder)] == [1, 2]
