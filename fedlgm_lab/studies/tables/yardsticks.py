@@ -24,6 +24,7 @@ from fedlgm.data import DataSet
 from fedlgm_lab.studies.tables import central_allocations
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
+from fedlgm_lab.studies.tables.runs import cells
 from fedlgm_lab.studies.tables.scattering import Scattering, normalise_groups
 from fedlgm_lab.studies.tables.store import Kept, Row, figures
 
@@ -139,7 +140,7 @@ def texts(store: Kept) -> Pages:
     ]
     rate, runs = _shorter(store.folder)
     if runs:
-        shorter = Yardstick("fashion-mnist", CNN, 86.0, 512, rate, central_allocations.PASSES)
+        shorter = Yardstick("fashion-mnist", CNN, 86.0, 512, rate, passes=10)
         rows.append(_row(shorter, runs))
     header = [
         "data", "model", "batch", "lr", "passes", "published (%)", "fedlgm (%)", "difference",
@@ -149,26 +150,27 @@ def texts(store: Kept) -> Pages:
 
 
 def _row(yardstick: Yardstick, runs: Sequence[Row]) -> list[str]:
-    cells = [yardstick.set, yardstick.model, "-", "-", "-"]
+    line = [yardstick.set, yardstick.model, "-", "-", "-"]
     if yardstick.batch:
-        cells[2:] = [str(yardstick.batch), f"{yardstick.lr:g}", str(yardstick.passes)]
-    cells.append(f"{yardstick.published}")
+        line[2:] = [str(yardstick.batch), f"{yardstick.lr:g}", str(yardstick.passes)]
+    line.append(f"{yardstick.published}")
     if not runs:
-        return [*cells, "not run", "-", "-", "-"]
+        return [*line, "not run", "-", "-", "-"]
     accuracies = [row["final"] for row in runs]
     minutes = statistics.fmean(row["seconds"] for row in runs) / 60
     gap = statistics.fmean(accuracies) - yardstick.published
-    return [*cells, spread(accuracies), f"{gap:+.2f}", str(len(runs)), f"{minutes:.1f}"]
+    return [*line, spread(accuracies), f"{gap:+.2f}", str(len(runs)), f"{minutes:.1f}"]
 
 
 def _shorter(folder: Path) -> tuple[float, list[Row]]:
     """The searched rate and the runs of the flat mechanism in the page of central allocations."""
     kept = Kept(folder / central_allocations.MAKER.file)
-    cell = central_allocations.runs_of(kept, central_allocations.FLAT)
-    rate = cell.best()
+    (cell,) = cells(kept, central_allocations.NAME, rule="flat", steps=central_allocations.STEPS)
+    rate = cell.rate()
     if rate is None:
         return 0.0, []
-    return rate, [row for row in kept.find(**cell.name, lr=rate) if row["seed"] in cell.figures()]
+    rows = kept.find(**cell.name, lr=rate)
+    return rate, [row for row in rows if row["seed"] in cell.seeds]
 
 
 MAKER = Maker(
