@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import pytest
 import torch
@@ -252,6 +252,7 @@ def test_a_plan_for_a_further_unit_is_refused_under_its_name(
     monkeypatch.setattr(
         "fedlgm.privacy.guarantee.Unit", Literal["client", "example", "user", "household"]
     )
+    monkeypatch.setattr("fedlgm.checks._hints_of", partial(get_type_hints, include_extras=True))
     facts = RunFacts(1.0, Sampling("poisson", 10, 0.5, of="household"))  # type: ignore[arg-type]
     layers, proven = LayerTable.from_sizes({"a": 2}), Guarantee("proven", "an example")
     with pytest.raises(PrivacyError, match=r"draws households .* leave of = 'household' out"):
