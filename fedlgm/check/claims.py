@@ -77,12 +77,14 @@ def _gaussian(values: Settings, settings: Settings) -> float | None:
 
 def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...]) -> float:
     """Epsilon of Gaussian releases by Renyi orders."""
-    from fedlgm.privacy.accountants import RenyiAccountant, quiet
+    from dp_accounting.rdp import RdpAccountant
+
+    from fedlgm.privacy.accountants import quiet
     from fedlgm.privacy.events import gaussian_event
 
     event = gaussian_event(settings.noise_multiplier or 0.0, rate)
     with quiet():
-        accountant = RenyiAccountant(orders=orders).compose(event, count)
+        accountant = RdpAccountant(orders=orders).compose(event, count)
         return float(accountant.get_epsilon(settings.delta or 0.0))
 
 

@@ -33,6 +33,7 @@ from fedlgm.checks import (
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.privacy.accountants import (
     ACCOUNTANTS,
+    BRACKETS,
     COARSE,
     SEARCHES,
     RenyiAccountant,
@@ -272,7 +273,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     """Logarithm of the multiplier."""
 
     def excess(log_multiplier: float, kind: str) -> float:
-        if kind == "rdp" != accountant and isinstance(rate, Allocation):
+        if kind == BRACKETS and accountant != "rdp" and isinstance(rate, Allocation):
             as_often = tuple((level, count * rate.rounds) for level, count in levels)
             often = rate.participations / rate.rounds
             return _excess(log_multiplier, kind, target, delta, as_often, often)
@@ -311,7 +312,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     # RDP is cheap and close: it brackets the root for the accountant that was asked for.
     guess = (math.log(0.9), math.log(2.0))
     try:
-        start = solve(*guess, "rdp", 1e-3)
+        start = solve(*guess, BRACKETS, 1e-3)
     except PrivacyError:  # it has no answer for little epsilon at little delta
         if accountant == "rdp":
             raise
@@ -320,7 +321,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     if accountant == "pld" and rate != 1:
         root = polish(solve(start - 0.2, start + 0.05, COARSE, _TOLERANCE))
     if root is None:
-        root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
+        searched = BRACKETS if accountant == "rdp" else accountant
+        root = solve(start - 0.2, start + 0.05, searched, _TOLERANCE / 4)
         while max(excess(root, accountant), excess(root - _KEPT, accountant)) > 0:
             root += _TOLERANCE / 2
     return root
@@ -453,7 +455,7 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         return 0.0
     if any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in decoded):
         return _epsilon_of(decoded, delta, SEARCHES)
-    if accountant == "rdp" or is_resolved(decoded, delta):
+    if accountant in ("rdp", BRACKETS) or is_resolved(decoded, delta):
         return _epsilon_of(decoded, delta, accountant)
     lost = sum(count for _, count in decoded) * LOST  # both are upper bounds
     grid = _epsilon_of(decoded, delta - lost, accountant) if lost < delta else math.inf
@@ -475,10 +477,10 @@ def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
     composed = new_accountant(accountant, [event for event, _ in events])
     for event, count in events:
         if not composed.supports(event):
-            other = "pld" if accountant == "rdp" else "rdp"
+            name = "rdp" if accountant == BRACKETS else accountant
+            other = "pld" if name == "rdp" else "rdp"
             raise PrivacyError(
-                f"the {accountant} accountant cannot account for {event}; use accountant = "
-                f"{other!r}"
+                f"the {name} accountant cannot account for {event}; use accountant = {other!r}"
             )
         with quiet():
             composed.compose(event, count)

@@ -1,9 +1,10 @@
 """Renyi divergences of one sampled Gaussian release at many orders.
 
-The values equal those of `dp_accounting.rdp`, bit for bit. That package adds up one term after
-another, with a call for every logarithm. This module computes the terms of an order together. It
-adds them one after another only up to the term at which the sum is known, because the rounding of a
-sum depends on the order of its terms.
+The values equal those of `dp_accounting.rdp`, bit for bit. Only the search for a noise multiplier
+uses them; every stated figure comes from that package, which adds up one term after another, with a
+call for every logarithm. This module computes the terms of an order together. It adds them one
+after another only up to the term at which the sum is known, because the rounding of a sum depends
+on the order of its terms.
 """
 
 from __future__ import annotations
