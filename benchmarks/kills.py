@@ -40,7 +40,15 @@ _SMALL = (
 )  # fmt: skip
 _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "local": ("nodes", ("model.hidden=[8]", "privacy.epsilon=1.0")),
-    "central": ("nodes", ("model.hidden=[8]", "privacy.epsilon=1.0", "privacy.trust=central")),
+    "central": (
+        "nodes",
+        (
+            "model.hidden=[8]",
+            "privacy.epsilon=1.0",
+            "privacy.trust=central",
+            "privacy.max_participations=none",
+        ),
+    ),
     "distributed": (
         "distributed-digits",
         (f"distributed.threshold={NODES}", "distributed.colluders=1", "privacy.epsilon=2.0"),
