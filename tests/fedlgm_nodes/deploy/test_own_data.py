@@ -47,7 +47,8 @@ def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 def watch_until(folder: Path, words: str) -> None:
     """`fedlgm deploy status --watch` until it says these words."""
-    command = [sys.executable, "-m", "simulations.cli", "deploy", "status", "lab", "--watch"]
+    command = ["timeout", str(LIMIT_S), sys.executable, "-m", "simulations.cli"]
+    command += ["deploy", "status", "lab", "--watch"]
     with subprocess.Popen(
         command,
         cwd=folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -50,16 +50,18 @@ def test_a_projects_own_test_passes(run, tmp_path, kind, unit, trust):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in projects.names() if kind != "flower"])
-def test_a_projects_command_prints_epsilon_and_guarantee(run, kind):
+def test_a_projects_command_prints_epsilon_and_guarantee(run, tmp_path, kind):
     assert run("new", kind, "mine")[0] == 0
-    command = projects.kind_of(kind).run.split()
-    assert command[0] == "python"
-    done = subprocess.run(
-        [sys.executable, *command[1:]], cwd="mine", capture_output=True, text=True
+    command, script = projects.kind_of(kind).run.split()
+    assert command == "python"
+    os.chdir("mine")
+    program = ForkedCommand(
+        tmp_path / "ran", main=lambda: runpy.run_path(script, run_name="__main__")
     )
-    assert done.returncode == 0, done.stderr
-    assert "epsilon 8.00" in done.stdout
-    assert "proven (" in done.stdout
+    status, out, err = program.end()
+    assert status == 0, err
+    assert "epsilon 8.00" in out
+    assert "proven (" in out
 
 
 def test_a_folder_with_files_is_refused_and_left_alone(run):
