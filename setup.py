@@ -14,7 +14,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -46,15 +46,18 @@ class BuildWithKernels(build_py):
 class PlatformWheel(bdist_wheel):
     """A wheel for every Python, and for one platform if it holds kernels."""
 
-    def finalize_options(self) -> None:
-        """Say whether the wheel is for all platforms."""
-        super().finalize_options()
-        self.root_is_pure = not PREBUILT
-
     def get_tag(self) -> tuple[str, str, str]:
         """Python, ABI and platform of the wheel."""
         _, _, platform = super().get_tag()
         return "py3", "none", platform
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+class Packages(Distribution):
+    """The packages, which are for one platform if they hold kernels."""
+
+    def has_ext_modules(self) -> bool:
+        """Whether the wheel is for one platform."""
+        return PREBUILT
+
+
+setup(distclass=Packages, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
