@@ -27,6 +27,10 @@ _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 class ChargedFirst:
     """Nodes whose round is charged before its messages are sent, since clients that get one may
     release at once.
+
+    Example:
+        >>> ChargedFirst().charge(grid=None, charge=lambda: print("charged"))
+        charged
     """
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:

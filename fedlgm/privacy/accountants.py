@@ -151,6 +151,12 @@ class RenyiAccountant(RdpAccountant):
 class BracketAccountant(RenyiAccountant):
     """A `RenyiAccountant` with divergences of our own, several times as fast, for the search for a
     multiplier. No figure is stated by it: the accountant of the run confirms what it finds.
+
+    Example:
+        >>> fast, usual = BracketAccountant(), RenyiAccountant()
+        >>> _ = [accountant.compose(gaussian_event(1.0, 0.1), 10) for accountant in (fast, usual)]
+        >>> bool(fast.get_epsilon(1e-5) == usual.get_epsilon(1e-5))
+        True
     """
 
     @override

@@ -37,7 +37,7 @@ def divergences(rate: float, multiplier: float, orders: tuple[float, ...]) -> np
 
     Example:
         >>> divergences(0.1, 2.0, (1.5, 8.0)).round(6).tolist()
-        [0.002106, 0.014101]
+        [0.002727, 0.013725]
     """
     if multiplier**2 == 0:
         return np.full(len(orders), math.inf)

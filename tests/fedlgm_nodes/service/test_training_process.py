@@ -158,7 +158,6 @@ def test_a_question_outlives_a_version_of_torch_and_is_charged_once(tmp_path):
 
     with served(folder):
         header, body = ask(folder)
-    edit(folder, "\nthreads = 1", "\nthreads = 2")
     with NodeProcess(folder, later("later")):
         again, repeated = ask(folder)
         assert (again["seq"], again["replayed"], repeated) == (header["seq"], True, body)
