@@ -200,8 +200,11 @@ def test_nodes_come_and_go(folder, tmp_path):
 def test_a_federation_that_lives_on(tmp_path, monkeypatch):
     """Real processes: a renewed authority, a rotated key and one more node, then a run."""
     monkeypatch.setattr(certificates, "_AUTHORITY_DAYS", 400)
-    recipe = recipes.load("nodes", ["model.hidden=[8]", "training.epochs=1", "federation.rounds=1"])
-    folder = create(tmp_path / "lab", 2, example=recipe)
+    changes = ["model.hidden=[8]", "training.epochs=1", "federation.rounds=1"]
+    folder = create(tmp_path / "lab", 2, example=recipes.load("nodes", changes))
+    recipe = recipes.load(
+        "nodes", [*changes, "privacy.epsilon=3"]
+    )  # two runs fit into the policies
     try:
         processes.up(folder)
         renew(folder)
