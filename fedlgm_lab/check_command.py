@@ -107,7 +107,8 @@ def _run(path: Path) -> Report:
     folder = RunFolder.open(path)
     recipe = folder.recipe()
     with folder.checked_ledger() as ledger:
-        read, rates = checked_ledger_report(folder, ledger), attack_rates(ledger)
+        rates = attack_rates(ledger)
+        read = checked_ledger_report(folder, ledger, rates)
         guarantee = folder.guarantee_in(ledger)
     settings = Settings(
         mechanism="ledger",

@@ -17,6 +17,7 @@ from fedlgm_lab.reports.report import write_report
 from fedlgm_lab.statement.statement_command import write
 from simulations.exports.export import export
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 from simulations.summaries.terminal import number
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
@@ -65,22 +66,23 @@ def write_crate(run: Path | str, file: Path | str) -> Path:
             "an RO-Crate needs the package rocrate: pip install 'fedlgm[crate]'"
         ) from error
     folder = RunFolder.open(run)
-    write_report(folder.path)
+    result = write_report(folder.path)
     with tempfile.TemporaryDirectory() as temporary:
         model = export(folder.path, "safetensors", Path(temporary) / "model.safetensors")["file"]
         statement = Path(temporary) / "statement.md"
         statement.write_text(write(folder.path, "md"), encoding="utf-8")
         crate = ROCrate()
-        _describe(crate, folder, Path(model), statement)
+        _describe(crate, folder, result, Path(model), statement)
         write_whole(target, crate.write_zip)
     return target
 
 
-def _describe(crate: Any, folder: RunFolder, model: Path, statement: Path) -> None:
+def _describe(
+    crate: Any, folder: RunFolder, result: RunSummary, model: Path, statement: Path
+) -> None:
     """Add the files and what is known of the run to an empty crate."""
     from rocrate.model import ContextEntity, SoftwareApplication
 
-    result = folder.verified_result()
     stated: dict[str, Any] = {**result["statement"]}
     crate.name = f"fedlgm run: {result['recipe']}"
     crate.description = (

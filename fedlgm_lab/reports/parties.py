@@ -1,4 +1,4 @@
-"""Who sees what of a run: each party, and what reaches it."""
+"""The parties to a run, and what each of them sees."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ class Party(NamedTuple):
 
 
 _SERVER: dict[Trust, str] = {
-    "central": "every {contribution}, bounded but without noise; it adds the noise to their sum",
-    "local": "every {contribution} with the noise that the client has added, and nothing else of it",
+    "central": (
+        "every client's contribution, bounded but without noise; it adds the noise to their sum"
+    ),
+    "local": (
+        "every client's contribution with the noise that the client has added, and nothing else of "
+        "it"
+    ),
     "distributed": (
-        "the sum of the {contribution}s, with the noise that the clients have added; secure "
+        "the sum of the clients' contributions, with the noise that the clients have added; secure "
         "aggregation hides the single ones"
     ),
 }
@@ -51,7 +56,7 @@ def list_parties(trust: Trust, simulated: bool) -> list[Party]:
     return [
         *([machine] if simulated else []),
         Party("a client (a site)", "its own data, and the released model of every round"),
-        Party("the server", _SERVER[trust].format(contribution="client's contribution")),
+        Party("the server", _SERVER[trust]),
         Party(
             "readers of the model, of this page and of the ledger",
             "released figures only; what they reveal is stated in the guarantee above",

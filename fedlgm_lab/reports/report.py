@@ -56,10 +56,10 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     """
     folder = RunFolder.open(run)
     result, rows = folder.verified_result(), folder.rows(private=private)
-    with Ledger(folder.ledger_file) as charges:
-        ledger = checked_ledger_report(folder, charges)
-        rates = reported_rates(folder.recipe(), charges)
     recipe = folder.recipe()
+    with Ledger(folder.ledger_file) as charges:
+        rates = reported_rates(recipe, charges)
+        ledger = checked_ledger_report(folder, charges, rates)
     measured = Measurements.of_run(folder) if private else None
     text = page.render(
         "report.html",

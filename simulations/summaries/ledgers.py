@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedlgm.privacy.attackers import AttackRates
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import note_on_epsilon, reported_rates
@@ -21,15 +22,14 @@ def ledger_report(run: Path) -> LedgerReport:
     """
     folder = RunFolder.open(run)
     with folder.checked_ledger() as ledger:
-        return checked_ledger_report(folder, ledger)
+        return checked_ledger_report(folder, ledger, reported_rates(folder.recipe(), ledger))
 
 
-def checked_ledger_report(folder: RunFolder, ledger: Ledger) -> LedgerReport:
-    """See `ledger_report`; for a run whose ledger has been checked."""
-    recipe, privacy = folder.recipe(), folder.recipe().privacy
-    totals = ledger_totals(
-        ledger, recipe.unit, privacy.delta, privacy.accountant, reported_rates(recipe, ledger)
-    )
+def checked_ledger_report(folder: RunFolder, ledger: Ledger, rates: AttackRates) -> LedgerReport:
+    """See `ledger_report`; for a run whose ledger has been checked, with its attack rates."""
+    recipe = folder.recipe()
+    privacy = recipe.privacy
+    totals = ledger_totals(ledger, recipe.unit, privacy.delta, privacy.accountant, rates)
     reproducible, groups = recipe.run.seed is not None, totals["events"]
     guarantee = folder.guarantee_in(ledger) if groups else None
     return {  # type: ignore[typeddict-item]

@@ -1,4 +1,6 @@
-"""What the compiled kernel is made of. The build of a wheel loads this file without PyTorch."""
+"""Sources, flags and file names of the compiled kernel. The build of a wheel loads this file
+without PyTorch.
+"""
 
 from __future__ import annotations
 

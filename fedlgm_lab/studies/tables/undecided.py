@@ -1,4 +1,4 @@
-"""What would decide the claims that kept runs leave undecided: seeds, and hours of one core.
+"""Seeds, and hours of one core, that would decide the claims which kept runs leave undecided.
 
     fedlgm study undecided --out docs/results    # times one run of each of these studies
 
