@@ -121,9 +121,10 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
 
-def _check_count(owner: str, /, **values: Any) -> None:
+def check_counts(owner: str, /, *, most: int | None = None, **values: Any) -> None:
+    """`check_count` for several values by name; `owner` as in `check_positive`."""
     for name, value in values.items():
-        check_count(f"{_of(owner)}{name}", value)
+        check_count(f"{_of(owner)}{name}", value, most=most)
 
 
 Positive = Annotated[float, check_positive]
@@ -133,7 +134,7 @@ Rate = Annotated[float, check_rate]
 Fraction = Annotated[float, check_fraction]
 NonNegative = Annotated[float, check_non_negative]
 AtLeastOne = Annotated[float, check_at_least_one]
-Count = Annotated[int, _check_count]
+Count = Annotated[int, check_counts]
 Positives = Annotated[Sequence[float], check_positive]
 NonNegatives = Annotated[Sequence[float], check_non_negative]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Real
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from fedlgm.checks import (
     Positive,
     Rate,
     check_annotated,
-    check_count,
+    check_counts,
     check_fields,
     check_known,
     check_positive,
@@ -49,12 +50,7 @@ MECHANISMS = (
 """Mechanisms that the rules know."""
 
 
-def _check_size(owner: str, /, **values: Any) -> None:
-    for name, value in values.items():
-        check_count(name, value, most=_LARGEST)
-
-
-Size = Annotated[int, _check_size]
+Size = Annotated[int, partial(check_counts, most=_LARGEST)]
 Sampler = Literal["poisson", "shuffle", "fixed", "all"]
 Accounted = Literal["poisson", "fixed", "none"]
 Clipping = Literal[
