@@ -96,7 +96,7 @@ def test_batch_norm_is_refused_with_a_remedy():
     own = Own(model=net)
     own.into(raw)
     with pytest.raises(ConfigError, match="to_groupnorm"):
-        Assembly(recipes.validate(raw), own).check()
+        Assembly(recipes.Recipe.model_validate(raw), own).check()
 
 
 def test_old_recipes_are_written_as_they_were():

@@ -55,7 +55,7 @@ def test_options_of_another_variant_fall_away():
     assert published.options == {"batch_share": 0.2}
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
     override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
-    assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
+    assert recipes.Recipe.model_validate(raw).mechanism.options == {"bound": 0.3}
     with pytest.raises(ConfigError, match="no option 'bound'; known: threshold"):
         recipes.load("digits", [*to_published, "mechanism.bound=0.3"])
 
