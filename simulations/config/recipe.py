@@ -92,7 +92,7 @@ class Recipe(Section):
                 "a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its "
                 "name"
             )
-        budget = sections.get("privacy")
+        budget: Any = sections.get("privacy")
         derived = (
             isinstance(budget, Mapping)
             and budget.get("epsilon") is None

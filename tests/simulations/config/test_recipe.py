@@ -42,6 +42,17 @@ def test_overrides_are_toml_values_or_strings():
     assert recipe.model.options["hidden"] == [4, 5]
 
 
+@pytest.mark.parametrize("text", ["none", '"none"'])
+def test_no_search_is_declared_as_none(text):
+    """Beside another key, before and after it, and over what an earlier source says."""
+    declared, other = f"statement.searched={text}", "statement.purpose=a test"
+    for changes in ([declared], [declared, other], [other, declared]):
+        assert recipes.load("digits", changes).statement.searched == "none"
+    raw = recipes.read("digits") | {"statement": {"searched": "charged", "purpose": "a test"}}
+    override(raw, [declared])
+    assert raw["statement"] == {"searched": "none", "purpose": "a test"}
+
+
 def test_options_of_another_variant_fall_away():
     """The paper's text has no bound of its own, the sound variant no frame."""
     local = ["privacy.trust=local", "privacy.max_participations=3"]
