@@ -324,8 +324,9 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     if root is None:
         searched = BRACKETS if accountant == "rdp" else accountant
         root = solve(start - 0.2, start + 0.05, searched, _TOLERANCE / 4)
-        while max(excess(root, accountant), excess(root - _KEPT, accountant)) > 0:
-            root += _TOLERANCE / 2
+        for kind in dict.fromkeys((searched, accountant)):  # the slower one most often once
+            while max(excess(root, kind), excess(root - _KEPT, kind)) > 0:
+                root += _TOLERANCE / 2
     return root
 
 
