@@ -204,14 +204,14 @@ def phd_student(visit: Visit) -> None:
     """Has a fine-tuned BERT with its tokenizer in a folder, and reviews in two tables."""
     import numpy as np
     import pandas as pd
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     words = ["bad", "dull", "fine", "good", "great", "plot", "cast", "film"]
     vocabulary = visit.home / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    BertTokenizerFast(str(vocabulary)).save_pretrained(visit.folder / "my-bert")
+    BertTokenizer(str(vocabulary)).save_pretrained(visit.folder / "my-bert")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=13, intermediate_size=32, num_labels=2, **sizes)
+    config = BertConfig(vocab_size=13, intermediate_size=32, **sizes)  # two classes by default
     BertForSequenceClassification(config).save_pretrained(visit.folder / "my-bert")
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(words, size=6)) for _ in range(500)]
