@@ -24,6 +24,12 @@ def test_the_table_is_that_of_the_kept_file_and_within_the_limits():
         assert row["lines"] <= newcomers.MOST_LINES
 
 
+def test_the_sizes_of_installations_are_those_of_the_kept_file():
+    for row in json.loads((ROOT / "docs/results/install-sizes.json").read_text(encoding="utf-8")):
+        cells = (row["installed"], row["python"], f"{row['megabytes']:,}")
+        assert f"| {' | '.join(cells)} | {row['packages'] or 'not counted'} |" in PAGE
+
+
 def test_a_command_is_found_wherever_a_page_prints_it_and_lines_are_counted(tmp_path):
     page = "```\nfirst --option \\\n    value\n```\nWrite `second DIR`.\n\n    third x*  # why\n"
     commands = [newcomers.command_of(page, start) for start in ("first", "second", "third")]
