@@ -6,11 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedlgm import RunFacts, Sampling, mechanisms
+from fedlgm import Ledger, Method, RunFacts, Sampling, mechanisms
 from fedlgm.example_level.central import train
-from fedlgm.keys import KeyRing
-from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.ledger import Ledger
 
 BATCH, EPOCHS, DELTA = 100, 1, 1e-4
 
@@ -23,9 +20,8 @@ model = nn.Sequential(
 sampling = Sampling("poisson", len(labels), BATCH / len(labels))
 facts = RunFacts(1.1, sampling, rounds=EPOCHS * len(labels) // BATCH, delta=DELTA)
 method = Method.of(model, mechanisms.get("dp-sgd", bound=1.0), facts)
-keys = KeyRing.from_seed(None)
 with Ledger("ledger.sqlite", owner="script") as ledger:
-    trained = train(model, images, labels, method, keys=keys, ledger=ledger, lr=0.5)
+    trained = train(model, images, labels, method, ledger=ledger, lr=0.5)
 epsilon = trained.epsilon
 accuracy = (model(images).argmax(1) == labels).float().mean()
 print(f"epsilon {epsilon:.2f} at delta {DELTA}, accuracy {accuracy:.2f}")

@@ -6,11 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedlgm import RunFacts, Sampling, mechanisms
+from fedlgm import Ledger, Method, RunFacts, Sampling, mechanisms
 from fedlgm.example_level.central import train
-from fedlgm.keys import KeyRing
-from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.ledger import Ledger
 
 BATCH, EPOCHS, EPSILON, DELTA = 100, 2, 8.0, 1e-4
 
@@ -24,9 +21,8 @@ sampling = Sampling("poisson", len(labels), BATCH / len(labels))
 facts = RunFacts(0.0, sampling, rounds=EPOCHS * len(labels) // BATCH, epsilon=EPSILON, delta=DELTA)
 method = Method.of(model, mechanisms.get("dp-sgd", style="per-layer", bound=1.0), facts)
 adamw = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": "cosine"}
-keys = KeyRing.from_seed(None)
 with Ledger("ledger.sqlite", owner="script") as ledger:
-    trained = train(model, images, labels, method, keys=keys, ledger=ledger, **adamw)
+    trained = train(model, images, labels, method, ledger=ledger, **adamw)
 epsilon = trained.epsilon
 accuracy = (model(images).argmax(1) == labels).float().mean()
 print(f"epsilon {epsilon:.2f} at delta {DELTA}, accuracy {accuracy:.2f}")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedlgm import RunFacts, Sampling, mechanisms
+from fedlgm import Ledger, Method, RunFacts, Sampling, mechanisms
 from fedlgm.example_level.central import train
-from fedlgm.keys import KeyRing
-from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.ledger import Ledger
 
 BATCH, EPOCHS, DELTA = 100, 1, 1e-4
 
@@ -32,9 +29,8 @@ model = NameClassifier()
 sampling = Sampling("poisson", len(languages), BATCH / len(languages))
 facts = RunFacts(1.0, sampling, rounds=EPOCHS * len(languages) // BATCH, delta=DELTA)
 method = Method.of(model, mechanisms.get("dp-sgd", bound=1.5), facts)
-keys = KeyRing.from_seed(None)
 with Ledger("ledger.sqlite", owner="script") as ledger:
-    trained = train(model, names, languages, method, keys=keys, ledger=ledger, lr=1.0, momentum=0.9)
+    trained = train(model, names, languages, method, ledger=ledger, lr=1.0, momentum=0.9)
 epsilon = trained.epsilon
 accuracy = (model(names).argmax(1) == languages).float().mean()
 print(f"epsilon {epsilon:.2f} at delta {DELTA}, accuracy {accuracy:.2f}")

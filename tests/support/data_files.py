@@ -64,9 +64,9 @@ def write_cifar(
     return x, y
 
 
-def write_cifar10(folder: Path) -> list[tuple[np.ndarray, list[int]]]:
+def write_cifar10(folder: Path, n: int = 6) -> list[tuple[np.ndarray, list[int]]]:
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    return [write_cifar(folder / name, "labels", 10, seed=i) for i, name in enumerate(names)]
+    return [write_cifar(folder / name, "labels", 10, n, i) for i, name in enumerate(names)]
 
 
 def write_leaf(path: Path, users: dict[str, tuple[list[list[float]], list[int]]]) -> None:

@@ -7,7 +7,7 @@
 >>> facts = RunFacts(0.0, Sampling("poisson", 20, 1.0), rounds=3, epsilon=8.0, delta=1e-2)
 >>> method = Method.of(model, mechanism, facts)
 >>> with Ledger(tempfile.mkdtemp() + "/ledger.sqlite", owner="an example") as ledger:
-...     trained: Trained = train(model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=0.5)
+...     trained: Trained = train(model, x, y, method, ledger=ledger, lr=0.5)
 >>> round(trained.epsilon, 3), trained.guarantee.unit, trained.steps
 (8.0, 'example', 3)
 """
@@ -74,7 +74,7 @@ def train(
     y: Tensor,
     method: Method,
     *,
-    keys: KeyRing,
+    keys: KeyRing | None = None,
     ledger: Ledger,
     lr: float,
     optimizer: Literal["sgd", "adam"] = "sgd",
@@ -103,8 +103,8 @@ def train(
         y: targets [N, ...].
         method: the mechanism on the module's layers, with facts whose population is N and whose
             rounds are the steps.
-        keys: source of batches and noise; with a seeded ring the noise is reproducible, and the run
-            is only a simulation.
+        keys: source of batches and noise; None draws a secret ring from the operating system. With
+            a seeded ring the noise is reproducible, and the run is only a simulation.
         ledger: charged before every release.
         lr: learning rate.
         optimizer: step on the released gradient; "adam" with `weight_decay` is AdamW. No optimizer
@@ -140,6 +140,7 @@ def train(
         raise ConfigError(
             f"the facts count {facts.sampling.population} examples, but the data have {len(y)}"
         )
+    keys = KeyRing.from_seed(None) if keys is None else keys
     # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those
     # on another.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())

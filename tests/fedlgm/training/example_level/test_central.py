@@ -65,6 +65,21 @@ def test_empty_batches_are_steps_like_any_other(tmp_path):
     assert torch.isfinite(result.model).all()
 
 
+def test_without_keys_batches_and_noise_are_secret_and_differ(tmp_path):
+    trained = []
+    for name in ("first", "second"):
+        facts = RunFacts(0.0, Sampling("poisson", 20, 0.5), rounds=1, epsilon=8.0, delta=1e-2)
+        model = torch.nn.Linear(1, 2)
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+        x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
+        with Ledger(tmp_path / f"{name}.sqlite", "run") as ledger:
+            trained.append(train(model, x, y, method, ledger=ledger, lr=0.5))
+    assert not any(run.noise_reproducible for run in trained)
+    assert not torch.equal(trained[0].model, trained[1].model)
+
+
 def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
     model = torch.nn.Linear(4, 2)
     facts = RunFacts(
