@@ -149,11 +149,11 @@ def resolve(
             few_sites(raw)
     for change in (names, correlation, *changes):
         override(raw, change)
-    resolved = recipes.validate(raw)
+    resolved = recipes.Recipe.model_validate(raw)
     if bundled and isinstance(own.data, DataSet) and needs_labels(resolved.data.partition):
         chosen = any("data.partition" in dict(settings(change)) for change in (names, *changes))
         if not chosen and not RunData(resolved, own).task.labels(own.data.train_y):
             for change in (["data.partition=iid"], *changes):
                 override(raw, change)  # with its options of a partition, which are then refused
-            resolved = recipes.validate(raw)
+            resolved = recipes.Recipe.model_validate(raw)
     return resolved, own

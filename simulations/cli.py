@@ -279,7 +279,7 @@ def calibrate(
     relation: Annotated[
         str, typer.Option(help="add-remove, replace-one or zero-out.")
     ] = "add-remove",
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="An accountant of recipes.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
     """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""

@@ -174,7 +174,7 @@ def tiny() -> Callable[..., Recipe]:
             raw[section] = {key: value for key, value in merged.items() if value is not None}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return recipes.validate(raw)
+            return recipes.Recipe.model_validate(raw)
 
     return make
 
@@ -183,7 +183,7 @@ def tiny() -> Callable[..., Recipe]:
 def tiny_file(tmp_path: Path) -> Path:
     """The tiny recipe as a file."""
     path = tmp_path / "tiny.toml"
-    path.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
+    path.write_text(recipes.Recipe.model_validate(tiny_values()).to_toml(), encoding="utf-8")
     return path
 
 

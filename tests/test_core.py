@@ -33,7 +33,7 @@ _VARIANTS = {
     "clients": "example_level mod published_client users",
     "strategies": "private_fedavg published_strategy yogi",
     "simulations.config": "example_level user_level",
-    "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes "
+    "simulations.engines": "cluster flower flower_command flower_entry flower_processes "
     "processes ray ray_engine superlink",
     "simulations.runs.trackers": "mlflow tensorboard values wandb",
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.data.bundled import TRAINING_EXAMPLES, breast_cancer, digits, synthetic
+from fedlgm.data.bundled import MADE_HERE, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
 from fedlgm.data.encoding import OPTIONS as ENCODING
@@ -63,7 +63,6 @@ __all__ = [
 ]
 
 _synthetic = cache(synthetic)
-_MADE_HERE: dict[str, Callable[[], DataSet]] = {"digits": digits, "breast-cancer": breast_cancer}
 _HALF = re.compile(r"([^:/]+)/(public|private)")
 _SYNTHETIC = re.compile(r"synthetic(?:-(\d+))?")
 _COLUMNS = ("target", "inputs", "users", "labels", "standardise")
@@ -82,7 +81,7 @@ def names() -> tuple[str, ...]:
         >>> "digits" in names()
         True
     """
-    return (*_MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER, TABLE)
+    return (*MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER, TABLE)
 
 
 def is_bundled(name: str) -> bool:
@@ -94,7 +93,7 @@ def is_bundled(name: str) -> bool:
         [True, True, False, False, False]
     """
     base = _split(name)[0] if isinstance(name, str) else ""
-    return base in _MADE_HERE or base in FILE_SETS or _SYNTHETIC.fullmatch(base) is not None
+    return base in MADE_HERE or base in FILE_SETS or _SYNTHETIC.fullmatch(base) is not None
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
@@ -166,8 +165,8 @@ def load(
     base, half = _split(name)
     if half:
         return _part(load(base, data_dir, download=download, **options), name, half)
-    if name in _MADE_HERE:
-        return _MADE_HERE[name]()
+    if name in MADE_HERE:
+        return MADE_HERE[name][0]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
     if (size := _SYNTHETIC.fullmatch(name)) is not None:
@@ -319,8 +318,10 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     base, half = _split(name)
     if base in FILE_SETS:
         count = FILE_SETS[base].examples
+    elif base in MADE_HERE:
+        count = MADE_HERE[base][1]
     else:
-        count = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base)
+        count = train_images if base == IMAGE_FOLDER else None
     return count if count is None or not half else len(range(count)[_rows(count, half)])
 
 

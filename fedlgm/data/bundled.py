@@ -5,6 +5,7 @@ blobs.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +15,6 @@ from fedlgm.data.dataset import DataSet
 from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError
 
-TRAINING_EXAMPLES = {"digits": 1442, "breast-cancer": 456}
-"""Published numbers of training examples."""
 _TEST_EVERY = 5
 _SYNTHETIC_TEST = 10_000
 _SITES = 10
@@ -127,3 +126,10 @@ def synthetic(
     train_x, train_y = draw(samples)
     test_x, test_y = draw(_SYNTHETIC_TEST)
     return DataSet("synthetic", train_x, train_y, test_x, test_y, classes=classes)
+
+
+MADE_HERE: dict[str, tuple[Callable[[], DataSet], int]] = {
+    "digits": (digits, 1442),
+    "breast-cancer": (breast_cancer, 456),
+}
+"""Sets by name, each with its published number of training examples."""

@@ -31,6 +31,8 @@ COARSE = "coarse pld"
 within 1e-4."""
 SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches."""
+GRIDS = ("pld", COARSE)
+"""Accountants on grids, which do not resolve the least deltas."""
 BRACKETS = "rdp of brackets"
 """Name of the RDP accountant by which a noise multiplier is searched for, see `BracketAccountant`."""
 ORDERS = tuple(

@@ -35,6 +35,7 @@ from fedlgm.privacy.accountants import (
     ACCOUNTANTS,
     BRACKETS,
     COARSE,
+    GRIDS,
     SEARCHES,
     RenyiAccountant,
     new_accountant,
@@ -273,7 +274,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     """Logarithm of the multiplier."""
 
     def excess(log_multiplier: float, kind: str) -> float:
-        if kind == BRACKETS and accountant != "rdp" and isinstance(rate, Allocation):
+        if kind == BRACKETS and accountant in GRIDS and isinstance(rate, Allocation):
             as_often = tuple((level, count * rate.rounds) for level, count in levels)
             often = rate.participations / rate.rounds
             return _excess(log_multiplier, kind, target, delta, as_often, often)
@@ -455,7 +456,7 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         return 0.0
     if any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in decoded):
         return _epsilon_of(decoded, delta, SEARCHES)
-    if accountant in ("rdp", BRACKETS) or is_resolved(decoded, delta):
+    if accountant not in GRIDS or is_resolved(decoded, delta):
         return _epsilon_of(decoded, delta, accountant)
     lost = sum(count for _, count in decoded) * LOST  # both are upper bounds
     grid = _epsilon_of(decoded, delta - lost, accountant) if lost < delta else math.inf
@@ -478,9 +479,12 @@ def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
     for event, count in events:
         if not composed.supports(event):
             name = "rdp" if accountant == BRACKETS else accountant
-            other = "pld" if name == "rdp" else "rdp"
+            able = [
+                other for other in ACCOUNTANTS if new_accountant(other, [event]).supports(event)
+            ]
             raise PrivacyError(
-                f"the {name} accountant cannot account for {event}; use accountant = {other!r}"
+                f"the {name} accountant cannot account for {event}"
+                + (f"; use accountant = {' or '.join(map(repr, able))}" if able else "")
             )
         with quiet():
             composed.compose(event, count)

@@ -137,7 +137,7 @@ def _recipe(recipe: Recipe, findings: Findings, errors: Errors, emphasis: float)
     raw["mechanism"] |= {"group_by": "module", **measured}  # adversaries look at modules' outputs
     if recipe.mechanism.variant == "sound":
         raw["mechanism"]["strengths"] = [row.strength for row in findings.risks]
-    return recipes.validate(raw)
+    return recipes.Recipe.model_validate(raw)
 
 
 def _words(summary: dict[str, Any]) -> list[str]:

@@ -297,7 +297,7 @@ def _with_recipe(
     ):  # a point of the grid with own data has none
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
     used = own if method.mechanism is None else replace(own, mechanism=method.mechanism)
-    return replace(job, recipe=recipes.validate(raw), own=used)
+    return replace(job, recipe=recipes.Recipe.model_validate(raw), own=used)
 
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:

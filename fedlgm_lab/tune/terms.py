@@ -79,7 +79,7 @@ class Search:
         for settings in combinations:
             raw = base.plain_values()
             override(raw, settings)
-            candidate = resolve_hardware(recipes.validate(raw))
+            candidate = resolve_hardware(recipes.Recipe.model_validate(raw))
             candidates.append(candidate)
             assembly = Assembly(candidate, own)
             assembly.check()  # what cannot run is refused before anything is charged

@@ -4,17 +4,23 @@ deployment.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
 from clients.choice import client_class
 from clients.serving import Serving
+from fedlgm.errors import Notice
+from fedlgm.mechanisms import PlansFromAnswers, UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
+from fedlgm.wording import prefix_key
+from simulations import tools
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import Division, RunData
 from simulations.config.run_model import RunModel
 from simulations.config.run_privacy import RunPrivacy
+from simulations.config.spent import require_planned
 
 
 class Assembly:
@@ -53,14 +59,29 @@ class Assembly:
         self.privacy = RunPrivacy(self.model, planned)
 
     def check(self) -> None:
-        """Run all checks that need no training: division, model and plan.
+        """Run all checks that need no training: division, model, first plan, and whether they and
+        the other settings fit together.
 
         Raises:
             FedlgmError: the message gives the problem and the remedy.
         """
         self.data.partition  # noqa: B018
-        module = self.model.check()
-        self.privacy.check()
+        module, mechanism = self.model.check(), self.model.mechanism
+        plan, run = self.privacy.first_plan(), self.recipe.run
+        if isinstance(mechanism, PlansFromAnswers):
+            warnings.warn(
+                Notice(
+                    "the noise that rounds report is that of the common plan; each client spreads "
+                    "its own noise otherwise, at the same cost"
+                ),
+                stacklevel=2,
+            )
+        # With statistics of the data, the budget is kept by design.
+        if run.patience is not None and self.data.spent is None:
+            require_planned(self.privacy.method, plan)
+        if run.audit and not isinstance(mechanism, UsesPrivateNorms):
+            with prefix_key("run.audit"):
+                tools.RunAudit().check(plan)
         self.recipe.protects.check_data(self.model, module)
 
     def fingerprints(self) -> dict[str, str]:

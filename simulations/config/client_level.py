@@ -105,6 +105,13 @@ class ClientLevel(UnitKind):
                 f"privacy.max_participations is needed under {privacy.trust} trust, because every "
                 "participation costs privacy"
             )
+        delta, count, unit = privacy.delta, recipe.sampling.population, recipe.unit
+        if delta >= 1 / count and recipe.mechanism.name != "none":
+            warnings.warn(
+                f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of "
+                f"{unit}s: such a guarantee permits the full publication of one {unit}'s data",
+                stacklevel=4,
+            )
 
     def _check_separation(self, recipe: Settings) -> None:
         privacy, rounds = recipe.privacy, recipe.federation.rounds
@@ -125,16 +132,6 @@ class ClientLevel(UnitKind):
         ):
             if privacy.bands is not None and most is not None and privacy.bands > most:
                 raise ConfigError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
-
-    @override
-    def warn_of_delta(self, recipe: Settings) -> None:
-        delta, count, unit = recipe.privacy.delta, recipe.sampling.population, recipe.unit
-        if delta >= 1 / count and recipe.mechanism.name != "none":
-            warnings.warn(
-                f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of "
-                f"{unit}s: such a guarantee permits the full publication of one {unit}'s data",
-                stacklevel=3,
-            )
 
     @override
     def relation(self, recipe: Settings) -> Relation:

@@ -347,5 +347,5 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     return (
         f"no number of steps would meet the budget: the least epsilon that the {kind} accountant "
         f"shows at this delta is {least:.4g}; raise privacy.epsilon or privacy.delta"
-        + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
+        + (", or use privacy.accountant = 'pld'" if kind != "pld" else "")
     )

@@ -16,12 +16,11 @@ from simulations.config.unit import Settings
 _AGREE = 1e-4  # relative
 
 
-def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
-    """Epsilon of all rounds of a recipe at this noise multiplier, for `privacy.delta`.
+def epsilon_of(recipe: Settings) -> float:
+    """Epsilon of all rounds of a recipe at its `privacy.noise_multiplier`, for `privacy.delta`.
 
     Args:
         recipe: the recipe; its `privacy.epsilon` is not used.
-        noise_multiplier: noise of a release over the bound of a contribution.
 
     Raises:
         ConfigError: the recipe alone does not determine it.
@@ -29,11 +28,13 @@ def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
     Example:
         >>> from simulations.config.recipe import load
         >>> recipe = load("digits", ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"])
-        >>> recipe.privacy.epsilon == epsilon_of(recipe, 2.0)
+        >>> recipe.privacy.epsilon == epsilon_of(recipe)
         True
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
 
+    noise_multiplier = recipe.privacy.noise_multiplier
+    assert noise_multiplier is not None
     examples = published_examples(recipe)
     if examples is None and recipe.protects.counts_examples(recipe):
         raise ConfigError(
@@ -50,17 +51,23 @@ def epsilon_of(recipe: Settings, noise_multiplier: float) -> float:
         raise ConfigError(
             f"privacy.noise_multiplier = {noise_multiplier:g} gives no finite epsilon: raise it"
         )
+    if epsilon == 0:
+        raise ConfigError(
+            f"privacy.noise_multiplier = {noise_multiplier:g} gives epsilon 0, which no budget "
+            "states: lower it"
+        )
     return epsilon
 
 
-def require_agreement(recipe: Settings, noise_multiplier: float, epsilon: float) -> None:
+def require_agreement(recipe: Settings) -> None:
     """Refuse a budget beside a noise multiplier from which another epsilon follows
     (ConfigError).
     """
-    follows = epsilon_of(recipe, noise_multiplier)
-    if not math.isclose(follows, epsilon, rel_tol=_AGREE):
+    follows, budget = epsilon_of(recipe), recipe.privacy
+    if not math.isclose(follows, budget.epsilon, rel_tol=_AGREE):
         raise ConfigError(
-            f"privacy.epsilon = {epsilon:g} and privacy.noise_multiplier = {noise_multiplier:g} "
+            f"privacy.epsilon = {budget.epsilon:g} and privacy.noise_multiplier = "
+            f"{budget.noise_multiplier:g} "
             f"are both given, but this noise gives epsilon {follows:.6g}: leave one out (--set "
             "privacy.epsilon=none)"
         )

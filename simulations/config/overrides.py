@@ -28,6 +28,8 @@ _NAMING = {
     "trainer": "name",
     "data": "partition",
 }
+_TAKES_NONE = {*_NAMING.items(), ("statement", "searched")}
+"""Keys that have "none" as a value: a mechanism of this name, no search."""
 
 
 def override(raw: dict[str, Any], texts: Overrides) -> None:
@@ -44,7 +46,8 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
         raw: changed in place.
         texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not
             TOML is a string. "section.key=none" removes a value, so that the default holds;
-            mechanism.name=none is a mechanism. Or a mapping {"section.key": value}, in which None
+            mechanism.name=none is a mechanism, and statement.searched=none says that there was no
+            search. Or a mapping {"section.key": value}, in which None
             removes a value.
 
     Raises:
@@ -143,13 +146,13 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 def removes(section: str, key: str, value: Any) -> bool:
-    """Whether a value removes its key, so that the default holds; a mechanism may be called "none".
+    """Whether a value removes its key, so that the default holds.
 
     Example:
         >>> removes("run", "seed", "none"), removes("mechanism", "name", "none")
         (True, False)
     """
-    return bool(value == "none") and not (key and _NAMING.get(section) == key)
+    return bool(value == "none") and (section, key) not in _TAKES_NONE
 
 
 def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from fedlgm import mechanisms
 from fedlgm import noise as noises  # whose correlations load SciPy's optimisers
-from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of
@@ -93,39 +92,18 @@ class Recipe(Section):
                 "a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its "
                 "name"
             )
+        budget: Any = sections.get("privacy")
+        derived = (
+            isinstance(budget, Mapping)
+            and budget.get("epsilon") is None
+            and budget.get("noise_multiplier") is not None
+        )
+        if derived:  # the facts, from which epsilon follows, need any epsilon
+            sections = {**sections, "privacy": {**budget, "epsilon": 1.0}}
         try:
-            super().__init__(**self._with_epsilon(sections))
+            super().__init__(**sections)
         except ValidationError as error:
             raise ConfigError(messages.explain(sections, error.errors(), Recipe)) from error
-
-    @classmethod
-    def _with_epsilon(cls, sections: dict[str, Any]) -> dict[str, Any]:
-        """The sections with the epsilon that follows from their noise multiplier, if they state
-        the noise in place of a budget.
-        """
-        given = sections.get("privacy")
-        if not isinstance(given, Mapping) or given.get("epsilon") is not None:
-            return sections
-        if given.get("noise_multiplier") is None:
-            return sections
-        with prefix_key("privacy"):
-            check_positive(noise_multiplier=given["noise_multiplier"])
-        # Any epsilon will do: the draft serves only for the facts.
-        draft = cls(**{**sections, "privacy": {**given, "epsilon": 1.0, "noise_multiplier": None}})
-        epsilon = fixed_noise.epsilon_of(draft, float(given["noise_multiplier"]))
-        return {**sections, "privacy": {**given, "epsilon": epsilon}}
-
-    @classmethod
-    def model_validate(cls, obj: Any, **_: Any) -> Self:
-        """A recipe from plain values; the errors are those of `load`."""
-        if isinstance(obj, cls):
-            return obj
-        if not isinstance(obj, Mapping) or not all(isinstance(key, str) for key in obj):
-            raise ConfigError(f"a recipe's values must be a mapping of its sections, got {obj!r}")
-        return cls(**obj)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Recipe:
         for key, section in (
             ("mechanism", self.mechanism),
             ("task", self.task),
@@ -144,9 +122,20 @@ class Recipe(Section):
                     )
         self.protects.check(self)
         kept_releases.check(self)
-        if self.privacy.noise_multiplier is not None:
-            fixed_noise.require_agreement(self, self.privacy.noise_multiplier, self.privacy.epsilon)
-        return self
+        if derived:
+            update = {"epsilon": fixed_noise.epsilon_of(self)}
+            vars(self)["privacy"] = self.privacy.model_copy(update=update)
+        elif self.privacy.noise_multiplier is not None:
+            fixed_noise.require_agreement(self)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **_: Any) -> Self:
+        """A recipe from plain values; the errors are those of `load`."""
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping) or not all(isinstance(key, str) for key in obj):
+            raise ConfigError(f"a recipe's values must be a mapping of its sections, got {obj!r}")
+        return cls(**obj)
 
     def check_mechanism(self, unit: Unit) -> None:
         """Refuse a mechanism for another unit of protection.
@@ -332,7 +321,7 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
     """
     raw = read(recipe)
     override(raw, overrides)
-    return validate(raw)
+    return Recipe(**raw)
 
 
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
@@ -358,18 +347,6 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
             public_seed.mark(merged)
         merged |= {"name": raw.get("name", path.stem)}
     return merged
-
-
-def validate(raw: dict[str, Any]) -> Recipe:
-    """A recipe from plain values; the errors are those of `load`.
-
-    Example:
-        >>> validate(read("digits")) == load("digits")
-        True
-    """
-    recipe = Recipe(**raw)
-    recipe.protects.warn_of_delta(recipe)
-    return recipe
 
 
 def _locate(recipe: str) -> Path:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 
 import numpy as np
 
 from clients import Consent
 from fedlgm.data.spent import Spent, division_name
-from fedlgm.errors import Notice
-from fedlgm.mechanisms import PlansFromAnswers, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
-from fedlgm.wording import prefix_key
-from simulations import tools
 from simulations.config.facts import facts_of, published_examples
 from simulations.config.fixed_noise import require_noise
 from simulations.config.run_model import RunModel
-from simulations.config.spent import method_beside, require_planned
+from simulations.config.spent import method_beside
 from simulations.config.validation_messages import in_section
 
 
@@ -106,28 +101,6 @@ class RunPrivacy:
         method = self.method
         with in_section("mechanism", self.recipe.mechanism.name):
             return method.plan(self.start())
-
-    def check(self) -> None:
-        """Refuse a first plan that the run's other settings do not permit.
-
-        Raises:
-            FedlgmError: the message gives the problem and the remedy.
-        """
-        run, mechanism, plan = self.recipe.run, self.model.mechanism, self.first_plan()
-        if isinstance(mechanism, PlansFromAnswers):
-            warnings.warn(
-                Notice(
-                    "the noise that rounds report is that of the common plan; each client spreads "
-                    "its own noise otherwise, at the same cost"
-                ),
-                stacklevel=2,
-            )
-        # With statistics of the data, the budget is kept by design.
-        if run.patience is not None and self.model.data.spent is None:
-            require_planned(self.method, plan)
-        if run.audit and not isinstance(mechanism, UsesPrivateNorms):
-            with prefix_key("run.audit"):
-                tools.RunAudit().check(plan)
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""

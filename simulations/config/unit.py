@@ -187,17 +187,13 @@ class UnitKind:
     keys: tuple[str, ...] = ()
 
     def check(self, recipe: Settings) -> None:
-        """Refuse settings that do not fit together.
+        """Refuse settings that do not fit together, and warn of a delta that permits the release of
+        one unit's data, if the recipe gives the number of units.
 
         Raises:
             ConfigError: the message names the first such setting by its key, and the remedy.
         """
         raise NotImplementedError
-
-    def warn_of_delta(self, recipe: Settings) -> None:
-        """Warn of a delta that permits the release of one unit's data, if the recipe gives the
-        number of units.
-        """
 
     def relation(self, recipe: Settings) -> Relation:
         """The neighbouring relation that follows from the settings."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
@@ -25,7 +27,7 @@ _ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry(
     },
 )
 _AUTO = "auto"
-"""The name for which `simulations.engines.auto` chooses one of the engines."""
+"""The name for which `get` chooses one of the engines."""
 
 
 def names() -> list[str]:
@@ -79,6 +81,11 @@ def get(
         device: device of the run's clients, by which "auto" chooses.
         threads: threads of each of its workers, likewise.
 
+    Returns:
+        The engine. "auto" is a choice of one: forked processes on one Linux machine, this process
+        for one GPU, which it keeps busy with many clients side by side, and Ray otherwise. Options
+        of an engine choose it. Every choice leads to the same model.
+
     Raises:
         ConfigError: the engine is unknown, or does not support the options.
 
@@ -96,9 +103,22 @@ def get(
             )
         return engine
     if engine == _AUTO:
-        from simulations.engines.auto import choose
+        import torch
 
-        engine = choose(asked, device, threads)
+        from simulations.engines.processes import fork_problem
+
+        if asked.supernodes is not None:
+            engine = "flower"
+        elif asked.ray_address is not None:
+            engine = "ray"
+        elif device != "cpu" and (
+            torch.device(device).index is not None or torch.cuda.device_count() <= 1
+        ):
+            engine = "local"
+        elif device == "cpu" and sys.platform == "linux" and not fork_problem(device, threads):
+            engine = "processes"
+        else:
+            engine = "ray" if importlib.util.find_spec("ray") is not None else "local"
     maker = engine if callable(engine) else _ENGINES.find(engine)
     label = f"engine {shown_name(engine)}"
     wrong = misfit(maker, asked) if callable(maker) else ""

@@ -64,7 +64,8 @@ def make_server_app() -> ServerApp:
             recipe = asked
             _require_nodes(recipe, context.run_config)
             Assembly(recipe).model.check()
-            folder = new_folder.create(given or new_folder.default_path(recipe).resolve(), recipe)
+            made = new_folder.create(given, recipe)
+            folder = RunFolder(made.path.resolve(), made.made_with)
         with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))
             config = context.run_config

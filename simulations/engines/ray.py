@@ -83,7 +83,7 @@ class Worker:
                 f"a worker on {platform.node()} has {others}: install the same versions on every "
                 "machine"
             )
-        parsed = recipes.validate(recipe)
+        parsed = recipes.Recipe.model_validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         partition = Partition(values.pop("order"), values.pop("offsets"))
         dataset = DataSet.from_parts(parsed.data.name, values, classes)

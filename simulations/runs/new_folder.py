@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 from fedlgm.errors import DiskError, RunError
@@ -26,13 +26,16 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
         RunError: the folder exists and is not empty, and nothing is changed.
         DiskError: the folder cannot be created.
     """
+    stem, numbers = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", count(2)
+    name = stem
     while path is None:
-        first = default_path(recipe)
+        default = Path("runs") / name
         try:
-            return create(first, recipe)
-        except RunError:  # another process took the name in the same second
-            if not first.exists():
+            return create(default, recipe)
+        except RunError:  # a run that began in the same second has the name
+            if not default.exists():
                 raise
+        name = f"{stem}-{next(numbers)}"
     refuse_existing(path)
     missing = tuple(parent for parent in path.parents if not parent.exists())
     try:
@@ -44,19 +47,6 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
             f"cannot create the run folder {path}: {why(error)}; choose another folder"
         ) from error
     return RunFolder(path, missing)
-
-
-def default_path(recipe: Recipe) -> Path:
-    """A folder under `runs` that does not exist yet.
-
-    Example:
-        >>> from simulations.config.recipe import load
-        >>> default_path(load("digits")).name.startswith("digits-")
-        True
-    """
-    first = Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(path for path in chain([first], later) if not path.exists())
 
 
 def refuse_existing(path: Path) -> None:

@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from fedlgm.errors import PrivacyError
 from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.accountants import ACCOUNTANTS
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.attackers import attack_rates
 from fedlgm.privacy.guarantee import Accountant
@@ -22,8 +23,8 @@ from simulations.summaries.rounds import noise_in_words, noise_over_rounds
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
-    """First round's plan of a recipe as plain values, with the cost of all rounds by both
-    accountants.
+    """First round's plan of a recipe as plain values, with the cost of all rounds by every
+    accountant.
 
     Bundled data sets need not be present, because their published figures suffice for a plan.
     """
@@ -63,8 +64,7 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         "unit": recipe.unit,
         "sampling": recipe.protects.words(recipe.sampling, facts),
         "delta": delta,
-        "epsilon_pld": _epsilon(charged, delta, "pld"),
-        "epsilon_rdp": _epsilon(charged, delta, "rdp"),
+        "epsilons": {name: _epsilon(charged, delta, name) for name in ACCOUNTANTS},
         "attack_rates": rates.figures(),
         "attack": rates.sentence(f"{recipe.unit}s"),
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),

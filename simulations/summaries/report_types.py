@@ -11,7 +11,7 @@ from simulations.runs.rows import LayerRow, PrivacyFigures
 
 
 class PlanReport(PrivacyFigures):
-    """The first round's plan of a recipe, and the cost of all rounds by both accountants.
+    """The first round's plan of a recipe, and the cost of all rounds by every accountant.
 
     Attributes:
         recipe, mechanism, variant, rounds, unit: the planned run.
@@ -22,7 +22,7 @@ class PlanReport(PrivacyFigures):
         noise_multiplier: calibrated sigma_*.
         effective_multiplier: sigma_eff of the plan.
         sampling: units in a release, in words.
-        epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
+        epsilons: epsilon of the whole run by accountant; `inf` if the accountant has no bound.
         stated: assumptions about data that the plan has not read, if there were any.
         shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released
             models.
@@ -44,8 +44,7 @@ class PlanReport(PrivacyFigures):
     rounds: int
     unit: str
     sampling: str
-    epsilon_pld: float
-    epsilon_rdp: float
+    epsilons: dict[str, float]
     stated: NotRequired[str]
     shares: NotRequired[dict[str, float]]
     readers_epsilon: NotRequired[float]

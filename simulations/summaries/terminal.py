@@ -194,12 +194,11 @@ def plan_table(report: PlanReport) -> Group:
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     if "stated" in report:
         cost.add_row("data", report["stated"])
-    by_accountant = {"PLD": report["epsilon_pld"], "RDP": report["epsilon_rdp"]}
-    for name, epsilon in by_accountant.items():
-        unknown = math.isinf(epsilon) and min(by_accountant.values()) < math.inf
+    for name, epsilon in report["epsilons"].items():
+        unknown = math.isinf(epsilon) and min(report["epsilons"].values()) < math.inf
         stated = f"{number(epsilon)} at delta {report['delta']:g}"
         cost.add_row(
-            f"epsilon ({name})",
+            f"epsilon ({name.upper()})",
             "this accountant has no bound for these releases" if unknown else stated,
         )
     for name, text in attack_rows(report):

@@ -17,6 +17,7 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.privacy import attack_rates, calibrate
+from fedlgm.privacy.accountants import ACCOUNTANTS
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
 from simulations.ending import ending
@@ -128,13 +129,13 @@ def test_plan(run, tiny_file):
     report = json.loads(out)
     assert {
         "layers",
-        "epsilon_pld",
-        "epsilon_rdp",
+        "epsilons",
         "noise_multiplier",
         "guarantee",
     } <= report.keys()
     assert sum(row["share"] for row in report["layers"]) == pytest.approx(1, rel=1e-6)
-    assert report["epsilon_pld"] < report["epsilon_rdp"] <= 8
+    assert set(report["epsilons"]) == set(ACCOUNTANTS)
+    assert report["epsilons"]["pld"] < report["epsilons"]["rdp"] <= 8
     assert run("plan", tiny_file)[0] == 0
 
 
@@ -151,7 +152,7 @@ def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
             mechanism={"name": name}, federation=federation, privacy={"accountant": "pld", **local}
         )
     )
-    assert 8 * (1 - 1e-4) <= report["epsilon_pld"] <= 8 * (1 + 1e-9)
+    assert 8 * (1 - 1e-4) <= report["epsilons"]["pld"] <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_a_plan_of_a_run_that_is_one_mechanism(tiny, sampling, rate, noise):
     report = plan_report(
         tiny(federation={"rate": rate, "rounds": 12, "sampling": sampling}, privacy=privacy)
     )
-    assert 8 * (1 - 1e-4) <= report["epsilon_pld"] <= 8
+    assert 8 * (1 - 1e-4) <= report["epsilons"]["pld"] <= 8
     rows, means = report["noise_over_rounds"], report["error_of_the_model"]
     assert [rows[0]["round"], rows[-1]["round"]] == [1, 12]
     assert rows[0]["single"] == pytest.approx(rows[0]["so_far"])

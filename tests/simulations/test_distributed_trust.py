@@ -81,8 +81,10 @@ def test_both_epsilons_are_in_results_and_plans_and_say_whose_they_are(tmp_path)
     for file in tmp_path.glob("run/checkpoints/*"):
         file.unlink()
     assert ledger_report(tmp_path / "run")["guarantee"] == result["guarantee"]
-    assert plan["epsilon_pld"] == float("inf"), "nothing is proven of the privacy loss distribution"
-    assert plan["epsilon_rdp"] == pytest.approx(8.0, rel=1e-3)
+    assert plan["epsilons"]["pld"] == float("inf"), (
+        "nothing is proven of the privacy loss distribution"
+    )
+    assert plan["epsilons"]["rdp"] == pytest.approx(8.0, rel=1e-3)
     shares = plan["shares"]
     assert (shares["asked"], shares["threshold"], shares["colluders"], shares["bits"]) == (
         10,
@@ -203,7 +205,7 @@ def test_an_audit_stays_below_both_epsilons(tmp_path):
     found = audit_recipe(RECIPE, Audit(method="distinguisher", trials=1500), overrides=changes)
     plan = plan_report(recipes.load(RECIPE, small))
     assert found.passed
-    assert 0.5 < found.epsilon_lower < plan["readers_epsilon"] < plan["epsilon_rdp"]
+    assert 0.5 < found.epsilon_lower < plan["readers_epsilon"] < plan["epsilons"]["rdp"]
 
 
 @pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])

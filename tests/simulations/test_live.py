@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def tiny_recipe():
-    return recipes.validate(tiny_values())
+    return recipes.Recipe.model_validate(tiny_values())
 
 
 def test_a_terminal_has_one_line_that_is_overwritten_and_removed(

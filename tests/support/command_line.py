@@ -49,7 +49,7 @@ def one_ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def _finished_once(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    launch.simulate(recipes.validate(tiny_values()), run_dir=path)
+    launch.simulate(recipes.Recipe.model_validate(tiny_values()), run_dir=path)
     return path
 
 

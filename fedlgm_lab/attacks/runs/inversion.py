@@ -25,7 +25,7 @@ from fedlgm_lab.attacks.observation import Observation
 from fedlgm_lab.attacks.runs.target import Images, Target
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import override
-from simulations.config.recipe import Recipe, validate
+from simulations.config.recipe import Recipe
 from simulations.progress import OnProgress
 
 UNPROTECTED = "no noise"
@@ -288,4 +288,4 @@ def _with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
     raw = recipe.plain_values()
     override(raw, {f"{section}.{key}": value for key, value in values.items()})
-    return validate(raw)
+    return Recipe.model_validate(raw)

@@ -220,7 +220,7 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
     target, classifier = (
-        Target(recipes.validate(raw)),
+        Target(recipes.Recipe.model_validate(raw)),
         _classifier(raw["data"]["name"], raw["data"].get("dir")),
     )
     finding = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)

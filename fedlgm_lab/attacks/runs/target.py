@@ -356,7 +356,7 @@ class ClientPool(Pool):
         dataset, units = self._split(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1
         divided = Partition.from_owner(numbers[units], int(members.sum()))
-        return Assembly(recipes.validate(raw), divided=(dataset, divided))
+        return Assembly(recipes.Recipe.model_validate(raw), divided=(dataset, divided))
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:

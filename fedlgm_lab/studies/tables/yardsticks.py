@@ -24,11 +24,12 @@ from fedlgm.data import DataSet
 from fedlgm_lab.studies.tables import central_allocations
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
-from fedlgm_lab.studies.tables.runs import cells
+from fedlgm_lab.studies.tables.runs import cells, settings
 from fedlgm_lab.studies.tables.scattering import Scattering, normalise_groups
 from fedlgm_lab.studies.tables.store import Kept, Row, figures
 
-RECIPE, BOUND, MOMENTUM, GROUPS, SEEDS = "dp-sgd-fashion-mnist", 0.1, 0.9, 27, (1, 2, 3)
+_SETTINGS = settings("yardsticks")
+RECIPE, SEEDS, GROUPS = _SETTINGS["recipe"], tuple(_SETTINGS["seeds"]), 27
 LINEAR, CNN = "ScatterNet, linear", "CNN"
 BLOCK = 50
 """Images that are transformed at a time."""
@@ -63,23 +64,14 @@ class Yardstick:
         return [
             f"training.batch_size={batch}",
             f"training.lr={self.lr}",
-            f"training.momentum={MOMENTUM}",
-            f"mechanism.bound={BOUND}",
+            *(f"{key}={value}" for key, value in _SETTINGS["set"].items()),
             f"federation.rounds={steps}",
             f"run.evaluate_every={steps}",
             f"run.checkpoint_every={steps}",
         ]
 
 
-YARDSTICKS = (
-    Yardstick("fashion-mnist", LINEAR, 89.7, 8192, 16.0),
-    Yardstick("mnist", LINEAR, 98.7, 4096, 8.0),
-    Yardstick("fashion-mnist", CNN, 86.0, 2048, 4.0),
-    Yardstick("mnist", CNN, 98.1, 512, 0.5),
-    Yardstick("cifar10", LINEAR, 67.0, 8192, 4.0, passes=60),
-    Yardstick("cifar10", CNN, 59.2, 1024, 1.0, passes=30, network="cifar-cnn"),
-    Yardstick("cifar10", "ScatterNet, CNN", 69.3),
-)
+YARDSTICKS = tuple(Yardstick(**values) for values in _SETTINGS["yardsticks"])
 
 
 @lru_cache(maxsize=1)

@@ -268,7 +268,7 @@ def finished(tmp_path_factory) -> Path:
     raw = tiny_values()
     raw["run"] = {"block_size": 10}  # no seed
     path = tmp_path_factory.mktemp("runs") / "run"
-    launch.simulate(recipes.validate(raw), run_dir=path)
+    launch.simulate(recipes.Recipe.model_validate(raw), run_dir=path)
     return path
 
 

@@ -26,7 +26,7 @@ from fedlgm_lab.recommend.units import Clients
 from fedlgm_lab.recommend.verdict import verdict
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.config.recipe import load, validate
+from simulations.config.recipe import Recipe, load
 
 SHORT = {"federation.rounds": 5, "privacy.epsilon": 2.0}
 _RNG = np.random.default_rng(3)
@@ -317,7 +317,7 @@ def test_traces_are_those_of_the_hessian() -> None:
     own = Own(model=nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), data=outline)
     raw = load("digits").model_dump(exclude_none=True)
     own.into(raw)
-    assembly = Assembly(validate(raw), own)
+    assembly = Assembly(Recipe.model_validate(raw), own)
     module = assembly.model.module()
     layers = LayerTable.from_module(module)
     model = layers.flatten(module)

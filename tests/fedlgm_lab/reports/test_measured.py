@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = tiny_values()
     values["run"] = values.get("run", {}) | {"audit": True}
     folder = tmp_path_factory.mktemp("measured") / "run"
-    launch.simulate(recipes.validate(values), run_dir=folder, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=folder, trackers=[])
     return folder
 
 

@@ -47,7 +47,7 @@ def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["mechanism"] |= {"clip": "med", "norms": "quantile"}
     values["federation"] |= {"rounds": 4}
     run = tmp_path_factory.mktemp("report") / "run"
-    launch.simulate(recipes.validate(values), run_dir=run, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=run, trackers=[])
     report.write_report(run)
     report.write_report(run, private=True)
     return run

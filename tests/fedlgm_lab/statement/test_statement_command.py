@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["statement"] = {"purpose": "a <b>test</b> | of pages", "responsible": "data office"}
     values["run"] |= {"audit": True}
     folder = tmp_path_factory.mktemp("statement") / "run"
-    launch.simulate(recipes.validate(values), run_dir=folder, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=folder, trackers=[])
     return folder
 
 

@@ -69,7 +69,7 @@ def test_one_run_for_every_combination() -> None:
         assert job.recipe.data.options == (
             {"alpha": 0.5} if job.point["data.partition"] == "dirichlet" else {}
         )
-        assert recipe.validate(job.recipe.model_dump(exclude_none=True)) == job.recipe
+        assert recipe.Recipe.model_validate(job.recipe.model_dump(exclude_none=True)) == job.recipe
 
 
 def test_options_reach_the_methods_that_have_them() -> None:

@@ -96,7 +96,7 @@ def test_batch_norm_is_refused_with_a_remedy():
     own = Own(model=net)
     own.into(raw)
     with pytest.raises(ConfigError, match="to_groupnorm"):
-        Assembly(recipes.validate(raw), own).check()
+        Assembly(recipes.Recipe.model_validate(raw), own).check()
 
 
 def test_old_recipes_are_written_as_they_were():
@@ -118,7 +118,7 @@ def test_plans_need_no_files_of_a_bundled_set(trust, tmp_path, monkeypatch):
     report = plan_report(recipe)
     if trust == "central":
         assert "of 50000 examples (expected batch 500" in report["sampling"]
-    assert report["epsilon_rdp"] <= recipe.privacy.epsilon * (1 + 1e-6)
+    assert report["epsilons"]["rdp"] <= recipe.privacy.epsilon * (1 + 1e-6)
     with pytest.raises(DataError, match="cifar10 not found"):
         Assembly(recipe).check()
 
@@ -127,10 +127,10 @@ def test_plans_say_how_examples_are_sampled():
     report = plan_report(central())
     assert report["unit"] == "example"
     assert "of 1442 examples (expected batch 128, 1.07 epochs), add-remove" in report["sampling"]
-    assert report["epsilon_rdp"] <= 4.0
+    assert report["epsilons"]["rdp"] <= 4.0
     local = plan_report(federated())
     assert "3 steps per round, each on 0.1 of a client's examples, divided by" in local["sampling"]
-    assert local["epsilon_rdp"] == pytest.approx(4.0, abs=1e-3)
+    assert local["epsilons"]["rdp"] == pytest.approx(4.0, abs=1e-3)
     assert math.isfinite(local["noise_norm"])
     json.dumps(local)
 

@@ -68,7 +68,12 @@ def test_a_run_and_a_plan_state_the_epsilon_that_follows(tmp_path):
         (
             "digits",
             [NOISE[0], "privacy.noise_multiplier=0"],
-            "privacy: noise_multiplier must be finite and positive",
+            "privacy.noise_multiplier: must be above 0, got 0",
+        ),
+        (
+            "digits",
+            [NOISE[0], "privacy.noise_multiplier=1e9"],
+            r"privacy.noise_multiplier = 1e\+09 gives epsilon 0, .* lower it",
         ),
         (
             "dp-sgd-digits",

@@ -117,7 +117,7 @@ def own(**sections: dict[str, Any]) -> recipes.Recipe:
         for name, section in sections.items()
     }
     kept["data"] = VALUES["data"]
-    return recipes.validate(
+    return recipes.Recipe.model_validate(
         {**VALUES, **{name: {**kept[name], **section} for name, section in sections.items()}}
     )
 
@@ -266,7 +266,7 @@ def test_what_does_not_work_is_refused_before_anything_is_written(
 def test_a_task_that_does_not_fit_is_refused_before_anything_is_written(here: Path) -> None:
     values = {**VALUES, "task": {"name": "classification"}}
     with pytest.raises(DataError, match=r"needs integer targets .* use the task 'regression'"):
-        launch.simulate(recipes.validate(values), run_dir=here / "run")
+        launch.simulate(recipes.Recipe.model_validate(values), run_dir=here / "run")
     assert not (here / "run").exists()
 
 

@@ -42,6 +42,17 @@ def test_overrides_are_toml_values_or_strings():
     assert recipe.model.options["hidden"] == [4, 5]
 
 
+@pytest.mark.parametrize("text", ["none", '"none"'])
+def test_no_search_is_declared_as_none(text):
+    """Beside another key, before and after it, and over what an earlier source says."""
+    declared, other = f"statement.searched={text}", "statement.purpose=a test"
+    for changes in ([declared], [declared, other], [other, declared]):
+        assert recipes.load("digits", changes).statement.searched == "none"
+    raw = recipes.read("digits") | {"statement": {"searched": "charged", "purpose": "a test"}}
+    override(raw, [declared])
+    assert raw["statement"] == {"searched": "none", "purpose": "a test"}
+
+
 def test_options_of_another_variant_fall_away():
     """The paper's text has no bound of its own, the sound variant no frame."""
     local = ["privacy.trust=local", "privacy.max_participations=3"]
@@ -55,7 +66,7 @@ def test_options_of_another_variant_fall_away():
     assert published.options == {"batch_share": 0.2}
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
     override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
-    assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
+    assert recipes.Recipe.model_validate(raw).mechanism.options == {"bound": 0.3}
     with pytest.raises(ConfigError, match="no option 'bound'; known: threshold"):
         recipes.load("digits", [*to_published, "mechanism.bound=0.3"])
 

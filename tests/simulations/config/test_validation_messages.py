@@ -124,7 +124,7 @@ def _problems() -> dict[str, str]:
             values["privacy"] = values["privacy"] | unit
             values[section] = {**values.get(section, {}), key: value}
             try:
-                assembly = Assembly(recipes.validate(values))
+                assembly = Assembly(recipes.Recipe.model_validate(values))
                 if section == "model":
                     assembly.model.module()
             except ConfigError as error:

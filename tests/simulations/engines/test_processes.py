@@ -29,7 +29,6 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.engines import processes
-from simulations.engines.auto import choose
 from simulations.engines.base import EngineOptions
 from simulations.engines.processes import ProcessGrid
 from simulations.runs.folder import RunFolder
@@ -360,7 +359,7 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     def picked(device: str = "cpu", threads: int = 1, **options: Any) -> str:
-        return choose(EngineOptions(**options), device, threads)
+        return engines.get("auto", EngineOptions(**options), device=device, threads=threads).name
 
     assert picked() == "processes"
     assert picked(threads=2) == "ray"

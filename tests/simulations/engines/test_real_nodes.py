@@ -234,7 +234,8 @@ def recipe(tmp_path_factory) -> Path:
     raw["run"] = {"block_size": 10}
     path = tmp_path_factory.mktemp("recipe") / "nodes.toml"
     path.write_text(
-        tomli_w.dumps(recipes.validate(raw).model_dump(exclude_none=True)), encoding="utf-8"
+        tomli_w.dumps(recipes.Recipe.model_validate(raw).model_dump(exclude_none=True)),
+        encoding="utf-8",
     )
     return path
 

@@ -37,7 +37,7 @@ from tests.support import example_level
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     run = tmp_path_factory.mktemp("agreement") / "run"
-    launch.simulate(recipes.validate(tiny_values()), run_dir=run, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(tiny_values()), run_dir=run, trackers=[])
     return run
 
 
@@ -123,7 +123,7 @@ def test_a_run_without_privacy_cannot_be_called_proven(tmp_path):
     values = tiny_values()
     values["mechanism"] = {"name": "none"}
     run = tmp_path / "run"
-    launch.simulate(recipes.validate(values), run_dir=run, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=run, trackers=[])
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"guarantee_status": "proven"}))
     with pytest.raises(LedgerError, match=r"says guarantee_status = proven, .* say none"):
@@ -147,7 +147,7 @@ def test_an_edited_sentence_has_no_effect(edited, finished):
 
 def test_no_reader_of_a_comparison_takes_an_edited_summary(tmp_path):
     values = tiny_values()
-    job = Job("snr-consistent", 0, recipes.validate(values), "run")
+    job = Job("snr-consistent", 0, recipes.Recipe.model_validate(values), "run")
     running.run([job], tmp_path)
     file = tmp_path / job.folder / "result.json"
     kept = json.loads(file.read_text())
@@ -166,7 +166,7 @@ def own(tmp_path_factory):
     run = tmp_path_factory.mktemp("own") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "examples"))
-        launch.simulate(recipes.validate(values), run_dir=run, trackers=[])
+        launch.simulate(recipes.Recipe.model_validate(values), run_dir=run, trackers=[])
     return run
 
 
@@ -223,7 +223,9 @@ class LastProven(Mechanism):
 def test_a_run_guarantees_what_its_weakest_round_does(tmp_path):
     run = tmp_path / "run"
     simulations.simulate(
-        recipes.validate(tiny_values()), mechanism=LastProven("last-proven"), run_dir=run
+        recipes.Recipe.model_validate(tiny_values()),
+        mechanism=LastProven("last-proven"),
+        run_dir=run,
     )
     assert json.loads((run / "result.json").read_text())["guarantee_status"] == "conditional"
     assert ledger_report(run)["guarantee"].startswith("conditional")
@@ -283,7 +285,7 @@ def test_the_words_of_every_mechanism_follow_from_its_recipe(name):
             values["mechanism"] = {"name": name, "variant": variant}
             values["privacy"] |= {"trust": trust, "accountant": "pld"}
             try:
-                assembly = Assembly(recipes.validate(values))
+                assembly = Assembly(recipes.Recipe.model_validate(values))
                 true = words_of_a_run(assembly)
             except FedlgmError:  # no such variant, or not under this trust
                 continue

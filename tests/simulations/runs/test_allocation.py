@@ -192,5 +192,5 @@ def test_the_command_calibrates(capsys):
 def test_plans_print_the_price_of_the_run():
     changes = {"federation.sampling": "allocation", "federation.participations": 10}
     report = plan_report(load("digits", changes))
-    assert report["epsilon_pld"] == pytest.approx(8.0, rel=1e-3)
+    assert report["epsilons"]["pld"] == pytest.approx(8.0, rel=1e-3)
     assert report["noise_multiplier"] == pytest.approx(0.869, abs=1e-3)

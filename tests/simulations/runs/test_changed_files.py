@@ -34,7 +34,7 @@ COMMANDS = (
 
 
 def run_of(values, path: Path) -> Path:
-    launch.simulate(recipes.validate(values), run_dir=path, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=path, trackers=[])
     return path
 
 
@@ -263,7 +263,7 @@ def test_a_run_without_all_of_its_rows_is_not_audited(finished, copied, kept):
 
 def test_a_study_takes_no_run_without_all_of_its_rows(tmp_path):
     """Its noise scale is a sum over the rounds."""
-    job = Job("snr-consistent", 0, recipes.validate(tiny_values()), "run")
+    job = Job("snr-consistent", 0, recipes.Recipe.model_validate(tiny_values()), "run")
     running.run([job], tmp_path)
     (tmp_path / job.folder / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match=r"metrics\.jsonl has rows of 0 rounds, but the run had 3"):

@@ -55,7 +55,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         for section, values in sections.items():
             raw[section] = {k: v for k, v in (raw[section] | values).items() if v is not None}
         made[kind] = tmp_path_factory.mktemp("runs") / kind
-        launch.simulate(recipes.validate(raw), run_dir=made[kind])
+        launch.simulate(recipes.Recipe.model_validate(raw), run_dir=made[kind])
         reporting.write_report(made[kind])
     return made
 

@@ -21,7 +21,7 @@ def finish(folder, **sections) -> RunFolder:
     values = tiny_values()
     for name, keys in sections.items():
         values[name] = values.get(name, {}) | keys
-    launch.simulate(recipes.validate(values), run_dir=folder, trackers=[])
+    launch.simulate(recipes.Recipe.model_validate(values), run_dir=folder, trackers=[])
     return RunFolder.open(folder)
 
 

@@ -303,7 +303,7 @@ _TWICE = textwrap.dedent(
     LayerwiseFedAvg.configure_train = stop
     warnings.filterwarnings("error", "tracker")
     try:
-        launch.simulate(recipes.validate(values), run_dir=folder)
+        launch.simulate(recipes.Recipe.model_validate(values), run_dir=folder)
     except KeyboardInterrupt:
         launch.resume(folder)
     """

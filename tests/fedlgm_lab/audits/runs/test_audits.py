@@ -35,7 +35,7 @@ from simulations.summaries import terminal
 def seeded(tmp_path_factory):
     """A finished run without canaries whose noise can be drawn again; nobody changes it."""
     path = tmp_path_factory.mktemp("runs") / "seeded"
-    launch.simulate(recipes.validate(tiny_values()), run_dir=path)
+    launch.simulate(recipes.Recipe.model_validate(tiny_values()), run_dir=path)
     return path
 
 
