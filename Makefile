@@ -18,6 +18,9 @@ venv: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+# Where it is set, each process that a test starts compiles all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A file is one worker's, since its tests share runs; tests/conftest.py puts the long files first.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

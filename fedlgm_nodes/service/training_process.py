@@ -264,6 +264,11 @@ def answer(link: Connection, service: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # the service finishes a release, then closes
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(service,), daemon=True).start()
+    serve(link)
+
+
+def serve(link: Connection) -> None:
+    """Answer until the other end is closed, or asks nothing for a while."""
     answers = _Answers()
     while link.poll(answers.idle):
         try:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +49,28 @@ BODY = frames.npy(MODEL.numpy())
 _fork = multiprocessing.get_context("fork")
 
 
-class _ForkedTraining:
-    """A training process forked from the service's, so that faults of a test are in both."""
+class _TrainingThread:
+    """A thread of the service's process in place of its training process: to fork one for each
+    service took a quarter of the suite's system time. `test_training_process.py` has real ones."""
 
-    def __init__(self, link: Any) -> None:
-        service = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                os.closerange(3, link.fileno())  # the ledger's lock, and the service's own end
-                os.closerange(link.fileno() + 1, 1 << 16)
-                signal.set_wakeup_fd(-1)
-                training_process.answer(link, service)
-            finally:
-                os._exit(0)
+    def __init__(self, link: Connection) -> None:
+        own = Connection(os.dup(link.fileno()))  # the service closes `link` after the start
+        self._thread = threading.Thread(target=self._serve, args=(own,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, link: Connection) -> None:
+        with link, contextlib.suppress(OSError):
+            training_process.serve(link)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        """A thread ends when the service has closed the connection."""
 
     def wait(self, timeout: float | None = None) -> int:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        self._thread.join(timeout)
         return 0
 
 
-training_process.start = _ForkedTraining
+training_process.start = _TrainingThread
 
 
 def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedlgm.errors import RunError
+from fedlgm_nodes.service import training_process
 from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.service import Service
 from tests.support import nodes
@@ -22,6 +25,36 @@ from tests.support.patience import LIMIT_S
 
 MOST_MIB = 150
 SERVE = "import sys; from simulations.entry import main; sys.exit(main())"
+
+
+class ForkedTraining:
+    """A training process forked from the service's, so that faults of a test are in both."""
+
+    def __init__(self, link: Any) -> None:
+        service = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.closerange(3, link.fileno())  # the ledger's lock, and the service's own end
+                os.closerange(link.fileno() + 1, 1 << 16)
+                signal.set_wakeup_fd(-1)
+                training_process.answer(link, service)
+            finally:
+                os._exit(0)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch):
+    monkeypatch.setattr(training_process, "start", ForkedTraining)
 
 
 def resident(pid: int) -> int:
