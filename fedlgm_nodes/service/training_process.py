@@ -1,10 +1,10 @@
 """The process that holds the node's data and trains, and the service's connection to it.
 
 The service starts it, and starts it again when a question needs it. Without questions it ends after
-some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices
-and charges; it parses every plan itself. The training process gets the noise key and the name of a
-release, draws its noise, and holds no ledger. What it sends is read as JSON and numbers, and
-nothing of it is unpickled: models and losses of others run in it.
+some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
+names and charges; it parses every plan and work itself. The training process gets the noise key and
+the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
+numbers, and nothing of it is unpickled: models and losses of others run in it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ import numpy as np
 
 from fedlgm import errors
 from fedlgm.errors import FedlgmError, RunError
+from fedlgm.wire import printable
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.service.naming import Naming
 from fedlgm_nodes.service.request import Request, layer_values, layers_of, parse_plan
 from fedlgm_nodes.service.work import Work
 
 _LOOK_S = 1.0  # between looks for the service's process
 _END_S = 10.0
+_LONGEST_ERROR = 1000  # characters
 _log = logging.getLogger("fedlgm.node")
 
 
@@ -81,6 +84,7 @@ class TrainingProcess:
     def __init__(self, folder: Path, policy: Policy) -> None:
         self._folder, self._policy = folder, policy
         self._keys: tuple[bytes, int | None] = b"", None
+        self._torch = ""  # version in the process
         self._link: Connection | None = None
         self._child: Child | None = None
         self._current: Request | None = None  # the one that the process holds
@@ -115,14 +119,14 @@ class TrainingProcess:
         layers = layers_of(header["layers"])
         model = np.zeros(layers.size, np.float32) if model is None else model
         parsed = parse_plan(layers, plan, self._policy)
-        asked = Work.model_validate(header["work"])
+        asked = Work.model_validate(work)  # which the process has checked
         self._current = Request(round, parsed, plan, model, asked, self.data_digest)
         return self._current
 
     def names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """`Releaser.name` and `Releaser.lasting_name`."""
-        header, _ = self._call_for(request, "names", run, cohort)
-        return header["name"], header["lasting"]
+        """`Naming.name` and `Naming.lasting_name`."""
+        naming = Naming(self._policy, self._keys[0], request.data, self._torch)
+        return naming.name(request, run, cohort), naming.lasting_name(request, run, cohort)
 
     def prepare(self, request: Request) -> None:
         """See `Releaser.prepare`."""
@@ -177,12 +181,15 @@ class TrainingProcess:
         ours, theirs = Pipe()
         with theirs:
             self._child = start(theirs)
+        # It ends by itself after some minutes. Without a wait it would stay in the system's table.
+        threading.Thread(target=self._child.wait, daemon=True).start()
         self._link = ours
         header, _ = self._exchange("open", self._folder, self._policy, *self._keys)
         self.starts += 1
         if self.data_digest not in ("", header["data"]):
             _log.warning("the node's data have changed since they were last read")
         self.data_digest, self.examples = header["data"], header["examples"]
+        self._torch = header["torch"]
 
     def _exchange(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
         assert self._link is not None
@@ -195,9 +202,10 @@ class TrainingProcess:
         if "refusal" in header:
             raise Refusal(*header["refusal"])
         if "error" in header:
-            kind, said = header["error"]
-            known = getattr(errors, kind, RunError)
-            raise known(said) if issubclass(known, FedlgmError) else RunError(said)
+            kind, said = map(str, header["error"])
+            known = getattr(errors, kind, None)  # the module has names that are no errors
+            is_error = isinstance(known, type) and issubclass(known, FedlgmError)
+            raise (known if is_error else RunError)(printable(said, _LONGEST_ERROR))
         return header, body
 
     @contextlib.contextmanager
@@ -220,6 +228,8 @@ class _Answers:
         self.idle = _END_S
 
     def open(self, folder: Path, policy: Policy, secret: bytes, test_seed: int | None) -> Any:
+        import torch
+
         from fedlgm_nodes.service import data as node_data
         from fedlgm_nodes.service.release import Releaser
 
@@ -229,19 +239,12 @@ class _Answers:
         self._releaser = Releaser(policy, data, digest, secret, test_seed)
         self._releaser.warm()
         self.idle = policy.limits.training_idle_seconds
-        return {"data": digest, "examples": len(data)}, b""
+        return {"data": digest, "examples": len(data), "torch": torch.__version__}, b""
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Any:
         parsed = Work.parse(work, self._releaser.policy)
         self._request = request = self._releaser.understand(round, plan, parsed, model)
-        return {"layers": layer_values(request.plan.layers), "work": parsed.values()}, b""
-
-    def names(self, run: str, cohort: str) -> Any:
-        given = self._request, run, cohort
-        return {
-            "name": self._releaser.name(*given),
-            "lasting": self._releaser.lasting_name(*given),
-        }, b""
+        return {"layers": layer_values(request.plan.layers)}, b""
 
     def prepare(self) -> Any:
         self._releaser.prepare(self._request)

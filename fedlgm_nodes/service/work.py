@@ -114,6 +114,12 @@ class Work(BaseModel):
         """
         return self.model_dump(exclude=None if self.table else {"table"})
 
+    def is_exact(self, policy: Policy) -> bool:
+        """Whether examples' gradients are summed in float64, as the server or the node's policy
+        requests.
+        """
+        return self.exact_sums or policy.privacy.exact_sums
+
     def built(self) -> Mechanism:
         """The mechanism with its options, in its sound variant; a node runs no other.
 
