@@ -203,9 +203,10 @@ class TrainingProcess:
             raise Refusal(*header["refusal"])
         if "error" in header:
             kind, said = map(str, header["error"])
-            known = getattr(errors, kind, None)  # the module has names that are no errors
-            is_error = isinstance(known, type) and issubclass(known, FedlgmError)
-            raise (known if is_error else RunError)(printable(said, _LONGEST_ERROR))
+            known = getattr(errors, kind, RunError)  # the module has other names, too
+            if not (isinstance(known, type) and issubclass(known, FedlgmError)):
+                known = RunError
+            raise known(printable(said, _LONGEST_ERROR))
         return header, body
 
     @contextlib.contextmanager
