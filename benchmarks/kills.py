@@ -5,9 +5,9 @@ Six nodes on this machine answer runs under local, central and distributed trust
 run one process is killed (`kill -9`) at a random time of a random round: a service, a training
 process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or the command
 that follows the run. What the command then says is done: what has ended is started again (`deploy
-up`), and a command that has ended without a result is repeated. The model must be that of the same recipe's simulation.
-Every answer that a node has sent, by its service's log and by the server's records, must be a row
-of its ledger.
+up`, after `deploy down` if it says so), and a command that has ended without a result is repeated.
+The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
+service's log and by the server's records, must be a row of its ledger.
 
 One line of JSON per kill. With the same --out a later call continues after the last one.
 """
@@ -150,6 +150,8 @@ class _Run:
             elif run.exitcode is not None and run.exitcode >= 0:  # it was not the one killed
                 self._said.append((self._lines() or [""])[-1])
             if result is None:
+                if "deploy down" in "".join(self._said[-1:]):
+                    processes.down(self._folder)
                 processes.up(self._folder, _quietly)
                 time.sleep(_WAIT_S * any(_WAIT in line for line in self._said[-1:]))
         seconds = round(time.monotonic() - started, 1)
