@@ -17,18 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedlgm import errors
-from fedlgm.errors import FedlgmError, RunError
+from fedlgm.errors import DataError, FedlgmError, RunError
 from fedlgm.wire import printable
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol.messages import sha256
+from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.naming import Naming
 from fedlgm_nodes.service.request import Request, layer_values, layers_of, parse_plan
 from fedlgm_nodes.service.work import Work
@@ -74,21 +75,23 @@ class TrainingProcess:
     Args:
         folder: the node's folder.
         policy: the node's policy, as the service has read it.
+        released: tells whether the node's ledger has releases.
 
     Attributes:
         data_digest: digest of the examples that the process has read.
+        people: digest of the people who count elsewhere; empty if the policy does not list them.
         examples: number of these examples.
         starts: number of times that the process was started, and read the data.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
-        self._folder, self._policy = folder, policy
+    def __init__(self, folder: NodeFolder, policy: Policy, released: Callable[[], bool]) -> None:
+        self._folder, self._policy, self._released = folder, policy, released
         self._keys: tuple[bytes, int | None] = b"", None
         self._torch = ""  # version in the process
         self._link: Connection | None = None
         self._child: Child | None = None
         self._current: Request | None = None  # the one that the process holds
-        self.data_digest, self.examples, self.starts = "", 0, 0
+        self.data_digest, self.people, self.examples, self.starts = "", "", 0, 0
 
     def open(self, secret: bytes, test_seed: int | None) -> None:
         """Start the process, which reads the data.
@@ -184,12 +187,14 @@ class TrainingProcess:
         # It ends by itself after some minutes. Without a wait it would stay in the system's table.
         threading.Thread(target=self._child.wait, daemon=True).start()
         self._link = ours
-        header, _ = self._exchange("open", self._folder, self._policy, *self._keys)
+        header, _ = self._exchange(
+            "open", self._folder, self._policy, self._released(), *self._keys
+        )
         self.starts += 1
         if self.data_digest not in ("", header["data"]):
             _log.warning("the node's data have changed since they were last read")
         self.data_digest, self.examples = header["data"], header["examples"]
-        self._torch = header["torch"]
+        self._torch, self.people = header["torch"], header["people"]
 
     def _exchange(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
         assert self._link is not None
@@ -228,19 +233,43 @@ class _Answers:
         self._request: Any = None
         self.idle = _END_S
 
-    def open(self, folder: Path, policy: Policy, secret: bytes, test_seed: int | None) -> Any:
+    def open(
+        self,
+        folder: NodeFolder,
+        policy: Policy,
+        released: bool,
+        secret: bytes,
+        test_seed: int | None,
+    ) -> Any:
         import torch
 
         from fedlgm_nodes.service import data as node_data
+        from fedlgm_nodes.service.people import require_once
         from fedlgm_nodes.service.release import Releaser
 
         np.seterr(all="ignore")
-        data = node_data.read(policy.data, folder)
-        digest = node_data.digest(data)
+        data, counted = node_data.read_with_people(policy.data, folder.path)
+        digest, people = node_data.digest(data), ""
+        if counted is not None:
+            people = counted.digest
+            digest = sha256(f"{digest} {people}".encode())
+            if policy.privacy.unit == "example":
+                require_once(counted, len(data))
+            counted.settle(folder.people_file, released)
+        elif released and folder.people_file.exists():
+            raise DataError(
+                "data.people: this ledger's releases count each person at one node, and without it "
+                "people would count at several: state it again"
+            )
         self._releaser = Releaser(policy, data, digest, secret, test_seed)
         self._releaser.warm()
         self.idle = policy.limits.training_idle_seconds
-        return {"data": digest, "examples": len(data), "torch": torch.__version__}, b""
+        return {
+            "data": digest,
+            "people": people,
+            "examples": len(data),
+            "torch": torch.__version__,
+        }, b""
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Any:
         parsed = Work.parse(work, self._releaser.policy)

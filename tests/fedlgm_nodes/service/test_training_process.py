@@ -214,7 +214,7 @@ def test_the_code_of_a_model_cannot_release_under_another_charge(tmp_path):
 )
 def test_an_error_of_the_training_process_is_one_short_line(tmp_path, kind, raised):
     folder = make_node(tmp_path / "node")
-    training = TrainingProcess(folder.path, folder.policy())
+    training = TrainingProcess(folder, folder.policy(), lambda: False)
     training._link, theirs = Pipe()
     theirs.send_bytes(frames.encode({"error": [kind, "of the model\n" + "x" * 5000]}))
     with pytest.raises(raised, match=r"^of the model\?x{980,1000}$") as error:
