@@ -76,7 +76,8 @@ def test_no_number_depends_on_the_rows_of_people_elsewhere(
     write_list(folder / "elsewhere.txt", shuffled)
     again, counted_again = node_data.read_with_people(section(features=()), folder)
     assert node_data.digest(again) == node_data.digest(alone)
-    assert counted is not None and counted_again is not None
+    assert counted is not None
+    assert counted_again is not None
     assert counted_again.digest == counted.digest
     assert counted_again.here == counted.here == {pseudonym(person) for person in here}
 
