@@ -214,6 +214,7 @@ def add(
         str | None, typer.Option(help="Column to predict, if the data are a table.")
     ] = None,
     test: TestRowsOption = None,
+    people: PeopleOption = None,
     epsilon: Annotated[float, typer.Option(help="Budget in its policy.")] = 8.0,
     unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
     approval: ApprovalOption = "policy",
@@ -221,7 +222,9 @@ def add(
     """Add a node, with the next client number."""
     from fedlgm_nodes.deploy import life, own_data
 
-    described = {} if data is None else own_data.describe(data, labels=target, public=test)
+    described = (
+        {} if data is None else own_data.describe(data, labels=target, public=test, people=people)
+    )
     values = {"epsilon": epsilon, "unit": unit, "approval": approval}
     client = life.add(_open(folder), name, described | values)
     _out.print(f"{name} is client {client}; start it: fedlgm deploy up {folder}", markup=False)
