@@ -100,9 +100,10 @@ def kill(trusts: Sequence[str], numbers: range, seed: int) -> Iterator[dict[str,
     example = recipes.load("nodes", (*_SMALL, *_OF_NODES))
     folder = create(place / "lab", NODES, example=example, policy=policy, test_seed=SEED)
     try:
+        processes.up(folder, _quietly)
         for number in numbers:
             trust, order = trusts[number % len(trusts)], random.Random(f"{seed} {number}")
-            processes.up(folder, _quietly)
+            _start_ended(folder)
             outcome = {"kill": number, "seed": seed, "trust": trust}
             yield outcome | _Run(folder, trust, number).outcome(order)
     finally:
@@ -152,7 +153,8 @@ class _Run:
             if result is None:
                 if "deploy down" in "".join(self._said[-1:]):
                     processes.down(self._folder)
-                processes.up(self._folder, _quietly)
+                    processes.up(self._folder, _quietly)
+                _start_ended(self._folder)
                 time.sleep(_WAIT_S * any(_WAIT in line for line in self._said[-1:]))
         seconds = round(time.monotonic() - started, 1)
         runs = set(self._folder.runs.glob("*")) - before
@@ -251,6 +253,14 @@ class _Run:
             )
             rows, sent = rows + len(of_run), sent + len(answers)
         return {"rows": rows, "answers": sent, "uncharged": uncharged}
+
+
+def _start_ended(folder: DeploymentFolder) -> None:
+    """Start the processes that have ended; it takes seconds to ask whether all nodes are
+    connected.
+    """
+    if processes.faults(folder):
+        processes.up(folder, _quietly)
 
 
 def _call(command: list[str], out: Path, log: Path) -> None:
