@@ -9,7 +9,8 @@ up`, after `deploy down` if it says so), and a command that has ended without a 
 The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
 service's log and by the server's records, must be a row of its ledger.
 
-One line of JSON per kill. With the same --out a later call continues after the last one.
+One line of JSON per kill, and a table of all of them. With the same --out a later call continues
+after the last one.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ _REPEATS = 5  # of it, until the run must have ended
 _WAIT = "wait for it"  # said by a command while another process is at work on the run
 _WAIT_S = 10.0
 _ADVICE = ("resumes", "continue", "deploy up", "again", _WAIT)
+_NAMES = {
+    "fedlgm_nodes.service.training_process": "training process", "supernode": "SuperNode",
+    "superlink": "SuperLink", "flower-superexec": "SuperLink's `flower-superexec`",
+    "flwr-serverapp": "run's server process", "command": "`deploy run`", "flwr": "`flwr` of `deploy run`",
+}  # fmt: skip
 _RELEASE = re.compile(r"round (\d+) of run '(.+)': (?:new|again) release (\d+),")
 _fork = multiprocessing.get_context("fork")  # so that a command spends no time on its imports
 
@@ -90,7 +96,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(outcome), flush=True)
         if out is not None:
             write_durably(out, "".join(f"{json.dumps(one)}\n" for one in outcomes).encode(), 0o644)
+    print(table(outcomes))
     return int(not all(outcome["right"] for outcome in outcomes))
+
+
+def table(outcomes: Sequence[dict[str, Any]]) -> str:
+    """The outcomes by killed process, as a page shows them."""
+    by_process: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for outcome in outcomes:
+        by_process[_NAMES.get(outcome["process"], outcome["process"])].append(outcome)
+    lines = [
+        (
+            "| killed process | local, central, distributed | ended in the undisturbed model | "
+            "every message said what to do | answers sent | without a row |"
+        ),
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, group in (*sorted(by_process.items()), ("all", list(outcomes))):
+        trusts = ", ".join(str(sum(one["trust"] == trust for one in group)) for trust in _RECIPES)
+        equal = sum(one["end"] == "model" for one in group)
+        advised = sum(_is_advice(one["says"]) for one in group)
+        sent, uncharged = (sum(one[key] for one in group) for key in ("answers", "uncharged"))
+        lines.append(f"| {name} | {trusts} | {equal} | {advised} | {sent} | {uncharged} |")
+    return "\n".join(lines)
 
 
 def kill(trusts: Sequence[str], numbers: range, seed: int) -> Iterator[dict[str, Any]]:
@@ -158,18 +186,18 @@ class _Run:
                 time.sleep(_WAIT_S * any(_WAIT in line for line in self._said[-1:]))
         seconds = round(time.monotonic() - started, 1)
         runs = set(self._folder.runs.glob("*")) - before
-        charged = self._charges(next(iter(runs), Path("none")))
+        charged = charges(self._folder, next(iter(runs), Path("none")))
         simulated = launch.simulate(
             self._recipe,
             engine="local",
             run_dir=self._folder.path / "simulated" / str(self._number),
         )
-        sentences = all(any(word in line for word in _ADVICE) for line in self._said)
+        said = [line.replace(str(self._folder.path), "lab") for line in self._said]
         equal = result is not None and result["model_sha256"] == simulated["model_sha256"]
-        right = equal and sentences and charged["uncharged"] == 0
+        right = equal and _is_advice(said) and charged["uncharged"] == 0
         return {
             **found, "end": "model" if equal else "no result" if result is None else "other model",
-            "says": self._said, "commands": commands, **charged, "seconds": seconds, "right": right,
+            "says": said, "commands": commands, **charged, "seconds": seconds, "right": right,
         }  # fmt: skip
 
     def _kill_one(self, run: Any, order: random.Random) -> dict[str, Any]:
@@ -226,33 +254,40 @@ class _Run:
         """What the command has said."""
         return self._log.read_text().strip().splitlines()
 
-    def _charges(self, run: Path) -> dict[str, int]:
-        """Rows of all ledgers for a run, answers that were sent for it, and those without a row."""
-        report = run / "private" / REPORT
-        lines = report.read_text().splitlines() if report.is_file() else []
-        accepted = [json.loads(line) for line in lines]
-        positions = json.loads(self._folder.positions_file.read_text())
-        rows = sent = uncharged = 0
-        for client, node in enumerate(self._folder.settings().nodes):
-            with self._folder.node(node.name).service.ledger(readonly=True) as ledger:
-                of_run = {(row.round, row.seq) for row in ledger.rows() if row.run == run.name}
-                signed = positions[str(client)]
+
+def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
+    """Rows of all ledgers for a run, answers that were sent for it, and those without a row.
+
+    Args:
+        folder: the deployment.
+        run: folder of the run.
+    """
+    report, known = run / "private" / REPORT, folder.positions_file
+    lines = report.read_text().splitlines() if report.is_file() else []
+    accepted = [json.loads(line) for line in lines]
+    positions = json.loads(known.read_text()) if known.is_file() else {}
+    rows = sent = uncharged = 0
+    for client, node in enumerate(folder.settings().nodes):
+        with folder.node(node.name).service.ledger(readonly=True) as ledger:
+            of_run = {(row.round, row.seq) for row in ledger.rows() if row.run == run.name}
+            if signed := positions.get(str(client)):
                 uncharged += ledger.head_at(signed["seq"]) != signed["head"]
-            log = (self._folder.logs / f"{node.name}-service.log").read_text(errors="replace")
-            answers = [
-                (int(round), int(seq))
-                for round, name, seq in _RELEASE.findall(log)
-                if name == run.name
-            ]
-            rounds = {round for round, _ in of_run}
-            uncharged += sum(answer not in of_run for answer in answers)
-            uncharged += sum(
-                report["round"] not in rounds
-                for report in accepted
-                if node.name in report["answered"]
-            )
-            rows, sent = rows + len(of_run), sent + len(answers)
-        return {"rows": rows, "answers": sent, "uncharged": uncharged}
+        log = (folder.logs / f"{node.name}-service.log").read_text(errors="replace")
+        answers = [
+            (int(round), int(seq)) for round, name, seq in _RELEASE.findall(log) if name == run.name
+        ]
+        rounds = {round for round, _ in of_run}
+        uncharged += sum(answer not in of_run for answer in answers)
+        uncharged += sum(
+            entry["round"] not in rounds for entry in accepted if node.name in entry["answered"]
+        )
+        rows, sent = rows + len(of_run), sent + len(answers)
+    return {"rows": rows, "answers": sent, "uncharged": uncharged}
+
+
+def _is_advice(said: Sequence[str]) -> bool:
+    """Whether every message says what to do."""
+    return all(any(word in line for word in _ADVICE) for line in said)
 
 
 def _start_ended(folder: DeploymentFolder) -> None:
