@@ -51,3 +51,10 @@ def test_a_kill_under_each_trust_model_changes_no_model(tmp_path: Path) -> None:
     outcomes = [json.loads(line) for line in out.read_text().splitlines()]
     assert [outcome["trust"] for outcome in outcomes] == ["local", "central", "distributed"]
     assert all(outcome["right"] and outcome["answers"] >= 18 for outcome in outcomes)
+
+
+def test_the_page_shows_the_kept_outcomes() -> None:
+    kept = (ROOT / "docs/results/kills.jsonl").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs/how-to/run-real-nodes.md").read_text(encoding="utf-8")
+    assert kills.table([json.loads(line) for line in kept]) in page
+    assert f"answered {len(kept)} runs" in page.replace("\n", " ")
