@@ -1,34 +1,44 @@
-"""Random processes of real deployments are killed, and each run must end as if none had been:
-`python -m benchmarks.kills --kills 100`.
+"""Random processes of a real deployment are killed, and each run must end as if none had been:
+`python -m benchmarks.kills --kills 100 --out docs/results/kills.jsonl`.
 
-Six nodes on this machine, in turn under local, central and distributed trust. In each run one
-process is killed (`kill -9`) at a random time: a node's service, its training process, SuperNode or
-executor, the SuperLink or one of its processes, the signer, or the command that follows the run.
-What the command then says is done: what has ended is started again (`deploy up`), and a command
-that has ended without a result is repeated. The model must be that of the same recipe's simulation,
-and every node's ledger must hold a row of each round. One line of JSON per kill.
+Six nodes on this machine answer runs under local, central and distributed trust in turn. In each
+run one process is killed (`kill -9`) at a random time of a random round: a service, a training
+process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or the command
+that follows the run. What the command then says is done: what has ended is started again (`deploy
+up`, after `deploy down` if it says so), and a command that has ended without a result is repeated.
+The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
+service's log and by the server's records, must be a row of its ledger.
+
+One line of JSON per kill, and a table of all of them. With the same --out a later call continues
+after the last one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import random
-import subprocess
+import re
+import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
+from fedlgm.files import write_durably
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
-from simulations import launch
+from fedlgm_nodes.deploy.server_entry import REPORT
+from simulations import cli, launch
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
 
@@ -38,25 +48,31 @@ _SMALL = (
     "federation.quorum=1.0", f"privacy.max_participations={ROUNDS}", f"run.seed={SEED}",
     "deployment.offline_seconds=10",
 )  # fmt: skip
+_OF_NODES = ("model.hidden=[8]", "privacy.epsilon=1.0")
 _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "local": ("nodes", ("model.hidden=[8]", "privacy.epsilon=1.0")),
+    "local": ("nodes", _OF_NODES),
     "central": (
         "nodes",
-        (
-            "model.hidden=[8]",
-            "privacy.epsilon=1.0",
-            "privacy.trust=central",
-            "privacy.max_participations=none",
-        ),
+        (*_OF_NODES, "privacy.trust=central", "privacy.max_participations=none"),
     ),
     "distributed": (
         "distributed-digits",
         (f"distributed.threshold={NODES}", "distributed.colluders=1", "privacy.epsilon=2.0"),
     ),
 }
+_START_S, _ROUND_S = 12.0, 4.0  # until the first round ends, and each later one, at most
 _LONGEST_S = 400.0  # of one command
-_REPEATS = 3  # of it, until the run must have ended
-_ADVICE = ("resumes", "continue", "deploy up", "again")
+_REPEATS = 5  # of it, until the run must have ended
+_WAIT = "wait for it"  # said by a command while another process is at work on the run
+_WAIT_S = 10.0
+_ADVICE = ("resumes", "continue", "deploy up", "again", _WAIT)
+_NAMES = {
+    "fedlgm_nodes.service.training_process": "training process", "supernode": "SuperNode",
+    "superlink": "SuperLink", "flower-superexec": "SuperLink's `flower-superexec`",
+    "flwr-serverapp": "run's server process", "command": "`deploy run`", "flwr": "`flwr` of `deploy run`",
+}  # fmt: skip
+_RELEASE = re.compile(r"round (\d+) of run '(.+)': (?:new|again) release (\d+),")
+_fork = multiprocessing.get_context("fork")  # so that a command spends no time on its imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,145 +81,238 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=100, help="number of kills, over all trusts")
     parser.add_argument("--trust", choices=[*_RECIPES], action="append", help="default: all three")
     parser.add_argument("--seed", type=int, default=0, help="seed of processes and times")
+    parser.add_argument("--out", type=Path, help="file of the outcomes, which is continued")
     options = parser.parse_args(arguments)
-    trusts, bad = options.trust or [*_RECIPES], 0
-    share, more = divmod(options.kills, len(trusts))
-    for number, trust in enumerate(trusts):
-        for outcome in kill(trust, share + (number < more), options.seed):
-            bad += not outcome["right"]
-            print(json.dumps(outcome), flush=True)
-    return int(bad > 0)
+    out: Path | None = options.out
+    known = [] if out is None or not out.is_file() else out.read_text().splitlines()
+    outcomes: list[dict[str, Any]] = [json.loads(line) for line in known]
+    if any(outcome["seed"] != options.seed for outcome in outcomes):
+        parser.error(f"--seed: {out} has the outcomes of another seed")
+    numbers = range(len(outcomes), options.kills)
+    print(f"seed {options.seed}, kills {numbers.start} to {numbers.stop - 1}", flush=True)
+    torch.set_num_threads(1)  # forked processes share no pool of threads
+    for outcome in kill(options.trust or [*_RECIPES], numbers, options.seed):
+        outcomes.append(outcome)
+        print(json.dumps(outcome), flush=True)
+        if out is not None:
+            write_durably(out, "".join(f"{json.dumps(one)}\n" for one in outcomes).encode(), 0o644)
+    print(table(outcomes))
+    return int(not all(outcome["right"] for outcome in outcomes))
 
 
-def kill(trust: str, kills: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of kills in one deployment of this trust."""
-    name, settings = _RECIPES[trust]
-    order = random.Random(f"{seed} {trust}")
-    with tempfile.TemporaryDirectory(prefix="kills") as place:
-        example = recipes.load(name, (*_SMALL, *settings))
-        policy = {"trust": [trust], "epsilon": 1e4}
-        folder = create(Path(place) / "lab", NODES, example=example, policy=policy, test_seed=SEED)
-        try:
-            processes.up(folder, _quietly)
-            seconds = 30.0
-            for number in range(kills):
-                changed = [*_SMALL, *settings, f"model.seed={number + 1}"]
-                started = time.monotonic()
-                yield _outcome(folder, trust, name, changed, order, order.uniform(0.0, seconds))
-                seconds = min(seconds, time.monotonic() - started)
-        finally:
-            processes.down(folder)
+def table(outcomes: Sequence[dict[str, Any]]) -> str:
+    """The outcomes by killed process, as a page shows them."""
+    by_process: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for outcome in outcomes:
+        by_process[_NAMES.get(outcome["process"], outcome["process"])].append(outcome)
+    lines = [
+        (
+            "| killed process | local, central, distributed | ended in the undisturbed model | "
+            "every message said what to do | answers sent | without a row |"
+        ),
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, group in (*sorted(by_process.items()), ("all", list(outcomes))):
+        trusts = ", ".join(str(sum(one["trust"] == trust for one in group)) for trust in _RECIPES)
+        equal = sum(one["end"] == "model" for one in group)
+        advised = sum(_is_advice(one["says"]) for one in group)
+        sent, uncharged = (sum(one[key] for one in group) for key in ("answers", "uncharged"))
+        lines.append(f"| {name} | {trusts} | {equal} | {advised} | {sent} | {uncharged} |")
+    return "\n".join(lines)
 
 
-def _outcome(
-    folder: DeploymentFolder,
-    trust: str,
-    recipe: str,
-    settings: list[str],
-    order: random.Random,
-    after: float,
-) -> dict[str, Any]:
-    """One run in which a process is killed after some seconds."""
-    processes.up(folder, _quietly)
-    simulated = launch.simulate(
-        recipes.load(recipe, settings),
-        engine="local",
-        run_dir=folder.path / "simulated" / settings[-1],
-    )
-    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", recipe, str(folder.path)]
-    command += ["--json", *(part for setting in settings for part in ("--set", setting))]
-    outcome: dict[str, Any] = {"trust": trust, "after": round(after, 1), "said": [], "commands": 0}
-    result = None
-    while result is None and outcome["commands"] <= _REPEATS:
-        outcome["commands"] += 1
-        log = folder.path / "said"
-        with log.open("w") as stderr:
-            run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        try:
-            if outcome["commands"] == 1:
-                _kill_one(folder, run, order, after, outcome)
-            out = _follow(folder, run, log, outcome["said"])
-        except subprocess.TimeoutExpired:
-            outcome["said"].append("it did not end")
-            break
-        finally:
-            run.kill()
-        if '{"' in out:
-            result = json.loads(out[out.index('{"') :])
-        elif run.returncode >= 0:  # it was not the process that was killed
-            outcome["said"].append((log.read_text().strip().splitlines() or [""])[-1])
-        if result is None:
-            processes.up(folder, _quietly)
-    told = all(any(word in line for word in _ADVICE) for line in outcome["said"])
-    outcome["equal"] = result is not None and result["model_sha256"] == simulated["model_sha256"]
-    outcome["charged"] = result is not None and _is_charged(folder, Path(result["run"]).name)
-    outcome["right"] = outcome["equal"] and outcome["charged"] and told
-    return outcome
-
-
-def _follow(
-    folder: DeploymentFolder, run: subprocess.Popen[str], log: Path, said: list[str]
-) -> str:
-    """The output of the command; what it says has ended is started again while it waits.
-
-    Raises:
-        TimeoutExpired: it does not end.
-    """
-    deadline = time.monotonic() + _LONGEST_S
-    while True:
-        try:
-            return run.communicate(timeout=1.0)[0]
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
-                raise
-        new = [line for line in log.read_text().splitlines() if "deploy up" in line]
-        if set(new) - set(said):
-            said[:] = dict.fromkeys([*said, *new])
-            processes.up(folder, _quietly)
-
-
-def _kill_one(
-    folder: DeploymentFolder,
-    run: subprocess.Popen[str],
-    order: random.Random,
-    after: float,
-    outcome: dict[str, Any],
-) -> None:
-    """Kill one of the processes that there are after some seconds."""
-    time.sleep(after)
-    roles: dict[str, psutil.Process] = {"the command": psutil.Process(run.pid)}
-    for role, process in processes._running(folder).items():
-        roles[role] = process
-        for child in process.children(recursive=True):
-            roles.setdefault(f"{role}: {_program(child)}", child)
-    for process in started_under(folder.flower_home):
-        if process.pid not in {other.pid for other in roles.values()}:
-            roles.setdefault(_program(process), process)
-    victim = order.choice(sorted(roles))
-    outcome["killed"] = victim
+def kill(trusts: Sequence[str], numbers: range, seed: int) -> Iterator[dict[str, Any]]:
+    """The outcomes of kills in one deployment, whose nodes answer these trusts in turn."""
+    place = Path(tempfile.mkdtemp(prefix="kills"))
+    policy = {"trust": [*trusts], "epsilon": 1e4}
+    example = recipes.load("nodes", (*_SMALL, *_OF_NODES))
+    folder = create(place / "lab", NODES, example=example, policy=policy, test_seed=SEED)
     try:
-        roles[victim].kill()
-    except psutil.NoSuchProcess:
-        outcome["killed"] += " (it had ended)"
+        processes.up(folder, _quietly)
+        for number in numbers:
+            trust, order = trusts[number % len(trusts)], random.Random(f"{seed} {number}")
+            _start_ended(folder)
+            outcome = {"kill": number, "seed": seed, "trust": trust}
+            yield outcome | _Run(folder, trust, number).outcome(order)
+    finally:
+        processes.down(folder)
+        shutil.rmtree(place)
+
+
+class _Run:
+    """One run in which a process is killed after some seconds."""
+
+    def __init__(self, folder: DeploymentFolder, trust: str, number: int) -> None:
+        self._folder, self._number = folder, number
+        name, own = _RECIPES[trust]
+        # Another model for each run: nodes do not keep all answers that they gave to an earlier one.
+        settings = [*_SMALL, *own, f"model.seed={number + 1}"]
+        self._recipe = recipes.load(name, settings)
+        self._command = ["deploy", "run", name, str(folder.path), "--json"]
+        self._command += [part for setting in settings for part in ("--set", setting)]
+        self._out, self._log = folder.path / "result", folder.path / "said"
+        self._said: list[str] = []
+
+    def outcome(self, order: random.Random) -> dict[str, Any]:
+        """What was killed and when, and how the run ended."""
+        started = time.monotonic()
+        before = set(self._folder.runs.glob("*"))
+        found: dict[str, Any] = {}
+        result, commands = None, 0
+        while result is None and commands <= _REPEATS:
+            commands += 1
+            for file in (self._out, self._log):
+                file.write_text("")
+            run = _fork.Process(target=_call, args=(self._command, self._out, self._log))
+            run.start()
+            try:
+                if commands == 1:
+                    found = self._kill_one(run, order)
+                self._follow(run)
+            finally:
+                run.kill()
+                run.join()
+            out = self._out.read_text()
+            printed = json.loads(out[out.index("{") :]) if "{" in out else {}
+            if "model_sha256" in printed:
+                result = printed
+            elif run.exitcode is not None and run.exitcode >= 0:  # it was not the one killed
+                self._said.append((self._lines() or [""])[-1])
+            if result is None:
+                if "deploy down" in "".join(self._said[-1:]):
+                    processes.down(self._folder)
+                    processes.up(self._folder, _quietly)
+                _start_ended(self._folder)
+                time.sleep(_WAIT_S * any(_WAIT in line for line in self._said[-1:]))
+        seconds = round(time.monotonic() - started, 1)
+        runs = set(self._folder.runs.glob("*")) - before
+        charged = charges(self._folder, next(iter(runs), Path("none")))
+        simulated = launch.simulate(
+            self._recipe,
+            engine="local",
+            run_dir=self._folder.path / "simulated" / str(self._number),
+        )
+        said = [line.replace(str(self._folder.path), "lab") for line in self._said]
+        equal = result is not None and result["model_sha256"] == simulated["model_sha256"]
+        right = equal and _is_advice(said) and charged["uncharged"] == 0
+        return {
+            **found, "end": "model" if equal else "no result" if result is None else "other model",
+            "says": said, "commands": commands, **charged, "seconds": seconds, "right": right,
+        }  # fmt: skip
+
+    def _kill_one(self, run: Any, order: random.Random) -> dict[str, Any]:
+        """Kill one of the processes that there are; every kind of process is as likely."""
+        stage = order.randrange(ROUNDS)
+        while run.is_alive() and sum(line.startswith("round ") for line in self._lines()) < stage:
+            time.sleep(0.1)
+        after = order.uniform(0.0, _ROUND_S if stage else _START_S)
+        time.sleep(after)
+        kinds: dict[str, list[psutil.Process]] = defaultdict(list)
+        if run.is_alive():
+            kinds["command"].append(psutil.Process(run.pid))
+        roles = processes._running(self._folder)
+        for role, process in roles.items():
+            kind = re.sub(r"^node\d+-", "", role)
+            kinds[kind].append(process)
+            for child in process.children(recursive=True):
+                kinds[_program(child)].append(child)
+        known = {process.pid for group in kinds.values() for process in group}
+        for process in started_under(self._folder.flower_home):
+            if process.pid not in known:
+                kinds[_program(process)].append(process)
+        lines = self._lines()
+        kinds.pop("", None)  # ended meanwhile
+        kind = order.choice(sorted(kinds))
+        victim = order.choice(sorted(kinds[kind], key=lambda process: process.pid))
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            kind = f"{kind} (it had ended)"
+        seen = lines[-1] if lines else "nothing"
+        return {
+            "process": kind,
+            "after": round(after, 1),
+            "seen": seen,
+            "during": "command" in kinds,
+        }
+
+    def _follow(self, run: Any) -> None:
+        """Wait for the end of the command, and start again what it says has ended."""
+        deadline = time.monotonic() + _LONGEST_S
+        while run.is_alive() and time.monotonic() < deadline:
+            run.join(0.5)
+            lines = [line for line in self._lines() if "deploy up" in line]
+            if not run.is_alive():  # its last line is the command's own
+                return
+            if new := [line for line in lines if line not in self._said]:
+                self._said += new
+                processes.up(self._folder, _quietly)
+        if run.is_alive():
+            self._said.append("it did not end")
+
+    def _lines(self) -> list[str]:
+        """What the command has said."""
+        return self._log.read_text().strip().splitlines()
+
+
+def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
+    """Rows of all ledgers for a run, answers that were sent for it, and those without a row.
+
+    Args:
+        folder: the deployment.
+        run: folder of the run.
+    """
+    report, known = run / "private" / REPORT, folder.positions_file
+    lines = report.read_text().splitlines() if report.is_file() else []
+    accepted = [json.loads(line) for line in lines]
+    positions = json.loads(known.read_text()) if known.is_file() else {}
+    rows = sent = uncharged = 0
+    for client, node in enumerate(folder.settings().nodes):
+        with folder.node(node.name).service.ledger(readonly=True) as ledger:
+            of_run = {(row.round, row.seq) for row in ledger.rows() if row.run == run.name}
+            if signed := positions.get(str(client)):
+                uncharged += ledger.head_at(signed["seq"]) != signed["head"]
+        log = (folder.logs / f"{node.name}-service.log").read_text(errors="replace")
+        answers = [
+            (int(round), int(seq)) for round, name, seq in _RELEASE.findall(log) if name == run.name
+        ]
+        rounds = {round for round, _ in of_run}
+        uncharged += sum(answer not in of_run for answer in answers)
+        uncharged += sum(
+            entry["round"] not in rounds for entry in accepted if node.name in entry["answered"]
+        )
+        rows, sent = rows + len(of_run), sent + len(answers)
+    return {"rows": rows, "answers": sent, "uncharged": uncharged}
+
+
+def _is_advice(said: Sequence[str]) -> bool:
+    """Whether every message says what to do."""
+    return all(any(word in line for word in _ADVICE) for line in said)
+
+
+def _start_ended(folder: DeploymentFolder) -> None:
+    """Start the processes that have ended; it takes seconds to ask whether all nodes are
+    connected.
+    """
+    if processes.faults(folder):
+        processes.up(folder, _quietly)
+
+
+def _call(command: list[str], out: Path, log: Path) -> None:
+    """The command in a process of its own."""
+    for number, file in ((1, out), (2, log)):
+        os.dup2(os.open(file, os.O_WRONLY), number)
+    sys.argv = ["fedlgm", *command]
+    cli.main()
 
 
 def _program(process: psutil.Process) -> str:
-    """Name of a process's program or module."""
+    """Name of a process's program or module; empty if it has ended."""
     try:
         words = process.cmdline()
     except psutil.Error:
-        return "ended"
+        return ""
     return next((Path(word).name for word in words[1:] if not word.startswith("-")), "process")
-
-
-def _is_charged(folder: DeploymentFolder, run: str) -> bool:
-    """Whether every node's ledger holds every round of a run."""
-    for node in folder.settings().nodes:
-        with folder.node(node.name).service.ledger(readonly=True) as ledger:
-            rounds = Counter(row.round for row in ledger.rows() if row.run == run)
-        if set(rounds) != set(range(1, ROUNDS + 1)):
-            return False
-    return True
 
 
 def _quietly(line: str) -> None:

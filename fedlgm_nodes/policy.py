@@ -81,6 +81,13 @@ class Node(_Section):
         return self
 
 
+class People(_Section):
+    """[data] people: which people's rows this node uses (see `fedlgm_nodes.service.people`)."""
+
+    column: str = Field(min_length=1)  # of pseudonyms
+    elsewhere: str = Field(min_length=1)  # file of the pseudonyms whose data other nodes use
+
+
 class Data(_Section):
     """[data]: place of the node's examples (see `fedlgm_nodes.service.data`)."""
 
@@ -101,6 +108,7 @@ class Data(_Section):
     class_names: Annotated[
         tuple[str, ...], LISTED
     ] = ()  # images: folders; csv, parquet: names in the label column; in the order of their numbers
+    people: People | None = None  # csv, parquet: whose rows are used here
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -119,6 +127,13 @@ class Data(_Section):
             )
         if self.standardise and not self.is_table:
             raise ValueError("standardise is for columns: kind = 'csv' or 'parquet'")
+        if self.people is not None:
+            if not self.is_table:
+                raise ValueError("people is for columns: kind = 'csv' or 'parquet'")
+            if self.people.column in (self.labels, *self.features):
+                raise ValueError(
+                    f"people.column = {self.people.column!r} is an input or the label of the model"
+                )
         return self
 
     @property

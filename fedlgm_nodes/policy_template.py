@@ -37,7 +37,15 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     """
     more = {
         key: values[key]
-        for key in ("labels", "class_names", "features", "standardise", "loader", "options")
+        for key in (
+            "labels",
+            "class_names",
+            "features",
+            "standardise",
+            "loader",
+            "options",
+            "people",
+        )
         if key in values
     }
     distributed = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
@@ -92,7 +100,8 @@ name = {data_name} # identity of the data set; the ledger is bound to it
 #       "images"  path = a folder with one folder per class, class_names = ["benign", "malignant"]
 #       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
 #       "csv"     path = a file (.csv, .csv.gz), labels = the label column, features = ["a", "b"] (default: all others),
-#                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public figures
+#                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public figures,
+#                 people = {{column = "pseudonym", elsewhere = "elsewhere.txt"}}: without rows of people on this list
 #       "parquet" path = a file or folder, and the keys of "csv"
 #       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
 kind = {kind}

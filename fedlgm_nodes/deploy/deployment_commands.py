@@ -15,6 +15,7 @@ from fedlgm_nodes.deploy.node_commands import (
     ApprovalOption,
     EveryOption,
     MetricsOption,
+    PeopleOption,
     TestRowsOption,
     WatchOption,
 )
@@ -75,6 +76,7 @@ def init(
         str | None, typer.Option(help="Column to predict, if the data are tables.")
     ] = None,
     test: TestRowsOption = None,
+    people: PeopleOption = None,
     hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -109,7 +111,9 @@ def init(
 
     if data and nodes not in (None, len(data)):
         raise ConfigError(f"--nodes {nodes}: --data is given {len(data)} times, once for each node")
-    described = [own_data.describe(file, labels=target, public=test) for file in data or ()]
+    described = [
+        own_data.describe(file, labels=target, public=test, people=people) for file in data or ()
+    ]
     nodes = len(described) or nodes or 3
     shared = None if described or example == "none" else recipes.load(example)
     given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
@@ -210,6 +214,7 @@ def add(
         str | None, typer.Option(help="Column to predict, if the data are a table.")
     ] = None,
     test: TestRowsOption = None,
+    people: PeopleOption = None,
     epsilon: Annotated[float, typer.Option(help="Budget in its policy.")] = 8.0,
     unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
     approval: ApprovalOption = "policy",
@@ -217,7 +222,9 @@ def add(
     """Add a node, with the next client number."""
     from fedlgm_nodes.deploy import life, own_data
 
-    described = {} if data is None else own_data.describe(data, labels=target, public=test)
+    described = (
+        {} if data is None else own_data.describe(data, labels=target, public=test, people=people)
+    )
     values = {"epsilon": epsilon, "unit": unit, "approval": approval}
     client = life.add(_open(folder), name, described | values)
     _out.print(f"{name} is client {client}; start it: fedlgm deploy up {folder}", markup=False)

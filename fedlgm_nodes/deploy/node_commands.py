@@ -41,6 +41,13 @@ TestRowsOption = Annotated[
         help="Public rows of a table: classes and the figures that standardise come from them.",
     ),
 ]
+PeopleOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Column of a table with people's pseudonyms; elsewhere.txt in the node's folder lists "
+        "whose rows other nodes use."
+    ),
+]
 ApprovalOption = Annotated[
     str, typer.Option(help="Who admits new work: the policy, or the operator (node approve).")
 ]
@@ -88,6 +95,7 @@ def init(
         ),
     ] = None,
     test: TestRowsOption = None,
+    people: PeopleOption = None,
     kind: Annotated[
         str | None, typer.Option(help="numpy, images, idx, csv, parquet or loader.")
     ] = None,
@@ -132,7 +140,7 @@ def init(
         values["classes"] = classes
     if data is not None and kind != "loader":
         given = {key: values[key] for key in ("shape", "classes") if key in values}
-        values |= describe(data, kind=kind, labels=labels, public=test, **given)
+        values |= describe(data, kind=kind, labels=labels, public=test, people=people, **given)
     elif kind != "loader":
         stated = {"kind": kind, "labels": labels}
         values |= {key: value for key, value in stated.items() if value is not None}

@@ -19,6 +19,8 @@ from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
 
 _MOST_CLASSES = 1000  # whole numbers beyond it are quantities
+ELSEWHERE = "elsewhere.txt"
+"""The list of the people who count at other nodes, in a node's folder."""
 
 
 def describe(
@@ -27,6 +29,7 @@ def describe(
     kind: str | None = None,
     labels: str | None = None,
     public: Path | None = None,
+    people: str | None = None,
     **given: Any,
 ) -> dict[str, Any]:
     """Values of a policy for a node's examples (see `fedlgm_nodes.policy_template`).
@@ -39,6 +42,7 @@ def describe(
         labels: a file (numpy, idx) or the column to predict (csv, parquet).
         public: public rows of the same columns: columns, classes and the figures that standardise
             come from them. Without it, columns and classes come from the data, unstandardised.
+        people: column of pseudonyms (see `fedlgm_nodes.service.people`); the public rows need none.
         given: values that replace those that are found.
 
     Raises:
@@ -65,14 +69,18 @@ def describe(
         if labels is None:
             raise ConfigError("--target: name the column of the table to predict")
         source = data if public is None else public
-        values |= _columns(source, labels, standardised=public is not None) | given
+        values |= _columns(source, labels, people, standardised=public is not None) | given
         section = {key: value for key, value in values.items() if key in Data.model_fields}
+        if people is not None:  # the service reads the list when it starts
+            values["people"] = {"column": people, "elsewhere": ELSEWHERE}
         task = tasks.get(values.get("tasks", ["classification"])[0])
         try:
             checked = Data.model_validate(section | {"name": "data"})
             node_data.targets(checked, node_data.read(checked, data.parent).y, task)
         except ValidationError as error:
             raise ConfigError(f"{data}: {first_problem(error)}") from error
+    elif people is not None:
+        raise ConfigError(f"--people: is for tables (.csv, .parquet), and {data.name} is none")
     elif public is not None:
         raise ConfigError(f"--test: is for tables (.csv, .parquet), and {data.name} is none")
     return values | given
@@ -110,9 +118,10 @@ def recipe_text(values: dict[str, Any], public: Path) -> str:
     )
 
 
-def _columns(file: Path, target: str, *, standardised: bool) -> dict[str, Any]:
-    """Columns, classes and figures of a table."""
+def _columns(file: Path, target: str, people: str | None, *, standardised: bool) -> dict[str, Any]:
+    """Columns, classes and figures of a table, whose pseudonyms are no input."""
     frame = node_data.read_rows(file, target)
+    frame = frame.drop(columns=[people] if people in frame.columns else [])
     tables.require_columns([target], frame.columns, str(file))
     convert_targets(frame, frame, target, None)
     features, y = [str(name) for name in frame.columns if name != target], frame[target]

@@ -89,6 +89,13 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             "standardise: standardise the rows of all nodes and the test rows with the same public "
             "figures, and leave it out, or use data.name = 'table'"
         )
+    own = recipe.deployment or Deployment()
+    if own.one_node_per_person and recipe.unit == "client" and recipe.relation != "replace-one":
+        raise ConfigError(
+            "deployment.one_node_per_person: a person is a part of a node's data, and this recipe's "
+            f"epsilon holds for whole nodes that come or go ({recipe.relation}): set "
+            "privacy.relation = 'replace-one', or privacy.unit = 'example' with one row per person"
+        )
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make "
@@ -106,7 +113,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
     result = recipe.with_values(
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
-    ).model_copy(update={"deployment": recipe.deployment or Deployment()})
+    ).model_copy(update={"deployment": own})
     result = Recipe.model_validate(result.model_dump())
     asked = round(result.federation.share * clients)
     if result.distributed is not None and asked > MOST_NODES:
@@ -167,6 +174,8 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.training.exact_sums:
         work["exact_sums"] = True  # of example-level steps
+    if recipe.deployment is not None and recipe.deployment.one_node_per_person:
+        work["people"] = True
     if recipe.data.name == TABLE:
         columns = recipe.data.model_dump(mode="json", include={"inputs", "labels", "standardise"})
         work["table"] = {name: value for name, value in columns.items() if value is not None}

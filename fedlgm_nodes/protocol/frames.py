@@ -122,7 +122,7 @@ def exchange(
         Header and body of the answer.
 
     Raises:
-        NoService: no service listens on the socket.
+        NoService: no service listens on the socket, or it has ended.
         RunError: the socket is closed to this user, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
@@ -145,9 +145,8 @@ def exchange(
             f"the release service at {path} did not answer within {timeout:g} s"
         ) from error
     except OSError as error:
-        kind = (
-            NoService if isinstance(error, FileNotFoundError | ConnectionRefusedError) else RunError
-        )
+        ended = FileNotFoundError | ConnectionRefusedError | ConnectionResetError
+        kind = NoService if isinstance(error, ended) else RunError
         raise kind(
             f"the release service at {path} cannot be reached: {error.strerror or error}"
         ) from error

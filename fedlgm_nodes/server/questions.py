@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
 
 _PATIENCE_S = 60.0
+_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class NodeQuestions:
 
 
 def signed_at(socket: Path, question: Question) -> str:
-    """The signature of a question, from the process that holds the server's key.
+    """The signature of a question, from the process that holds the server's key. If it has ended,
+    its supervisor or operator has a minute to start it again.
 
     Args:
         socket: socket of that process.
@@ -69,12 +72,20 @@ def unused_at(socket: Path, stem: str) -> list[str]:
 
 def _ask_signer(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     header = {"protocol": protocol.PROTOCOL, "ask": ask, **fields}
-    try:
-        answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
-    except RunError as error:
-        raise RunError(
-            f"the signer of this deployment's questions does not answer: {error}"
-        ) from error
+    deadline, silent = time.monotonic() + _PATIENCE_S, "the signer of this deployment's questions"
+    while True:
+        try:
+            answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
+            break
+        except (frames.NoService, frames.FrameError) as error:  # it was killed
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{silent} does not answer: start it again, for example with `fedlgm deploy "
+                    "up`; then the same command, without --fresh, resumes the run"
+                ) from error
+        except RunError as error:
+            raise RunError(f"{silent} does not answer: {error}") from error
+        time.sleep(_AGAIN_S)
     if answer.get("ok") is not True:
         why = printable(str(answer.get("why")), 500)
         raise RunError(f"the signer of this deployment's questions does not sign this one: {why}")

@@ -73,7 +73,8 @@ class Account:
             after = self.epsilon(privacy.events.repeat_event(cost, asked))
             raise Refusal(
                 "budget-spent",
-                f"its budget has nothing left for such a run: {asked} more releases would bring "
+                f"its budget has nothing left for such a run: {asked} more "
+                f"release{'s' * (asked > 1)} would bring "
                 f"its epsilon from {self.epsilon():.4g} to {after:.4g}; its policy allows "
                 f"{self._allowed}",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fedlgm import privacy
@@ -30,10 +31,15 @@ class Approval:
         policy: the node's policy.
         record: the node's record.
         account: the node's account.
+        people: returns a keyed digest of the people who count at other nodes; empty if the policy
+            does not list them.
     """
 
-    def __init__(self, policy: Policy, record: Record, account: Account) -> None:
+    def __init__(
+        self, policy: Policy, record: Record, account: Account, people: Callable[[], str]
+    ) -> None:
         self._policy, self._record, self._account = policy, record, account
+        self._people = people
 
     def work(self, request: Request) -> dict[str, Any]:
         """The content of a work; any other content has another digest.
@@ -57,7 +63,7 @@ class Approval:
             "bounded_by": plan["bounded_by"],
             "queries": [noisy.query.name for noisy in request.plan.queries],
             "event": privacy.events.encode(request.cost.event(request.plan)),
-        }
+        } | ({"people": people} if (people := self._people()) else {})
 
     def check(self, request: Request, *, charged: bool = False) -> None:
         """Let a question pass whose work is approved, while the node is not paused.

@@ -22,17 +22,25 @@ from fedlgm.errors import DataError
 from fedlgm.files import path_of
 from fedlgm.training import inputs
 from fedlgm.training.tasks import Task
-from fedlgm_nodes.policy import Data
+from fedlgm_nodes.policy import Data, People
+from fedlgm_nodes.service import people
+from fedlgm_nodes.service.people import Counted
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
 
 def read(section: Data, folder: Path) -> ClientData:
+    """The examples of `read_with_people`."""
+    return read_with_people(section, folder)[0]
+
+
+def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted | None]:
     """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for
     the targets).
 
     Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
-    are unchanged.
+    are unchanged. The rows of people who count at other nodes are left out; the second value says
+    who counts where, and is None if the policy does not.
 
     Args:
         section: [data] of the policy.
@@ -42,7 +50,8 @@ def read(section: Data, folder: Path) -> ClientData:
         ConfigError: the system refuses a path, as in a folder of another user.
         DataError: files are missing, damaged or of another shape, or hold NaN.
     """
-    reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
+    reader: Callable[[Data, Path], Sequence[Any]] = _READERS[section.kind]
+    counted: Counted | None = None
     if section.kind != "loader":
         for key, name in (
             ("path", section.path),
@@ -51,7 +60,10 @@ def read(section: Data, folder: Path) -> ClientData:
             if name and not path_of(f"data.{key}", folder / name).exists():
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
     try:
-        x, y = reader(section, folder)
+        given = reader(section, folder)
+        if section.people is not None:
+            *given, counted = given
+        x, y = given
         refuse_masked(x, "data: inputs")
         refuse_masked(y, "data: labels")
         x, y = np.asarray(x), np.asarray(y)
@@ -79,7 +91,7 @@ def read(section: Data, folder: Path) -> ClientData:
         raise DataError("data: inputs hold NaN or Inf")
     integers = y.astype(np.int64, copy=True) if np.isfinite(y).all() else y
     y = integers if (integers == y).all() else y.astype(np.float32)
-    return ClientData(torch.from_numpy(x), torch.from_numpy(y))
+    return ClientData(torch.from_numpy(x), torch.from_numpy(y)), counted
 
 
 def targets(section: Data, y: Tensor, task: Task) -> Tensor:
@@ -155,31 +167,47 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
     )
 
 
-def _table(section: Data, folder: Path) -> tuple[Any, Any]:
+def _table(section: Data, folder: Path) -> tuple[Any, ...]:
     """The rows of a table, read and checked as in simulations.
 
     Without public rows, the policy alone says which names are classes.
     """
     path = folder / section.path
-    frame = read_rows(path, section.labels)
+    marked = section.people
+    counted: list[Counted] = []
+    frame = read_rows(path, section.labels, *([marked.column] if marked else []))
+    if marked is not None:
+        frame, *counted = _used_rows(marked, folder, frame)
     features = section.features or tuple(name for name in frame.columns if name != section.labels)
     tables.require_columns([section.labels, *features], frame.columns, str(path))
     x = numbers(frame, features)
     if section.standardise:
         described = tables.describe(frame, features, x, section.standardise)
         x = x if described is None else tables.standardise(x, described)
-    return x, _classes_of(section, frame)
+    return x, _classes_of(section, frame), *counted
 
 
-def read_rows(path: Path, target: str) -> pandas.DataFrame:
-    """A table's rows, with the targets of a CSV file as text.
+def _used_rows(
+    marked: People, folder: Path, frame: pandas.DataFrame
+) -> tuple[pandas.DataFrame, Counted]:
+    """The rows of people who count at this node, without their pseudonyms."""
+    tables.require_columns([marked.column], frame.columns, "data.people")
+    pseudonyms = people.pseudonyms(frame.pop(marked.column), marked.column)
+    elsewhere = people.read_list(marked, folder)
+    used = [pseudonym not in elsewhere for pseudonym in pseudonyms]
+    here = frozenset(pseudonyms) - elsewhere
+    return frame[used].reset_index(drop=True), Counted(here, elsewhere)
+
+
+def read_rows(path: Path, *text: str) -> pandas.DataFrame:
+    """A table's rows. In a CSV file the columns that are named, such as the targets, are text.
 
     Raises:
         DataError: the file cannot be used.
     """
     if path.is_dir():
         return pandas.read_parquet(path)
-    return named_tables.read_frame(path, "path", [target])
+    return named_tables.read_frame(path, "path", text)
 
 
 def numbers(frame: pandas.DataFrame, features: Sequence[str]) -> np.ndarray:

@@ -11,6 +11,8 @@ DIR/public.toml          what the server's operator needs to enrol this node
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 import tomllib
@@ -59,6 +61,8 @@ class NodeFolder:
     """Requests, decisions, releases, refusals, policies and pauses, one row a line."""
     record_witness = Under("witness/record.json")
     """Newest position of the record."""
+    people_file = Under("state/people.json")
+    """People who have counted at this node, and elsewhere, by pseudonym."""
     replies = Under("state/replies")
     """Kept answers."""
     rounds_file = Under("state/rounds.sqlite")
@@ -212,6 +216,10 @@ class NodeFolder:
                 f"maker can subtract the noise from answers; {remedy}"
             )
         return key
+
+    def keyed_digest(self, text: str) -> str:
+        """A digest of a text that nobody can compute without the service's key."""
+        return hmac.new(self._key("service.key"), text.encode(), hashlib.sha256).hexdigest()
 
     def signer(self) -> Ed25519PrivateKey:
         """The service's own key.

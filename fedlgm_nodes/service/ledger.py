@@ -230,7 +230,7 @@ class NodeLedger:
 
     def release_for(self, question: str) -> str | None:
         """Name of the release that answered a question, that a cohort masks, or that has a lasting
-        name (`Releaser.lasting_name`); None if there is none.
+        name (`Naming.lasting_name`); None if there is none.
         """
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedlgm
 from clients import cut_vote
 from clients.cut_vote import CutVotes
 from clients.source import ClientData
@@ -26,8 +25,9 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, inputs, tasks
 from fedlgm.training.devices import Numerics, torch_threads
 from fedlgm_nodes.policy import Policy, Refusal
-from fedlgm_nodes.protocol.messages import canonical, digest, sha256
+from fedlgm_nodes.protocol.messages import canonical
 from fedlgm_nodes.service import data as node_data
+from fedlgm_nodes.service.naming import Naming
 from fedlgm_nodes.service.request import Request, parse_plan
 from fedlgm_nodes.service.units import BY_BOUND, NodeUnit
 from fedlgm_nodes.service.work import Work
@@ -126,41 +126,9 @@ class Releaser:
         return request
 
     def name(self, request: Request, run: str, cohort: str = "") -> str:
-        """Name of the release: a keyed digest of everything that determines its numbers.
-
-        The data are included: otherwise an additional record would be released with the same noise
-        as before, and the difference of the two answers would reveal it. Under local trust the
-        run's label is not included, so the same question costs once. Under central trust every run
-        adds its own noise to its answers and invites this node by its own schedule, so an answer to
-        another run is another participation. In a secure sum the cohort's digest is included, since
-        the cohort's next attempt is another release with other noise.
-        """
-        return self._digest(request, run, cohort, torch.__version__, self.policy.limits.threads)
-
-    def lasting_name(self, request: Request, run: str, cohort: str = "") -> str:
-        """A name of the release that stays the same with another version of torch and another
-        number of threads.
-
-        By it the service finds a release that was charged before, with its name. Such a release is
-        not made again if its answer may have left: a last bit could differ under the same noise.
-        """
-        return self._digest(request, run, cohort, "lasting")
-
-    def _digest(self, request: Request, run: str, cohort: str, *software: str | int) -> str:
-        parts: tuple[str | int, ...] = (
-            self.data_digest,
-            request.round,
-            self.policy.node.client,
-            request.text,
-            sha256(request.model.data),
-        )
-        work = request.work.values() | {"exact_sums": self.workshop.exact(request.work)}
-        if not request.plan.facts.noised_by.uploads_released:
-            parts += (run,)
-        if cohort:
-            parts += ("cohort", cohort)
-        named = digest("release", *parts, canonical(work), fedlgm.__version__, *software)
-        return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
+        """The release's name, as the service computes it (see `Naming.name`)."""
+        naming = Naming(self.policy, self._secret, self.data_digest, torch.__version__)
+        return naming.name(request, run, cohort)
 
     def prepare(self, request: Request) -> None:
         """Build the objects of a release and try them on an artificial example, before anything is

@@ -61,8 +61,8 @@ class Service:
         self.folder, self.policy = folder, folder.policy()
         self._signer = folder.signer()
         self._anchors = AnchorRecord(folder.anchors_file, self._signer)
-        self._releaser = TrainingProcess(folder.path, self.policy)
         self._ledger = folder.ledger()
+        self._releaser = TrainingProcess(folder, self.policy, lambda: self._ledger.seq > 0)
         self._secure: SecureSteps | None = None
         try:
             if self.policy.distributed is not None:
@@ -79,7 +79,7 @@ class Service:
             self._account.epsilon()  # refused if rows protect less than the budget does
             self._releaser.open(folder.secret(self._ledger), seed)
             self._record = folder.record(self._ledger.identity)
-            self._approval = Approval(self.policy, self._record, self._account)
+            self._approval = Approval(self.policy, self._record, self._account, self._people)
             self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
         except BaseException:
             self.close()
@@ -509,6 +509,12 @@ class Service:
             self.broken = error
             _log.error("ENDING, so that the next start opens and verifies the ledger: %s", error)
             raise self._failed from error
+
+    def _people(self) -> str:
+        """Digest of the people who count elsewhere, keyed, since it is part of what a server is
+        told: it could otherwise be compared with lists that hold a person or not.
+        """
+        return self._releaser.people and self.folder.keyed_digest(self._releaser.people)
 
     def describe(self) -> None:
         """Log the served node and its spent budget."""

@@ -1,10 +1,10 @@
 """The process that holds the node's data and trains, and the service's connection to it.
 
 The service starts it, and starts it again when a question needs it. Without questions it ends after
-some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices
-and charges; it parses every plan itself. The training process gets the noise key and the name of a
-release, draws its noise, and holds no ledger. What it sends is read as JSON and numbers, and
-nothing of it is unpickled: models and losses of others run in it.
+some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
+names and charges; it parses every plan and work itself. The training process gets the noise key and
+the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
+numbers, and nothing of it is unpickled: models and losses of others run in it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedlgm import errors
-from fedlgm.errors import FedlgmError, RunError
+from fedlgm.errors import DataError, FedlgmError, RunError
+from fedlgm.wire import printable
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol.messages import sha256
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.naming import Naming
 from fedlgm_nodes.service.request import Request, layer_values, layers_of, parse_plan
 from fedlgm_nodes.service.work import Work
 
 _LOOK_S = 1.0  # between looks for the service's process
 _END_S = 10.0
+_LONGEST_ERROR = 1000  # characters
 _log = logging.getLogger("fedlgm.node")
 
 
@@ -71,20 +75,23 @@ class TrainingProcess:
     Args:
         folder: the node's folder.
         policy: the node's policy, as the service has read it.
+        released: tells whether the node's ledger has releases.
 
     Attributes:
         data_digest: digest of the examples that the process has read.
+        people: digest of the people who count elsewhere; empty if the policy does not list them.
         examples: number of these examples.
         starts: number of times that the process was started, and read the data.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
-        self._folder, self._policy = folder, policy
+    def __init__(self, folder: NodeFolder, policy: Policy, released: Callable[[], bool]) -> None:
+        self._folder, self._policy, self._released = folder, policy, released
         self._keys: tuple[bytes, int | None] = b"", None
+        self._torch = ""  # version in the process
         self._link: Connection | None = None
         self._child: Child | None = None
         self._current: Request | None = None  # the one that the process holds
-        self.data_digest, self.examples, self.starts = "", 0, 0
+        self.data_digest, self.people, self.examples, self.starts = "", "", 0, 0
 
     def open(self, secret: bytes, test_seed: int | None) -> None:
         """Start the process, which reads the data.
@@ -115,14 +122,14 @@ class TrainingProcess:
         layers = layers_of(header["layers"])
         model = np.zeros(layers.size, np.float32) if model is None else model
         parsed = parse_plan(layers, plan, self._policy)
-        asked = Work.model_validate(header["work"])
+        asked = Work.model_validate(work)  # which the process has checked
         self._current = Request(round, parsed, plan, model, asked, self.data_digest)
         return self._current
 
     def names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """`Releaser.name` and `Releaser.lasting_name`."""
-        header, _ = self._call_for(request, "names", run, cohort)
-        return header["name"], header["lasting"]
+        """`Naming.name` and `Naming.lasting_name`."""
+        naming = Naming(self._policy, self._keys[0], request.data, self._torch)
+        return naming.name(request, run, cohort), naming.lasting_name(request, run, cohort)
 
     def prepare(self, request: Request) -> None:
         """See `Releaser.prepare`."""
@@ -177,12 +184,17 @@ class TrainingProcess:
         ours, theirs = Pipe()
         with theirs:
             self._child = start(theirs)
+        # It ends by itself after some minutes. Without a wait it would stay in the system's table.
+        threading.Thread(target=self._child.wait, daemon=True).start()
         self._link = ours
-        header, _ = self._exchange("open", self._folder, self._policy, *self._keys)
+        header, _ = self._exchange(
+            "open", self._folder, self._policy, self._released(), *self._keys
+        )
         self.starts += 1
         if self.data_digest not in ("", header["data"]):
             _log.warning("the node's data have changed since they were last read")
         self.data_digest, self.examples = header["data"], header["examples"]
+        self._torch, self.people = header["torch"], header["people"]
 
     def _exchange(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
         assert self._link is not None
@@ -195,9 +207,11 @@ class TrainingProcess:
         if "refusal" in header:
             raise Refusal(*header["refusal"])
         if "error" in header:
-            kind, said = header["error"]
-            known = getattr(errors, kind, RunError)
-            raise known(said) if issubclass(known, FedlgmError) else RunError(said)
+            kind, said = map(str, header["error"])
+            known = getattr(errors, kind, RunError)  # the module has other names, too
+            if not (isinstance(known, type) and issubclass(known, FedlgmError)):
+                known = RunError
+            raise known(printable(said, _LONGEST_ERROR))
         return header, body
 
     @contextlib.contextmanager
@@ -219,29 +233,48 @@ class _Answers:
         self._request: Any = None
         self.idle = _END_S
 
-    def open(self, folder: Path, policy: Policy, secret: bytes, test_seed: int | None) -> Any:
+    def open(
+        self,
+        folder: NodeFolder,
+        policy: Policy,
+        released: bool,
+        secret: bytes,
+        test_seed: int | None,
+    ) -> Any:
+        import torch
+
         from fedlgm_nodes.service import data as node_data
+        from fedlgm_nodes.service.people import require_once
         from fedlgm_nodes.service.release import Releaser
 
         np.seterr(all="ignore")
-        data = node_data.read(policy.data, folder)
-        digest = node_data.digest(data)
+        data, counted = node_data.read_with_people(policy.data, folder.path)
+        digest, people = node_data.digest(data), ""
+        if counted is not None:
+            people = counted.digest
+            digest = sha256(f"{digest} {people}".encode())
+            if policy.privacy.unit == "example":
+                require_once(counted, len(data))
+            counted.settle(folder.people_file, released)
+        elif released and folder.people_file.exists():
+            raise DataError(
+                "data.people: this ledger's releases count each person at one node, and without it "
+                "people would count at several: state it again"
+            )
         self._releaser = Releaser(policy, data, digest, secret, test_seed)
         self._releaser.warm()
         self.idle = policy.limits.training_idle_seconds
-        return {"data": digest, "examples": len(data)}, b""
+        return {
+            "data": digest,
+            "people": people,
+            "examples": len(data),
+            "torch": torch.__version__,
+        }, b""
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Any:
         parsed = Work.parse(work, self._releaser.policy)
         self._request = request = self._releaser.understand(round, plan, parsed, model)
-        return {"layers": layer_values(request.plan.layers), "work": parsed.values()}, b""
-
-    def names(self, run: str, cohort: str) -> Any:
-        given = self._request, run, cohort
-        return {
-            "name": self._releaser.name(*given),
-            "lasting": self._releaser.lasting_name(*given),
-        }, b""
+        return {"layers": layer_values(request.plan.layers)}, b""
 
     def prepare(self) -> Any:
         self._releaser.prepare(self._request)

@@ -75,6 +75,7 @@ class Work(BaseModel):
     training: dict[str, Any] = {}
     exact_sums: bool = False  # of example-level steps: gradients add up in float64
     table: Table | None = None  # if the server's public rows are a table
+    people: bool = False  # the run's epsilon is stated for a person, who counts at one node
 
     @classmethod
     def parse(cls, raw: Any, policy: Policy) -> Work:
@@ -106,13 +107,27 @@ class Work(BaseModel):
         allow.check_options(work.mechanism["name"], options_of(work.mechanism))
         if work.table is not None:
             work.table.check(policy.data)
+        if work.people and policy.data.people is None:
+            raise Refusal(
+                "work",
+                "the run states its epsilon for a person, and this node's policy does not say whose "
+                "data other nodes use ([data] people)",
+            )
         return work
 
     def values(self) -> dict[str, Any]:
-        """Plain values. Without a table they are those of earlier versions, and so are the names
-        of releases and works that are made of them.
+        """Plain values. Without a table and people they are those of earlier versions, and so are
+        the names of releases and works that are made of them.
         """
-        return self.model_dump(exclude=None if self.table else {"table"})
+        return self.model_dump(
+            exclude={key for key in ("table", "people") if not getattr(self, key)}
+        )
+
+    def is_exact(self, policy: Policy) -> bool:
+        """Whether examples' gradients are summed in float64, as the server or the node's policy
+        requests.
+        """
+        return self.exact_sums or policy.privacy.exact_sums
 
     def built(self) -> Mechanism:
         """The mechanism with its options, in its sound variant; a node runs no other.

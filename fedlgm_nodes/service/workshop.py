@@ -93,14 +93,11 @@ class Workshop:
             self._trainer = None
             job = self.job(work)
             with refuse_errors("training"):
-                self._trainer = key, unit.trainer(job, self.module(work), self.exact(work))
+                self._trainer = (
+                    key,
+                    unit.trainer(job, self.module(work), work.is_exact(self._policy)),
+                )
         return self._trainer[1]
-
-    def exact(self, work: Work) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or this node's policy
-        requests.
-        """
-        return work.exact_sums or self._policy.privacy.exact_sums
 
     def module(self, work: Work) -> torch.nn.Module:
         """The model that a work names, with the weights of the pinned file that it names.

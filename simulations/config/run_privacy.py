@@ -18,6 +18,8 @@ from simulations.config.run_model import RunModel
 from simulations.config.spent import method_beside
 from simulations.config.validation_messages import in_section
 
+_ONE_NODE = "conditional on each person counting at one node, as the nodes' operators have agreed"
+
 
 class RunPrivacy:
     """Calibrated method, plan and consent of a run, each made on first use.
@@ -37,6 +39,8 @@ class RunPrivacy:
         """
         recipe, model, spent = self.recipe, self.model, self.model.data.spent
         conditions = recipe.protects.conditions(model) if model.users_parts else ()
+        if recipe.deployment is not None and recipe.deployment.one_node_per_person:
+            conditions = (*conditions, _ONE_NODE)
         facts = facts_of(recipe, self._examples).assuming(*conditions)
         if spent is None:
             method = recipe.protects.calibrate(model.mechanism, model.layers, facts)

@@ -403,6 +403,9 @@ class Deployment(Section):
     """[deployment]: waiting times of a round for absent nodes (see
     `fedlgm_nodes.server.round.Patience`).
 
+    With `one_node_per_person` the epsilon is a person's, too: nodes whose policies do not say which
+    people count at other nodes refuse the run (see `fedlgm_nodes.service.people`).
+
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds
         3600.0
@@ -410,3 +413,4 @@ class Deployment(Section):
 
     offline_seconds: float = Field(default=30.0, gt=0)
     give_up_seconds: float = Field(default=3600.0, gt=0)
+    one_node_per_person: bool | None = None

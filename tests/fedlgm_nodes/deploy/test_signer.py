@@ -25,6 +25,7 @@ from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.secagg.steps import NO_MODEL
+from fedlgm_nodes.server import questions
 from fedlgm_nodes.server.questions import signed_at, unused_at
 from simulations.config import recipe as recipes
 
@@ -123,7 +124,30 @@ def test_a_recipe_is_registered_once_unless_another_run_is_wanted(folder):
     assert submit.register(folder, recipe, fresh=True) == first.replace("-001", "-002")
 
 
-def test_the_process_answers_and_survives_what_is_no_question(folder, question):
+def test_a_signer_that_is_killed_and_started_again_is_waited_for(folder, question, monkeypatch):
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedlgm_nodes.deploy.signer", str(folder.signer.path)]
+        )
+
+    process = start()
+    try:
+        wait_until(folder.signer.socket.exists, "the signer")
+        signature = signed_at(folder.signer.socket, question)
+        process.kill()
+        process.wait()
+        process = start()
+        assert signed_at(folder.signer.socket, question) == signature
+    finally:
+        process.kill()
+        process.wait()
+    monkeypatch.setattr(questions, "_PATIENCE_S", 0.5)
+    with pytest.raises(RunError, match=r"does not answer: .*`fedlgm deploy up`.* resumes the run$"):
+        signed_at(folder.signer.socket, question)
+    folder.signer.socket.unlink()
+
+
+def test_the_process_answers_and_survives_what_is_no_question(folder, question, monkeypatch):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedlgm_nodes.deploy.signer", str(folder.signer.path)]
     )
@@ -160,6 +184,7 @@ def test_the_process_answers_and_survives_what_is_no_question(folder, question):
     finally:
         process.terminate()
         assert process.wait(30) == 0
+    monkeypatch.setattr(questions, "_PATIENCE_S", 0.5)
     with pytest.raises(RunError, match="does not answer"):
         signed_at(folder.signer.socket, question)
 

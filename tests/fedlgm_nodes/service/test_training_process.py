@@ -9,18 +9,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from fedlgm.errors import RunError
+from fedlgm.errors import ConfigError, RunError
+from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.service import training_process
 from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.service import Service
+from fedlgm_nodes.service.training_process import TrainingProcess, _Answers
 from tests.support import nodes
-from tests.support.nodes import NodeProcess, ask, edit, hello, make_node, numbers, rows, served
+from tests.support.nodes import (
+    NodeProcess,
+    ask,
+    edit,
+    hello,
+    make_node,
+    numbers,
+    plan,
+    rows,
+    served,
+)
 from tests.support.patience import LIMIT_S
 
 MOST_MIB = 150
@@ -96,7 +110,8 @@ def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
             assert ask(folder, round=round_)[0]["ok"]
             assert 0 < resident(service.pid) <= MOST_MIB
             assert "libtorch" not in Path(f"/proc/{service.pid}/maps").read_text()
-            wait_until(lambda: not training_of(service.pid))  # idle; the next question starts one
+            # Idle; the next question starts another. None is left in the system's table.
+            wait_until(lambda: not psutil.Process(service.pid).children())
         assert hello(folder)["ok"]
         assert not training_of(service.pid)
         assert ask(folder, round=3)[0]["ok"]
@@ -199,3 +214,42 @@ def test_a_question_outlives_a_version_of_torch_and_is_charged_once(tmp_path):
     with NodeProcess(folder, later("latest")):
         assert ask(folder, round=2)[0]["seq"] == 2
     assert [row.round for row in rows(folder)] == [1, 2]
+
+
+def test_the_code_of_a_model_cannot_release_under_another_charge(tmp_path):
+    """It fails in a release that was charged for much noise, and gives its name to the next."""
+    folder = make_node(tmp_path / "node")
+    told = tmp_path / "name"
+
+    def before() -> None:
+        make = Releaser.make
+
+        def hostile(self: Releaser, request: object, name: str) -> object:
+            if not told.exists():
+                told.write_text(name)
+                raise RuntimeError
+            return make(self, request, name)  # type: ignore[arg-type]
+
+        def names(*_: object) -> object:
+            return {"name": told.read_text() if told.exists() else "a", "lasting": "b"}, b""
+
+        Releaser.make = hostile  # type: ignore[assignment, method-assign]
+        _Answers.names = names  # type: ignore[attr-defined]
+
+    with NodeProcess(folder, before):
+        assert ask(folder, text=plan(40.0).to_json())[0]["code"] == "failed"
+        assert ask(folder, text=plan(4.0).to_json())[0]["seq"] == 2
+    assert len({row.event for row in rows(folder)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("ConfigError", ConfigError), ("annotations", RunError), ("", RunError)]
+)
+def test_an_error_of_the_training_process_is_one_short_line(tmp_path, kind, raised):
+    folder = make_node(tmp_path / "node")
+    training = TrainingProcess(folder, folder.policy(), lambda: False)
+    training._link, theirs = Pipe()
+    theirs.send_bytes(frames.encode({"error": [kind, "of the model\n" + "x" * 5000]}))
+    with pytest.raises(raised, match=r"^of the model\?x{980,1000}$") as error:
+        training._exchange("prepare")
+    assert type(error.value) is raised

@@ -1,0 +1,71 @@
+"""The names of a node's releases, by which the ledger finds what has been charged.
+
+The service names releases itself. In the training process the models and losses of others run: one
+that could choose a name would make a new release under an earlier charge, which may have paid for
+more noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+import fedlgm
+from fedlgm_nodes.policy import Policy
+from fedlgm_nodes.protocol.messages import canonical, digest, sha256
+from fedlgm_nodes.service.request import Request
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Names of the releases of one state of a node.
+
+    Attributes:
+        policy: the node's policy.
+        secret: the node's noise key.
+        data: digest of the node's examples.
+        torch: version of torch in the training process.
+    """
+
+    policy: Policy
+    secret: bytes
+    data: str
+    torch: str
+
+    def name(self, request: Request, run: str, cohort: str = "") -> str:
+        """Name of the release: a keyed digest of everything that determines its numbers.
+
+        The data are included: otherwise an additional record would be released with the same noise
+        as before, and the difference of the two answers would reveal it. Under local trust the
+        run's label is not included, so the same question costs once. Under central trust every run
+        adds its own noise to its answers and invites this node by its own schedule, so an answer to
+        another run is another participation. In a secure sum the cohort's digest is included, since
+        the cohort's next attempt is another release with other noise.
+        """
+        return self._digest(request, run, cohort, self.torch, self.policy.limits.threads)
+
+    def lasting_name(self, request: Request, run: str, cohort: str = "") -> str:
+        """A name of the release that stays the same with another version of torch and another
+        number of threads.
+
+        By it the service finds a release that was charged before, with its name. Such a release is
+        not made again if its answer may have left: a last bit could differ under the same noise.
+        """
+        return self._digest(request, run, cohort, "lasting")
+
+    def _digest(self, request: Request, run: str, cohort: str, *software: str | int) -> str:
+        parts: tuple[str | int, ...] = (
+            self.data,
+            request.round,
+            self.policy.node.client,
+            request.text,
+            sha256(request.model.data),
+        )
+        work = request.work.values() | {"exact_sums": request.work.is_exact(self.policy)}
+        if not request.plan.facts.noised_by.uploads_released:
+            parts += (run,)
+        if cohort:
+            parts += ("cohort", cohort)
+        named = digest("release", *parts, canonical(work), fedlgm.__version__, *software)
+        return hmac.new(self.secret, named.encode(), hashlib.sha256).hexdigest()
