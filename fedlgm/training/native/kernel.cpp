@@ -237,18 +237,19 @@ static void move_border(const Layer& l, I n, bool into) {  // between x and its 
 
 INLINE M over(V b, V a) { return either(greater(b, a), unordered(b)); }  // so that a maximum is NaN if any of its values is
 
-// Whether all windows are 2 x 2 and inside the image, which is worth a form of its own.
+// Whether it is a maximum of windows of 2 x 2 that all lie inside the image, which is worth a form of its own.
 static bool pairs(const Op& o) {
-    return o.kh == 2 && o.kw == 2 && (o.oh - 1) * o.sh + 2 <= o.h && (o.ow - 1) * o.sw + 2 <= o.w;
+    return o.kind == MAXIMUM && o.kh == 2 && o.kw == 2 && (o.oh - 1) * o.sh + 2 <= o.h && (o.ow - 1) * o.sw + 2 <= o.w;
 }
 
 template <bool PAIRS> static void pool(const Layer& l, I n) {
     const Op& o = l.o;
+    const bool average = !PAIRS && o.kind == AVERAGE;
     float* to = l.y;
     for (I i = 0; i < n; i++)
-        for (I y = 0; y < o.oh; y++)
-            for (I x = 0; x < o.ow; x++, to += o.c) {
-                const float* from = l.x + ((i * o.h + y * o.sh) * o.w + x * o.sw) * o.c;
+        for (I y = 0; y < o.oh; y++) {
+            const float* from = l.x + (i * o.h + y * o.sh) * o.w * o.c;
+            for (I x = 0; x < o.ow; x++, to += o.c, from += o.sw * o.c) {
                 const I rows = PAIRS ? 2 : least(o.kh, o.h - y * o.sh), columns = PAIRS ? 2 : least(o.kw, o.w - x * o.sw);
                 for (I c = 0; c < o.c; c += 16) {
                     const int lanes = (int)least(16, o.c - c);
@@ -256,12 +257,13 @@ template <bool PAIRS> static void pool(const Layer& l, I n) {
                     UNROLL for (I v = 0; v < rows; v++)
                         UNROLL for (I u = 0; u < columns; u++) {
                             V b = ldn(from + (v * o.w + u) * o.c + c, lanes);
-                            if (o.kind == AVERAGE) a = add(a, b);
+                            if (average) a = add(a, b);
                             else a = v + u == 0 ? b : select(over(b, a), b, a);
                         }
-                    stn(to + c, o.kind == AVERAGE ? divide(a, set((float)(rows * columns))) : a, lanes);
+                    stn(to + c, average ? divide(a, set((float)(rows * columns))) : a, lanes);
                 }
             }
+        }
 }
 
 static void pool_back(const Layer& l, I n) {
@@ -554,7 +556,7 @@ static void differentiate(Layer* layers, I count, const float* params, float* gr
             case SIGMOID: activate_back<SIGMOID>(l.y, l.dy, n * l.o.outputs()); break;
             case TANH: activate_back<TANH>(l.y, l.dy, n * l.o.outputs()); break;
             case RELU: activate_back<RELU>(l.y, l.dy, n * l.o.outputs()); break;
-            default: l.o.kind == MAXIMUM && pairs(l.o) ? pool_pairs_back(l, n) : pool_back(l, n);
+            default: pairs(l.o) ? pool_pairs_back(l, n) : pool_back(l, n);
         }
     }
 }
