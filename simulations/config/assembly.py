@@ -10,6 +10,7 @@ from clients import LayerwiseClient, PartitionedSource
 from clients.choice import client_class
 from clients.serving import Serving
 from fedlgm.noise.keys import KeyRing
+from fedlgm.training.devices import torch_threads
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import Division, RunData
@@ -59,9 +60,10 @@ class Assembly:
             FedlgmError: the message gives the problem and the remedy.
         """
         self.data.partition  # noqa: B018
-        module = self.model.check()
-        self.privacy.check()
-        self.recipe.protects.check_data(self.model, module)
+        with torch_threads(self.recipe.run.threads):  # as in the run
+            module = self.model.check()
+            self.privacy.check()
+            self.recipe.protects.check_data(self.model, module)
 
     def fingerprints(self) -> dict[str, str]:
         """Hash of each of the user's own objects (`Own.fingerprints`)."""
