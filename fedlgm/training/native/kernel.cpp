@@ -315,12 +315,18 @@ static void pool_pairs_back(const Layer& l, I n) {
                 float* dx = l.dx + (x - l.x);
                 V x0 = zero(), x1 = zero(), d0 = zero(), d1 = zero();
                 for (I k = 0; k < o.ow; k++, x += o.sw * o.c, dx += o.sw * o.c, dy += o.c) {
-                    if (k == 0 || o.sw > 1) x0 = ldn(x, lanes), x1 = ldn(x + down, lanes), d0 = ldn(dx, lanes), d1 = ldn(dx + down, lanes);
+                    if (k == 0 || o.sw > 1) {
+                        x0 = ldn(x, lanes), x1 = ldn(x + down, lanes);
+                        d0 = ldn(dx, lanes), d1 = ldn(dx + down, lanes);
+                    }
                     const V z0 = ldn(x + o.c, lanes), z1 = ldn(x + down + o.c, lanes), g = ldn(dy, lanes);
-                    const M right0 = over(z0, x0), right1 = over(z1, x1), low = over(select(right1, z1, x1), select(right0, z0, x0));
+                    const M right0 = over(z0, x0), right1 = over(z1, x1);
+                    const M low = over(select(right1, z1, x1), select(right0, z0, x0));
                     const V g0 = select(low, zero(), g), g1 = select(low, g, zero());
-                    stn(dx, add(d0, select(right0, zero(), g0)), lanes), stn(dx + down, add(d1, select(right1, zero(), g1)), lanes);
-                    d0 = add(ldn(dx + o.c, lanes), select(right0, g0, zero())), d1 = add(ldn(dx + down + o.c, lanes), select(right1, g1, zero()));
+                    stn(dx, add(d0, select(right0, zero(), g0)), lanes);
+                    stn(dx + down, add(d1, select(right1, zero(), g1)), lanes);
+                    d0 = add(ldn(dx + o.c, lanes), select(right0, g0, zero()));
+                    d1 = add(ldn(dx + down + o.c, lanes), select(right1, g1, zero()));
                     if (k + 1 == o.ow || o.sw > 1) stn(dx + o.c, d0, lanes), stn(dx + down + o.c, d1, lanes);
                     x0 = z0, x1 = z1;
                 }
