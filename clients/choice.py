@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from clients.layerwise import LayerwiseClient
-from clients.published_client import PublishedClient
 from fedlgm.aggregation.client_release import ClientPlanner
 from fedlgm.mechanisms.mechanism import Mechanism, PlansFromPrivateData
 
@@ -17,8 +16,11 @@ def client_class(mechanism: Mechanism) -> type[LayerwiseClient]:
         >>> client_class(mechanisms.get("uniform")).__name__
         'LayerwiseClient'
     """
-    planned = isinstance(mechanism, PlansFromPrivateData)
-    return PublishedClient if planned else LayerwiseClient
+    if not isinstance(mechanism, PlansFromPrivateData):
+        return LayerwiseClient
+    from clients.published_client import PublishedClient  # with the engine of single examples
+
+    return PublishedClient
 
 
 def planner_of(mechanism: Mechanism | None) -> ClientPlanner | None:

@@ -19,7 +19,7 @@ from fedlgm.noise.run_noise import RunNoise
 from fedlgm.planning import charging
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm.training.devices import Numerics
+from fedlgm.training.devices import Numerics, torch_threads
 
 
 class ReleaseKeeper(Protocol):
@@ -107,7 +107,8 @@ class Releaser:
                     self._event(plan, round, key), round=round, key=key, **self._terms(plan)
                 )
             exact = values.clone() if self.keeper is not None else values
-            noising.add_()
+            with torch_threads(self.numerics.threads):  # a second thread wakes up too slowly
+                noising.add_()
             if self.keeper is not None:
                 self.keeper.keep(round, plan, values, noising.name, exact)
             if watched is not None:

@@ -268,7 +268,8 @@ class LayerTable:
         holds one.
         """
         self._check(flat)
-        return torch.stack([_squared_norm(layer) for layer in self.split(flat)])
+        squares = [_squared_norm(layer) for layer in self.split(flat.to(torch.float32))]
+        return torch.tensor(squares, dtype=torch.float64)
 
     def norms(self, flat: Tensor, p: int = 2) -> Tensor:
         """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
@@ -355,16 +356,13 @@ def _chunks(vector: Tensor) -> Tensor:
     return torch.nn.functional.pad(vector, (0, _CHUNK - vector.numel() % _CHUNK)).view(-1, _CHUNK)
 
 
-def _squared_norm(vector: Tensor) -> Tensor:
-    vector = vector.to(torch.float32)
-    full_size = vector.numel() - vector.numel() % _CHUNK
-    total = torch.linalg.vector_norm(vector[full_size:] if full_size else vector).double().square()
-    if full_size:
-        total = (
-            total
-            + torch.linalg.vector_norm(vector[:full_size].view(-1, _CHUNK), dim=1)
-            .double()
-            .square()
-            .sum()
-        )
-    return total
+def _squared_norm(vector: Tensor) -> float:
+    """In numbers of Python where it can be: every call of PyTorch takes some microseconds, once per
+    layer and client.
+    """
+    full_size = vector.shape[0] - vector.shape[0] % _CHUNK
+    rest = float(torch.linalg.vector_norm(vector[full_size:]))
+    if not full_size:
+        return rest * rest
+    rows = torch.linalg.vector_norm(vector[:full_size].view(-1, _CHUNK), dim=1)
+    return rest * rest + float(rows.double().square().sum())

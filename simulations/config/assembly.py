@@ -13,6 +13,7 @@ from clients.serving import Serving
 from fedlgm.errors import Notice
 from fedlgm.mechanisms import PlansFromAnswers, UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
+from fedlgm.training.devices import torch_threads
 from fedlgm.wording import prefix_key
 from simulations import tools
 from simulations.config.own import Own
@@ -66,23 +67,24 @@ class Assembly:
             FedlgmError: the message gives the problem and the remedy.
         """
         self.data.partition  # noqa: B018
-        module, mechanism = self.model.check(), self.model.mechanism
-        plan, run = self.privacy.first_plan(), self.recipe.run
-        if isinstance(mechanism, PlansFromAnswers):
-            warnings.warn(
-                Notice(
-                    "the noise that rounds report is that of the common plan; each client spreads "
-                    "its own noise otherwise, at the same cost"
-                ),
-                stacklevel=2,
-            )
-        # With statistics of the data, the budget is kept by design.
-        if run.patience is not None and self.data.spent is None:
-            require_planned(self.privacy.method, plan)
-        if run.audit and not isinstance(mechanism, UsesPrivateNorms):
-            with prefix_key("run.audit"):
-                tools.RunAudit().check(plan)
-        self.recipe.protects.check_data(self.model, module)
+        with torch_threads(self.recipe.run.threads):  # as in the run
+            module, mechanism = self.model.check(), self.model.mechanism
+            plan, run = self.privacy.first_plan(), self.recipe.run
+            if isinstance(mechanism, PlansFromAnswers):
+                warnings.warn(
+                    Notice(
+                        "the noise that rounds report is that of the common plan; each client spreads "
+                        "its own noise otherwise, at the same cost"
+                    ),
+                    stacklevel=2,
+                )
+            # With statistics of the data, the budget is kept by design.
+            if run.patience is not None and self.data.spent is None:
+                require_planned(self.privacy.method, plan)
+            if run.audit and not isinstance(mechanism, UsesPrivateNorms):
+                with prefix_key("run.audit"):
+                    tools.RunAudit().check(plan)
+            self.recipe.protects.check_data(self.model, module)
 
     def fingerprints(self) -> dict[str, str]:
         """Hash of each of the user's own objects (`Own.fingerprints`)."""

@@ -9,13 +9,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 from typing_extensions import override
 
-from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError
@@ -26,16 +25,16 @@ from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Relation, Unit
-from fedlgm.training.example_level.native import NativeExampleGradients
-from fedlgm.training.example_level.scaling import FlatClip
-from fedlgm.training.example_level.trainer import ExampleTrainer
-from fedlgm.training.example_level.trial import try_examples
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
 from fedlgm.training.tasks import Task
 from fedlgm.wording import prefix_key
 from simulations.config.unit import ModelParts, Settings, UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, is_own, server_step
+
+if TYPE_CHECKING:  # every run reads its recipe here, and most do without the engine of examples
+    from clients import ClientSource, LocalWork
+    from fedlgm.training.example_level.trainer import ExampleTrainer
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 MOST_PARAMETERS = 50_000
@@ -270,6 +269,8 @@ class ExampleLevel(UnitKind):
 
     @override
     def work(self, model: ModelParts, source: ClientSource) -> LocalWork:
+        from clients import ExampleWork
+
         return ExampleWork(
             self._trainer(model, model.module()), model.recipe.training.local, source
         )
@@ -280,6 +281,8 @@ class ExampleLevel(UnitKind):
         Raises:
             ConfigError: it cannot train the model; the message gives the reason.
         """
+        from fedlgm.training.example_level.trainer import ExampleTrainer
+
         section, layers, task = model.recipe.training, model.layers, model.data.task
         exact, native = bool(section.exact_sums), section.kernel == "native"
         if native:
@@ -290,12 +293,17 @@ class ExampleLevel(UnitKind):
     def try_training(
         self, model: ModelParts, task: Task, x: Inputs, y: Tensor, owner: type
     ) -> None:
+        from fedlgm.training.example_level.trial import try_examples
+
         try_examples(model.module(), model.layers, fresh(task), x, y, owner)
 
     @override
     def try_kernel(
         self, model: ModelParts, x: Inputs, y: Tensor, first_plan: Callable[[], ReleasePlan]
     ) -> None:
+        from fedlgm.training.example_level.native import NativeExampleGradients
+        from fedlgm.training.example_level.scaling import FlatClip
+
         if model.layers.size > MOST_PARAMETERS:
             raise ConfigError(
                 f"at example level it is slower for models of more than {MOST_PARAMETERS:,} "

@@ -116,6 +116,10 @@ class PoolGrid(WorkerGrid):
                 name = self._ask(messages[waiting[-1]])
                 if name is not None:
                     asked[name] = waiting.pop()
+            if turn in done:  # after the question, so that no worker waits for the caller
+                yield done.pop(turn)
+                turn += 1
+                continue
             for name, reply in self._wait_for_replies():
                 block = asked.pop(name, None)
                 if block is None:  # of an earlier round that was given up
@@ -135,9 +139,6 @@ class PoolGrid(WorkerGrid):
                     raise reply
                 else:
                     done[block] = reply
-            while turn in done:
-                yield done.pop(turn)
-                turn += 1
 
     @abstractmethod
     def _ask(self, message: Message) -> Any:

@@ -1,18 +1,8 @@
-"""Example-level privacy: sums of clipped per-example gradients."""
+"""Example-level privacy: sums of clipped per-example gradients.
 
-from fedlgm.planning.clipping import Scaling
-from fedlgm.training.example_level.engine import ClippedSum, ExampleGradients
-from fedlgm.training.example_level.one_batch import clipped_sum
-from fedlgm.training.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted
+Names load when they are first used: runs that protect clients need none of the engine.
+"""
 
-__all__ = [
-    "PSAC",
-    "AutoS",
-    "ClippedSum",
-    "ExampleGradients",
-    "FlatClip",
-    "PerLayerClip",
-    "Reweighted",
-    "Scaling",
-    "clipped_sum",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_bundled
 from fedlgm.extension.per_row import rows_apart
-from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.clipping import Scaling as Scaling
 
 SAFETY = 1 - 2.0**-19
 """Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none

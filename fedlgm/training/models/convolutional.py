@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
+from fedlgm.training.devices import torch_threads
 from fedlgm.training.models.activations import activation as activation_named
 
 
@@ -157,7 +158,7 @@ def _with_head(
 ) -> nn.Module:
     """Append flatten, FC `hidden`, activation and FC `classes` to convolutional features."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch_threads(1):  # a second thread starts more slowly than this
             flat = nn.Sequential(features)(torch.zeros(1, *in_shape)).numel()
     except RuntimeError as error:
         raise ConfigError(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def run(
     assert ops.dtype == order.dtype == torch.int64
     assert x.dtype == model.dtype == update.dtype == torch.float32
     assert y.dtype == (torch.float32 if loss else torch.int64)
-    values = (ctypes.c_double * 4)(*map(float, astuple(settings))) if settings else None
+    values = (ctypes.c_double * 4)(*map(float, vars(settings).values())) if settings else None
     epochs = len(order) if settings else 0
     library.fedlgm_train(
         ops.data_ptr(),

@@ -64,11 +64,11 @@ static void forward_block(const float* in, I ps, const Layer& l, const float* w,
     }
 }
 
-// dw[k][c] = sum over positions of in[k] g[c]: K neighbouring taps by C panels in registers.
-template <int K, int C>
+// dw[k][c] = sum over positions of in[k] g[c]: K neighbouring taps of each of R runs by C panels in registers.
+template <int R, int K, int C>
 static void weight_block(const float* in, const float* g, const Layer& l, I n, float* dw, int last) {
-    V a[K][C];
-    UNROLL for (int k = 0; k < K; k++) UNROLL for (int c = 0; c < C; c++) a[k][c] = zero();
+    V a[R * K][C];
+    UNROLL for (int k = 0; k < R * K; k++) UNROLL for (int c = 0; c < C; c++) a[k][c] = zero();
     const I ps = l.o.sw * l.o.c, oc = l.o.oc;
     for (I i = 0; i < n; i++)
         for (I y = 0; y < l.o.oh; y++) {
@@ -77,50 +77,58 @@ static void weight_block(const float* in, const float* g, const Layer& l, I n, f
                 V v[C];
                 UNROLL for (int c = 0; c < C - 1; c++) v[c] = ld(g + 16 * c);
                 v[C - 1] = ldn(g + 16 * (C - 1), last);
-                UNROLL for (int k = 0; k < K; k++) {
-                    V b = set(r[k]);
+                UNROLL for (int k = 0; k < R * K; k++) {
+                    V b = set(r[k / K * l.segment + k % K]);
                     UNROLL for (int c = 0; c < C; c++) a[k][c] = fma(b, v[c], a[k][c]);
                 }
             }
         }
-    UNROLL for (int k = 0; k < K; k++) UNROLL for (int c = 0; c < C; c++) st(dw + c * l.taps * 16 + 16 * k, a[k][c]);
+    UNROLL for (int k = 0; k < R * K; k++)
+        UNROLL for (int c = 0; c < C; c++) st(dw + (c * l.taps + k / K * l.run + k % K) * 16, a[k][c]);
 }
 
-// dx[p] += sum over output channels of g[p] wt: P positions by 16 neighbouring taps in registers.
-template <int P>
+// dx[p] += sum over output channels of g[p] wt: P positions by C panels of 16 neighbouring taps in registers.
+template <int P, int C>
 static void input_block(const float* g, const Layer& l, const float* wt, float* const* dx, int lanes) {
-    V a[P];
-    UNROLL for (int p = 0; p < P; p++) a[p] = zero();
+    V a[P][C];
+    UNROLL for (int p = 0; p < P; p++) UNROLL for (int c = 0; c < C; c++) a[p][c] = zero();
     const I oc = l.o.oc;
     const float* q[(P + 2) / 3];
     UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i] = g + 3 * i * oc;
-    for (I c = 0; c < oc; c++, wt += 16) {
-        V v = ld(wt);
-        UNROLL for (int p = 0; p < P; p++) a[p] = fma(set(q[p / 3][(p % 3) * oc]), v, a[p]);
+    for (I o = 0; o < oc; o++, wt += 16) {
+        V v[C];
+        UNROLL for (int c = 0; c < C; c++) v[c] = ld(wt + c * oc * 16);
+        UNROLL for (int p = 0; p < P; p++) {
+            V x = set(q[p / 3][(p % 3) * oc]);
+            UNROLL for (int c = 0; c < C; c++) a[p][c] = fma(x, v[c], a[p][c]);
+        }
         UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i]++;
     }
-    if (lanes == 16)
-        UNROLL for (int p = 0; p < P; p++) st(dx[p], add(ld(dx[p]), a[p]));
-    else
-        UNROLL for (int p = 0; p < P; p++) stn(dx[p], add(ldn(dx[p], lanes), a[p]), lanes);
+    UNROLL for (int p = 0; p < P; p++) {
+        UNROLL for (int c = 0; c < C - 1; c++) st(dx[p] + 16 * c, add(ld(dx[p] + 16 * c), a[p][c]));
+        float* end = dx[p] + 16 * (C - 1);
+        stn(end, add(ldn(end, lanes), a[p][C - 1]), lanes);
+    }
 }
 
 typedef void (*Forward)(const float*, I, const Layer&, const float*, const float*, float*, int);
 typedef void (*Weight)(const float*, const float*, const Layer&, I, float*, int);
 typedef void (*Input)(const float*, const Layer&, const float*, float* const*, int);
 template <int N> struct Tables {
-    static void fill(Forward (*f)[2], Weight (*w)[2], Input* i) {
-        if constexpr (N <= P1) f[N][0] = forward_block<N, 1>, i[N] = input_block<N>;
-        if constexpr (N <= P2) f[N][1] = forward_block<N, 2>;
-        if constexpr (N <= K1) w[N][0] = weight_block<N, 1>;
-        if constexpr (N <= K2) w[N][1] = weight_block<N, 2>;
+    static void fill(Forward (*f)[2], Weight (*w)[2][2], Input (*i)[2]) {
+        if constexpr (N <= P1) f[N][0] = forward_block<N, 1>, i[N][0] = input_block<N, 1>;
+        if constexpr (N <= P2) f[N][1] = forward_block<N, 2>, i[N][1] = input_block<N, 2>;
+        if constexpr (N <= K1) w[N][0][0] = weight_block<1, N, 1>;
+        if constexpr (N <= K2) w[N][0][1] = weight_block<1, N, 2>;
+        if constexpr (2 * N <= K1) w[N][1][0] = weight_block<2, N, 1>;
+        if constexpr (2 * N <= K2) w[N][1][1] = weight_block<2, N, 2>;
         if constexpr (N > 1) Tables<N - 1>::fill(f, w, i);
     }
 };
 static struct Blocks {
     Forward forward[17][2] = {};
-    Weight weight[17][2] = {};
-    Input input[17] = {};
+    Weight weight[17][2][2] = {};
+    Input input[17][2] = {};
     Blocks() { Tables<16>::fill(forward, weight, input); }
 } blocks;
 
@@ -153,12 +161,14 @@ static void weight_gradient(const Layer& l, float* gradient, I n) {
         c = width(l.panels, p, K2);
         const int last = lanes_of(o.oc, p, (int)c);
         const I most = c == 2 ? K2 : K1, count = (l.run + most - 1) / most;
-        for (I s = 0; s < l.runs; s++)
+        for (I s = 0, r; s < l.runs; s += r) {
+            r = s + 1 < l.runs && 2 * l.run <= most ? 2 : 1;
             for (I b = 0, at = 0, end; b < count; b++, at = end) {
                 end = l.run * (b + 1) / count;
-                blocks.weight[end - at][c - 1](l.padded + s * l.segment + at, l.dy + 16 * p, l, n,
+                blocks.weight[end - at][r - 1][c - 1](l.padded + s * l.segment + at, l.dy + 16 * p, l, n,
                                                dw + (p * l.taps + s * l.run + at) * 16, last);
             }
+        }
     }
     if (o.bias < 0) return;
     float* db = dw + l.panels * l.taps * 16;
@@ -183,20 +193,19 @@ static void input_gradient(const Layer& l, const float* params, I n) {
         for (I b = 0; b < panels; b++) {
             float* t = l.wt + (s * panels + b) * o.oc * 16;
             const I lanes = least(16, l.run - 16 * b);
-            for (I p = 0; p < l.panels; p++) {
-                const float* from = w + (p * l.taps + s * l.run + 16 * b) * 16;
-                const I channels = least(16, o.oc - 16 * p);
-                for (I c = 0; c < channels; c++, t += 16)
-                    for (I j = 0; j < 16; j++) t[j] = j < lanes ? from[j * 16 + c] : 0.0f;
-            }
+            for (I p = 0; p < l.panels; p++, t += 256)
+                transpose(w + (p * l.taps + s * l.run + 16 * b) * 16, t, (int)lanes, (int)least(16, o.oc - 16 * p));
         }
     memset(l.dpadded, 0, sizeof(float) * n * l.image);
+    const bool apart = positions == 1 || o.sw * o.c >= 32;  // the positions of two panels then have no input in common
     const I together = (4 * P1 + positions - 1) / positions;  // images whose positions share blocks
     for (I first = 0; first < n; first += together) {
-        const I end = least(n, first + together), all = (end - first) * positions, count = (all + P1 - 1) / P1;
+        const I end = least(n, first + together), all = (end - first) * positions;
         for (I s = 0; s < l.runs; s++)
-            for (I b = 0; b < panels; b++) {
-                const int lanes = (int)least(16, l.run - 16 * b);
+            for (I b = 0, c; b < panels; b += c) {
+                c = width(panels, b, P2 && apart);
+                const I most = c == 2 ? P2 : P1, count = (all + most - 1) / most;
+                const int lanes = lanes_of(l.run, b, (int)c);
                 float* base = l.dpadded + first * l.image + s * l.segment + 16 * b;
                 float* to[16];
                 I x = 0, y = 0, i = 0;
@@ -206,8 +215,8 @@ static void input_gradient(const Layer& l, const float* params, I n) {
                         to[p - at] = base + i * l.image + y * o.sh * l.row + x * o.sw * o.c;
                         if (++x == o.ow) { x = 0; if (++y == o.oh) y = 0, i++; }
                     }
-                    blocks.input[stop - at](l.dy + (first * positions + at) * o.oc, l, l.wt + (s * panels + b) * o.oc * 16, to,
-                                            lanes);
+                    blocks.input[stop - at][c - 1](l.dy + (first * positions + at) * o.oc, l, l.wt + (s * panels + b) * o.oc * 16, to,
+                                                   lanes);
                 }
             }
     }
@@ -226,50 +235,60 @@ static void move_border(const Layer& l, I n, bool into) {  // between x and its 
 
 // ---- pooling and activations ------------------------------------------------------------------------------------------------
 
-static void pool(const Layer& l, I n) {
+INLINE M over(V b, V a) { return either(greater(b, a), unordered(b)); }  // so that a maximum is NaN if any of its values is
+
+// Whether it is a maximum of windows of 2 x 2 that all lie inside the image, which is worth a form of its own.
+static bool pairs(const Op& o) {
+    return o.kind == MAXIMUM && o.kh == 2 && o.kw == 2 && (o.oh - 1) * o.sh + 2 <= o.h && (o.ow - 1) * o.sw + 2 <= o.w;
+}
+
+template <bool PAIRS> static void pool(const Layer& l, I n) {
     const Op& o = l.o;
+    const bool average = !PAIRS && o.kind == AVERAGE;
     float* to = l.y;
     for (I i = 0; i < n; i++)
-        for (I y = 0; y < o.oh; y++)
-            for (I x = 0; x < o.ow; x++, to += o.c) {
-                const I bottom = least(o.h, y * o.sh + o.kh), right = least(o.w, x * o.sw + o.kw);
-                const float over = (float)((bottom - y * o.sh) * (right - x * o.sw));
+        for (I y = 0; y < o.oh; y++) {
+            const float* from = l.x + (i * o.h + y * o.sh) * o.w * o.c;
+            for (I x = 0; x < o.ow; x++, to += o.c, from += o.sw * o.c) {
+                const I rows = PAIRS ? 2 : least(o.kh, o.h - y * o.sh), columns = PAIRS ? 2 : least(o.kw, o.w - x * o.sw);
                 for (I c = 0; c < o.c; c += 16) {
                     const int lanes = (int)least(16, o.c - c);
                     V a = zero();
-                    for (I v = y * o.sh; v < bottom; v++)
-                        for (I u = x * o.sw; u < right; u++) {
-                            V b = ldn(l.x + ((i * o.h + v) * o.w + u) * o.c + c, lanes);
-                            if (o.kind == AVERAGE) a = add(a, b);
-                            else a = v == y * o.sh && u == x * o.sw ? b : select(either(greater(b, a), unordered(b)), b, a);
+                    UNROLL for (I v = 0; v < rows; v++)
+                        UNROLL for (I u = 0; u < columns; u++) {
+                            V b = ldn(from + (v * o.w + u) * o.c + c, lanes);
+                            if (average) a = add(a, b);
+                            else a = v + u == 0 ? b : select(over(b, a), b, a);
                         }
-                    stn(to + c, o.kind == AVERAGE ? divide(a, set(over)) : a, lanes);
+                    stn(to + c, average ? divide(a, set((float)(rows * columns))) : a, lanes);
                 }
             }
+        }
 }
 
 static void pool_back(const Layer& l, I n) {
     const Op& o = l.o;
     memset(l.dx, 0, sizeof(float) * n * o.inputs());
-    I at = 0;
+    const float* dy = l.dy;
     for (I i = 0; i < n; i++)
         for (I y = 0; y < o.oh; y++)
-            for (I x = 0; x < o.ow; x++, at += o.c) {
-                const I top = y * o.sh, left = x * o.sw, bottom = least(o.h, top + o.kh), right = least(o.w, left + o.kw);
+            for (I x = 0; x < o.ow; x++, dy += o.c) {
+                const I at = ((i * o.h + y * o.sh) * o.w + x * o.sw) * o.c;
+                const I rows = least(o.kh, o.h - y * o.sh), columns = least(o.kw, o.w - x * o.sw);
                 for (I c = 0; c < o.c; c += 16) {
                     const int lanes = (int)least(16, o.c - c);
-                    const float* from = l.x + ((i * o.h + top) * o.w + left) * o.c + c;
-                    float* to = l.dx + ((i * o.h + top) * o.w + left) * o.c + c;
-                    V g = ldn(l.dy + at + c, lanes), m = zero();
-                    if (o.kind == AVERAGE) g = divide(g, set((float)((bottom - top) * (right - left))));
+                    const float* from = l.x + at + c;
+                    float* to = l.dx + at + c;
+                    V g = ldn(dy + c, lanes), m = zero();
+                    if (o.kind == AVERAGE) g = divide(g, set((float)(rows * columns)));
                     else
-                        for (I v = 0; v < bottom - top; v++)
-                            for (I u = 0; u < right - left; u++) {
+                        for (I v = 0; v < rows; v++)
+                            for (I u = 0; u < columns; u++) {
                                 V b = ldn(from + (v * o.w + u) * o.c, lanes);
-                                m = v + u == 0 ? b : select(either(greater(b, m), unordered(b)), b, m);
+                                m = v + u == 0 ? b : select(over(b, m), b, m);
                             }
-                    for (I v = 0; v < bottom - top; v++)
-                        for (I u = 0; u < right - left; u++) {
+                    for (I v = 0; v < rows; v++)
+                        for (I u = 0; u < columns; u++) {
                             const I there = (v * o.w + u) * o.c;
                             V share = g;
                             if (o.kind == MAXIMUM) {  // the first of equal values takes the gradient, and leaves none
@@ -283,9 +302,40 @@ static void pool_back(const Layer& l, I n) {
             }
 }
 
-static V sigmoid(V x) { return divide(set(1), add(set(1), exponential(subtract(zero(), x)))); }
+// The same for the maximum of pairs. A column that two windows share stays in registers between them.
+static void pool_pairs_back(const Layer& l, I n) {
+    const Op& o = l.o;
+    const I down = o.w * o.c;
+    memset(l.dx, 0, sizeof(float) * n * o.inputs());
+    for (I i = 0; i < n; i++)
+        for (I y = 0; y < o.oh; y++)
+            for (I c = 0; c < o.c; c += 16) {
+                const int lanes = (int)least(16, o.c - c);
+                const float *x = l.x + (i * o.h + y * o.sh) * down + c, *dy = l.dy + (i * o.oh + y) * o.ow * o.c + c;
+                float* dx = l.dx + (x - l.x);
+                V x0 = zero(), x1 = zero(), d0 = zero(), d1 = zero();
+                for (I k = 0; k < o.ow; k++, x += o.sw * o.c, dx += o.sw * o.c, dy += o.c) {
+                    if (k == 0 || o.sw > 1) {
+                        x0 = ldn(x, lanes), x1 = ldn(x + down, lanes);
+                        d0 = ldn(dx, lanes), d1 = ldn(dx + down, lanes);
+                    }
+                    const V z0 = ldn(x + o.c, lanes), z1 = ldn(x + down + o.c, lanes), g = ldn(dy, lanes);
+                    const M right0 = over(z0, x0), right1 = over(z1, x1);
+                    const M low = over(select(right1, z1, x1), select(right0, z0, x0));
+                    const V g0 = select(low, zero(), g), g1 = select(low, g, zero());
+                    stn(dx, add(d0, select(right0, zero(), g0)), lanes);
+                    stn(dx + down, add(d1, select(right1, zero(), g1)), lanes);
+                    d0 = add(ldn(dx + o.c, lanes), select(right0, g0, zero()));
+                    d1 = add(ldn(dx + down + o.c, lanes), select(right1, g1, zero()));
+                    if (k + 1 == o.ow || o.sw > 1) stn(dx + o.c, d0, lanes), stn(dx + down + o.c, d1, lanes);
+                    x0 = z0, x1 = z1;
+                }
+            }
+}
 
-static V hyperbolic_tangent(V x) {  // Cephes: a polynomial near zero, where the other form cancels
+INLINE V sigmoid(V x) { return divide(set(1), add(set(1), exponential(subtract(zero(), x)))); }
+
+INLINE V hyperbolic_tangent(V x) {  // Cephes: a polynomial near zero, where the other form cancels
     const V z = mul(x, x);
     V p = fma(set(-5.70498872745e-3f), z, set(2.06390887954e-2f));
     p = fma(p, z, set(-5.37397155531e-2f));
@@ -301,7 +351,7 @@ template <int KIND> static void activate(float* y, I count) {
     for (I i = 0; i < count; i += 16) {
         const int lanes = (int)least(16, count - i);
         V x = ldn(y + i, lanes);
-        x = KIND == SIGMOID ? sigmoid(x) : KIND == TANH ? hyperbolic_tangent(x) : select(greater(zero(), x), zero(), x);
+        x = KIND == SIGMOID ? sigmoid(x) : KIND == TANH ? hyperbolic_tangent(x) : greatest(zero(), x);
         stn(y + i, x, lanes);
     }
 }
@@ -494,7 +544,7 @@ static void differentiate(Layer* layers, I count, const float* params, float* gr
             case SIGMOID: activate<SIGMOID>(l.y, n * l.o.outputs()); break;
             case TANH: activate<TANH>(l.y, n * l.o.outputs()); break;
             case RELU: activate<RELU>(l.y, n * l.o.outputs()); break;
-            default: pool(l, n);
+            default: pairs(l.o) ? pool<true>(l, n) : pool<false>(l, n);
         }
     }
     loss_gradient(layers[count - 1], loss, targets, rows, n, apart < 0 ? n : 1);
@@ -512,7 +562,7 @@ static void differentiate(Layer* layers, I count, const float* params, float* gr
             case SIGMOID: activate_back<SIGMOID>(l.y, l.dy, n * l.o.outputs()); break;
             case TANH: activate_back<TANH>(l.y, l.dy, n * l.o.outputs()); break;
             case RELU: activate_back<RELU>(l.y, l.dy, n * l.o.outputs()); break;
-            default: pool_back(l, n);
+            default: pairs(l.o) ? pool_pairs_back(l, n) : pool_back(l, n);
         }
     }
 }

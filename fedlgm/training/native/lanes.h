@@ -1,9 +1,13 @@
 // Sixteen float32 lanes: one register with AVX-512, two with AVX2, an array elsewhere; the same bits everywhere.
+// Of unordered numbers, `least` and `greatest` give the second.
 // P1, P2: positions of a block of one or two panels; K1, K2: taps. Two panels need 32 registers; 0: never.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -15,15 +19,17 @@ typedef __mmask16 M;
 INLINE __mmask16 first(int n) { return (__mmask16)((1u << n) - 1u); }
 INLINE V set(float a) { return _mm512_set1_ps(a); }
 INLINE V ld(const float* p) { return _mm512_loadu_ps(p); }
-INLINE V ldn(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+INLINE V ldn(const float* p, int n) { return n == 16 ? ld(p) : _mm512_maskz_loadu_ps(first(n), p); }
 INLINE void st(float* p, V a) { _mm512_storeu_ps(p, a); }
-INLINE void stn(float* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
+INLINE void stn(float* p, V a, int n) { if (n == 16) st(p, a); else _mm512_mask_storeu_ps(p, first(n), a); }
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V add(V a, V b) { return _mm512_add_ps(a, b); }
 INLINE V subtract(V a, V b) { return _mm512_sub_ps(a, b); }
 INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 INLINE V divide(V a, V b) { return _mm512_div_ps(a, b); }
 INLINE V root_of(V a) { return _mm512_sqrt_ps(a); }
+INLINE V least(V a, V b) { return _mm512_min_ps(a, b); }
+INLINE V greatest(V a, V b) { return _mm512_max_ps(a, b); }
 INLINE M greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE M equal(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE M unordered(V a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
@@ -58,6 +64,8 @@ INLINE V subtract(V x, V y) { return EACH(_mm256_sub_ps); }
 INLINE V mul(V x, V y) { return EACH(_mm256_mul_ps); }
 INLINE V divide(V x, V y) { return EACH(_mm256_div_ps); }
 INLINE V root_of(V x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+INLINE V least(V x, V y) { return EACH(_mm256_min_ps); }
+INLINE V greatest(V x, V y) { return EACH(_mm256_max_ps); }
 INLINE M greater(V x, V y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)}; }
 INLINE M equal(V x, V y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)}; }
 INLINE M unordered(V x) { return {_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)}; }
@@ -84,6 +92,8 @@ INLINE V subtract(V a, V b) { LANES(a.v[i] - b.v[i]); }
 INLINE V mul(V a, V b) { LANES(a.v[i] * b.v[i]); }
 INLINE V divide(V a, V b) { LANES(a.v[i] / b.v[i]); }
 INLINE V root_of(V a) { LANES(std::sqrt(a.v[i])); }
+INLINE V least(V a, V b) { LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+INLINE V greatest(V a, V b) { LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 INLINE M greater(V a, V b) { TRUTHS(a.v[i] > b.v[i]); }
 INLINE M equal(V a, V b) { TRUTHS(a.v[i] == b.v[i]); }
 INLINE M unordered(V a) { TRUTHS(a.v[i] != a.v[i]); }
@@ -98,11 +108,28 @@ INLINE float power_of_two(float n) {
 INLINE V power_of_two(V n) { LANES(power_of_two(n.v[i])); }
 #endif
 
+// to[c][j] = from[j][c] for j < rows and c < columns, of 16 x 16 numbers; to[c][j] = 0 for further j.
+INLINE void transpose(const float* from, float* to, int rows, int columns) {
+#ifdef __SSE__
+    if (rows == 16 && columns == 16) {
+        for (int j = 0; j < 16; j += 4)
+            for (int c = 0; c < 16; c += 4) {
+                __m128 r[4];
+                UNROLL for (int k = 0; k < 4; k++) r[k] = _mm_loadu_ps(from + 16 * (j + k) + c);
+                _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]);
+                UNROLL for (int k = 0; k < 4; k++) _mm_storeu_ps(to + 16 * (c + k) + j, r[k]);
+            }
+        return;
+    }
+#endif
+    for (int c = 0; c < columns; c++)
+        for (int j = 0; j < 16; j++) to[16 * c + j] = j < rows ? from[16 * j + c] : 0.0f;
+}
+
 INLINE V zero() { return set(0.0f); }
 
 INLINE V exponential(V x) {  // Cephes; to 2 units in the last place between -87 and 88, clamped beyond
-    x = select(greater(x, set(88.0f)), set(88.0f), x);
-    x = select(greater(set(-87.0f), x), set(-87.0f), x);
+    x = greatest(set(-87.0f), least(set(88.0f), x));
     const V shift = set(12582912.0f), n = subtract(fma(x, set(1.44269504088896341f), shift), shift);
     x = fma(n, set(-0.693359375f), x);
     x = fma(n, set(2.12194440e-4f), x);

@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,22 @@ def test_any_stack_has_autograds_gradient(
         x,
         y,
     )
+
+
+@pytest.mark.parametrize("stride", [1, 2, (2, 1)])
+@pytest.mark.parametrize("channels", [3, 16, 35])
+def test_the_first_of_equal_values_in_a_pool_has_the_gradient(channels: int, stride: Any) -> None:
+    """Whole numbers, whose sums are exact, so that most windows have several largest values."""
+    features = nn.Conv2d(1, channels, 2), nn.MaxPool2d(2, stride=stride)
+    x, y = data(5, 1, 8, 9)
+    x = x.round()
+    with torch.no_grad():
+        features[0].weight.copy_(features[0].weight.sign())
+        features[0].bias.zero_()
+        wide = nn.Sequential(*features)(x)[0].numel()
+        inside = features[0](x)
+    assert (inside[..., 1:] == inside[..., :-1]).float().mean() > 0.05
+    agree(nn.Sequential(*features, nn.Flatten(), nn.Linear(wide, 3)), x, y)
 
 
 @given(activation=st.sampled_from(ACTIVATIONS), targets=st.integers(1, 20))

@@ -18,7 +18,6 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training.native import Program, library
 from fedlgm_lab.reports.report import write_report
-from simulations.config import example_level
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import resolve_auto
@@ -157,8 +156,7 @@ def test_the_kernel_is_tried_on_public_examples(
         raise ConfigError("a layer that it does not know")
 
     monkeypatch.setattr(
-        example_level,
-        "NativeExampleGradients",
+        "fedlgm.training.example_level.native.NativeExampleGradients",
         lambda *_: SimpleNamespace(sum=partial(tried, None)),
     )
     native = SimpleNamespace(updates=lambda model, tasks: tried(None, tasks))

@@ -213,6 +213,20 @@ def test_replies_come_in_order_and_a_new_model_reaches_every_worker() -> None:
             assert replies == [number * factor for number in told]
 
 
+def test_a_worker_does_not_wait_for_the_caller(tmp_path: Path) -> None:
+    """It has its next message before the caller gets the reply to the last one."""
+
+    def record(told: int, model: np.ndarray) -> int:
+        (tmp_path / str(told)).touch()
+        return told
+
+    with grid(record, workers=1) as made:
+        replies = answers_one(made.deliver(messages(made, [1, 2])))
+        assert next(replies) == 1
+        wait_until((tmp_path / "2").exists)
+        assert list(replies) == [2]
+
+
 def test_a_round_that_was_given_up_does_not_answer_the_next_one() -> None:
     with grid(lambda told, model: told) as made:
         assert next(answers_one(made.deliver(messages(made, [1, 2, 3, 4])))) == 1
