@@ -12,7 +12,10 @@ import pandas
 
 import simulations
 
-COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal disease".split()
+COLUMNS = [
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
+    "slope", "ca", "thal", "disease",
+]  # fmt: skip
 USUAL = {"age": 50, "trestbps": 130, "fbs": 0.5, "thalach": 140, "exang": 0.5, "oldpeak": 1}
 SPREAD = {"age": 10, "trestbps": 20, "fbs": 0.5, "thalach": 25, "exang": 0.5, "oldpeak": 1}
 """Round figures of adults with chest pain, not of these rows. chol, slope, ca and thal are missing
