@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,15 @@ from tests.support.patience import LIMIT_S
 ROOT = Path(__file__).parents[2]
 
 
-def test_answers_without_a_row(tmp_path: Path) -> None:
-    folder = create(tmp_path / "l", 1)
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """The system allows a service's socket a path of 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="fedlgm-") as path:
+        yield Path(path)
+
+
+def test_answers_without_a_row(short_path: Path) -> None:
+    folder = create(short_path / "l", 1)
     run = folder.runs / "nodes-001"
     (run / "private").mkdir(parents=True)
     log = folder.logs / "node0-service.log"
