@@ -4,8 +4,9 @@
 Six nodes on this machine answer runs under local, central and distributed trust in turn. In each
 run one process is killed (`kill -9`) at a random time of a random round: a service, a training
 process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or the command
-that follows the run. What the command then says is done: what has ended is started again (`deploy
-up`, after `deploy down` if it says so), and a command that has ended without a result is repeated.
+that follows the run. The benchmark then follows the command's advice: it starts again whatever has
+ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a command that has
+ended without a result.
 The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
 service's log and by the server's records, must be a row of its ledger.
 
@@ -154,7 +155,7 @@ class _Run:
         self._said: list[str] = []
 
     def outcome(self, order: random.Random) -> dict[str, Any]:
-        """What was killed and when, and how the run ended."""
+        """The kill, its time, and the end of the run."""
         started = time.monotonic()
         before = set(self._folder.runs.glob("*"))
         found: dict[str, Any] = {}
@@ -251,7 +252,7 @@ class _Run:
             self._said.append("it did not end")
 
     def _lines(self) -> list[str]:
-        """What the command has said."""
+        """The lines that the command has printed."""
         return self._log.read_text().strip().splitlines()
 
 

@@ -143,6 +143,13 @@ GENERATOR: Any = torch if torch.cuda.is_available() else torch.default_generator
 millisecond."""
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder with a short path: the system allows a Unix socket about a hundred bytes."""
+    with tempfile.TemporaryDirectory(prefix="fedlgm-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test leaves nothing to the next one. A fixture for each of these would cost more than many

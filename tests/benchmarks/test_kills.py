@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,6 @@ from fedlgm_nodes.deploy.server_entry import REPORT
 from tests.support.patience import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """The system allows a service's socket a path of 100 bytes."""
-    with tempfile.TemporaryDirectory(prefix="fedlgm-") as path:
-        yield Path(path)
 
 
 def test_answers_without_a_row(short_path: Path) -> None:

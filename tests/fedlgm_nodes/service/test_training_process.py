@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.support.nodes import (
     rows,
     served,
 )
-from tests.support.patience import LIMIT_S
+from tests.support.patience import wait_until
 
 MOST_MIB = 150
 SERVE = "import sys; from simulations.entry import main; sys.exit(main())"
@@ -88,13 +87,6 @@ def training_of(pid: int) -> list[int]:
         for child in (thread / "children").read_text().split()
     ]
     return [child for child in children if resident(child)]
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
