@@ -44,6 +44,9 @@ EXACT = {"per-layer-exact": "per-layer-quiet", "flat-exact": "flat-quiet"}
 CONTENDERS = ("plain", *OURS, *KERNEL, *OPACUS, "flat-quiet", *EXACT)
 UNKNOWN = (
     "resnet18-32",
+    "resnet20-64",
+    "embedding-256",
+    "lstm-64",
     "transformer-32",
     "gpt2-lora-8",
 )  # networks that the compiled kernel does not know
@@ -53,6 +56,9 @@ NAMES = {
     "mnist-cnn-256": "MNIST CNN 26k, 256",
     "mlp-256": "MLP 784-256-10, 256",
     "resnet18-32": "ResNet-18 GroupNorm 11.2M, 32",
+    "resnet20-64": "ResNet-20 GroupNorm 272k, 64",
+    "embedding-256": "MLP on 20,000 embeddings 1.28M, 256",
+    "lstm-64": "LSTM 228k, 64",
     "transformer-32": "transformer, 32",
     "gpt2-lora-8": "LoRA of GPT-2 124M, 8",
 }

@@ -4,6 +4,8 @@
   cohort: ratio of peak memory (driver and workers) and of the median time of a round;
 * a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280
   MB: peak memory;
+* a million registered clients whose inputs are generated when they train, against 500, and a
+  cohort of 10,000 of them: the same, with proportional set sizes;
 * a cohort of 5,000 out of 50,000 with a linear model, on Ray and with forked workers: time and
   memory;
 * a two-node Ray cluster on this machine against one node with the same cores: ratio of time per
@@ -25,6 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -108,6 +111,83 @@ def federation(
         )
         rows = RunFolder(run).rows(private=True)  # how long rounds took is the operator's to know
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
+
+
+class Generated:
+    """Inputs [n, 1, 4, 4] that follow from the number of their row."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, rows: int) -> None:
+        self.shape = (rows, 1, 4, 4)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        waves = np.sin(np.outer(rows + 1.0, np.sqrt(np.arange(2.0, 18.0))))
+        return (waves + np.cos(rows % 10)[:, None]).reshape(-1, *self.shape[1:])
+
+
+def memory_in_use() -> float:
+    """Megabytes of this process and its children; a page that they share counts once."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(process.memory_full_info().pss for process in processes) / 1e6
+
+
+def generated(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
+    """Run a federation of generated clients, with two forked workers; as `federation`."""
+    import simulations
+    from fedlgm.data import LazyArray
+    from simulations.runs.folder import RunFolder
+
+    inputs = Generated(EXAMPLES * clients)
+    test = np.arange(1000)
+    used: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "run"
+        simulations.simulate(
+            model="logistic",
+            data={
+                "train": (LazyArray(inputs), np.arange(EXAMPLES * clients) % 10),
+                "test": (inputs[test], test % 10),
+            },
+            overrides={
+                "federation.clients": clients,
+                "federation.rate": cohort / clients,
+                "federation.rounds": rounds,
+                "training.epochs": 1,
+                "training.batch_size": EXAMPLES,
+                "privacy.delta": 1e-7,
+                "run.evaluate_every": 1000,
+                "run.checkpoint_every": 1000,
+                "run.block_size": 16,
+            },
+            engine="processes",
+            workers=2,
+            run_dir=run,
+            progress=lambda row: used.append(memory_in_use()) if row["round"] % 5 == 0 else None,
+        )
+        rows = RunFolder(run).rows(private=True)
+    return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(used)}
+
+
+def million() -> dict[str, Any]:
+    """Seconds of a round and memory of generated clients, over three interleaved runs."""
+    jobs = {
+        "500, cohort of 50": {"clients": 500, "cohort": 50, "rounds": 40},
+        "1,000,000, cohort of 50": {"clients": 1_000_000, "cohort": 50, "rounds": 40},
+        "1,000,000, cohort of 10,000": {"clients": 1_000_000, "cohort": 10_000, "rounds": 10},
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    for _ in range(3):
+        for name, job in jobs.items():
+            runs[name].append(_child(job | {"inputs": "generated"}))
+    return {
+        name: {
+            "seconds": statistics.median(second for run in each for second in run["seconds"]),
+            "megabytes": statistics.median(run["peak_megabytes"] for run in each),
+            "all": each,
+        }
+        for name, each in runs.items()
+    }
 
 
 def cohort_5000() -> dict[str, Any]:
@@ -212,16 +292,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--only",
-        choices=("registered", "cohort-5000", "two-nodes", "resnet18"),
+        choices=("registered", "million", "cohort-5000", "two-nodes", "resnet18"),
         help="measure this alone",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        print(json.dumps(federation(**json.loads(arguments.child))))
+        job = json.loads(arguments.child)
+        made = generated if job.pop("inputs", None) == "generated" else federation
+        print(json.dumps(made(**job)))
         return
     measurements = {
         "registered": lambda: registered(arguments.rounds, arguments.repeats),
+        "million": million,
         "cohort-5000": cohort_5000,
         "two-nodes": lambda: two_nodes(9),
         "resnet18": lambda: resnet18_shares(arguments.repeats),

@@ -28,6 +28,7 @@ from fedlgm.data.encoding import from_tables
 from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
+from fedlgm.data.lazy import LazyArray
 from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.data.named_tables import read_files, read_hub, read_parts
 from fedlgm.data.partition import Partition, partition, schemes
@@ -44,6 +45,7 @@ from fedlgm.wording import alternatives
 __all__ = [
     "IMAGE_FOLDER",
     "DataSet",
+    "LazyArray",
     "Partition",
     "divide",
     "is_bundled",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedlgm.data import tables
+from fedlgm.data.lazy import LazyArray
 from fedlgm.data.names import class_numbers, refuse_masked
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
@@ -32,7 +33,7 @@ class DataSet:
 
     Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the
     data, and classes. Sets of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is
-    read; `examples` decodes only some of them.
+    read; `examples` decodes only some of them. A `LazyArray` is read in the same way.
 
     Attributes:
         name: name under which `fedlgm.data.load` knows the set.
@@ -65,7 +66,7 @@ class DataSet:
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
-            if isinstance(self.__dict__[name], Pixels):
+            if isinstance(self.__dict__[name], Pixels | LazyArray):
                 self.__dict__[_BYTES + name] = self.__dict__.pop(name)
             if self.columns is not None:
                 tables.check_columns(
@@ -75,15 +76,15 @@ class DataSet:
     if not TYPE_CHECKING:  # it would allow any name
 
         def __getattr__(self, name: str) -> np.ndarray:
-            """Decode inputs held as bytes to floats, once."""
+            """Decode inputs held as bytes to floats, or read lazy ones, once."""
             if _BYTES + name not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self.__dict__[name] = self.__dict__[_BYTES + name][:]
             return self.__dict__[name]
 
-    def held(self, name: str) -> Arrays | Pixels:
+    def held(self, name: str) -> Arrays | Pixels | LazyArray:
         """`train_x` or `test_x` as held in memory."""
-        value: Arrays | Pixels = self.__dict__[
+        value: Arrays | Pixels | LazyArray = self.__dict__[
             _BYTES + name if _BYTES + name in self.__dict__ else name
         ]
         return value
@@ -106,7 +107,9 @@ class DataSet:
             [0, 1, 0]
         """
         held, users = self.held("train_x"), self.train_user
-        x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
+        x: Any = (
+            held.keep(rows) if isinstance(held, Pixels | LazyArray) else inputs.take(held, rows)
+        )
         test_x: Any = self.held("test_x")
         return replace(
             self,
@@ -136,8 +139,8 @@ class DataSet:
 
         Args:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is
-                for a model with several inputs. A `torch.utils.data.Dataset` is read once, see
-                `fedlgm.data.torch_sets.as_pair`.
+                for a model with several inputs, and a `LazyArray` is read when it is needed. A
+                `torch.utils.data.Dataset` is read once, see `fedlgm.data.torch_sets.as_pair`.
             test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are
                 evaluated without protection.
             clients: for each client the indices of its training examples; some may be empty.
@@ -250,8 +253,8 @@ class DataSet:
         if isinstance(self.held("train_x"), Pixels):
             return self  # a bundled set
         alike = DataSet.from_arrays(
-            (self.train_x, self.train_y),
-            (self.test_x, self.test_y),
+            (self.held("train_x"), self.train_y),
+            (self.held("test_x"), self.test_y),
             users=self.train_user,
             classes=self.classes,
             labels=self.labels,
@@ -260,8 +263,14 @@ class DataSet:
         if self.clients is not None:
             Partition.from_clients(list(self.clients), len(alike.train_y))
         classes = self.classes if alike.labels == self.labels else alike.classes
+        unread: Any = {name: alike.held(name) for name in ("train_x", "test_x")}
         return replace(
-            alike, name=self.name, classes=classes, clients=self.clients, spent=self.spent
+            alike,
+            **unread,
+            name=self.name,
+            classes=classes,
+            clients=self.clients,
+            spent=self.spent,
         )
 
     @property
@@ -277,13 +286,16 @@ class DataSet:
         """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent
         one by one.
 
-        Inputs held as bytes are "train_x" and their table "train_x:values".
+        Inputs held as bytes are "train_x" and their table "train_x:values", unread ones only
+        their "train_x:shape".
         """
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
         for name in ("train_x", "test_x"):
             x = self.held(name)
             if isinstance(x, Pixels):
                 named |= {name: x.codes, f"{name}:values": x.values}
+            elif isinstance(x, LazyArray):
+                named[f"{name}:shape"] = np.array(x.shape)
             else:
                 named |= (
                     {f"{name}.{i}": part for i, part in enumerate(x)}
@@ -307,7 +319,7 @@ class DataSet:
         )
 
 
-def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
+def _pair(pair: Sequence[Any], part: str) -> tuple[Any, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"a {type(pair).__name__}" + (
@@ -320,13 +332,15 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     x, y = pair
     if tables.is_table(x) and np.asarray(x).dtype.kind not in "biuf":
         x = tables.features(x, part)
-    arrays: Arrays
+    arrays: Arrays | LazyArray
     several = (
         "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
     )
     if isinstance(x, Mapping):
         raise DataError(f"{part} inputs: {several}, not a {type(x).__name__}")
-    if isinstance(x, tuple):
+    if isinstance(x, LazyArray):
+        arrays = x
+    elif isinstance(x, tuple):
         arrays = tuple(as_numbers(array, f"{part} input {i}") for i, array in enumerate(x))
     else:
         arrays = as_numbers(x, f"{part} inputs")

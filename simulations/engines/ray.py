@@ -24,8 +24,8 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from clients import AnyClient
 from fedlgm import wire
 from fedlgm.cache import version_of
-from fedlgm.data import DataSet, Partition
-from fedlgm.errors import MemoryWarning, Notice, RunError
+from fedlgm.data import DataSet, LazyArray, Partition
+from fedlgm.errors import ConfigError, MemoryWarning, Notice, RunError
 from fedlgm.noise.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -136,6 +136,10 @@ class RayGrid(PoolGrid):
             keys: key ring of the clients.
         """
         dataset, partition = assembly.data.division
+        if isinstance(dataset.held("train_x"), LazyArray):
+            raise ConfigError(
+                "a LazyArray cannot be sent to Ray's workers: use engine='processes' or 'local'"
+            )
         arrays = dataset.parts() | {"order": partition.order, "offsets": partition.offsets}
         self._arguments = (
             assembly.recipe.model_dump(exclude_none=True),

@@ -1,0 +1,90 @@
+"""Inputs that stay where they are, such as in a file, until a client trains on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import DataError
+from fedlgm.extension.loader import users_code
+
+
+class LazyArray:
+    """Training inputs that are read when their rows are needed, and not kept.
+
+    A simulation of many clients then needs memory only for those that train at the moment. Values
+    are checked as they are read. A resumed run recognises the shape and type of the inputs, but not
+    their values, since it would have to read all of them.
+
+    Args:
+        source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers,
+            which returns the same values whenever it is asked: a dataset of h5py, an array of zarr,
+            an `np.memmap`, or your own generator of examples.
+
+    Attributes:
+        shape: shape [n, ...] of all inputs.
+        dtype: float32, or int64 for integers such as tokens.
+
+    Raises:
+        DataError: the source lacks one of these, or is not numeric.
+
+    Example:
+        >>> class Squares:
+        ...     shape, dtype = (1_000_000, 1), np.dtype(np.float32)
+        ...     def __getitem__(self, rows):
+        ...         return np.square(rows, dtype=np.float32)[:, None]
+        >>> inputs = LazyArray(Squares())
+        >>> inputs[np.array([3, 2])].tolist(), len(inputs)
+        ([[9.0], [4.0]], 1000000)
+    """
+
+    def __init__(self, source: Any, _rows: np.ndarray | None = None) -> None:
+        shape, dtype = getattr(source, "shape", ()), getattr(source, "dtype", None)
+        if not shape or dtype is None or not hasattr(source, "__getitem__"):
+            raise DataError(
+                f"LazyArray({type(source).__name__}): its source needs shape [n, ...], dtype and "
+                "source[rows], as datasets of h5py and np.memmap have"
+            )
+        if np.dtype(dtype).kind not in "biuf":
+            raise DataError(f"LazyArray({type(source).__name__}): {dtype} is not a type of numbers")
+        self._source, self._rows = source, _rows
+        self.shape = (int(shape[0]) if _rows is None else len(_rows), *map(int, shape[1:]))
+        self.dtype = np.dtype(np.int64 if np.dtype(dtype).kind in "iu" else np.float32)
+
+    def __len__(self) -> int:
+        """Number of inputs."""
+        return self.shape[0]
+
+    def _numbers(self, rows: Any) -> np.ndarray:
+        """Row numbers of the source."""
+        if self._rows is not None:
+            return self._rows[rows]
+        if isinstance(rows, slice):
+            return np.arange(len(self))[rows]
+        numbers = np.asarray(rows)
+        return np.flatnonzero(numbers) if numbers.dtype == bool else numbers
+
+    def keep(self, rows: Any) -> LazyArray:
+        """Some of the inputs, still unread."""
+        return LazyArray(self._source, self._numbers(rows))
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Read inputs [rows, ...].
+
+        Raises:
+            DataError: the source fails, or returns another shape, NaN or infinity.
+        """
+        numbers, back = np.unique(self._numbers(rows), return_inverse=True)
+        label = f"LazyArray({type(self._source).__name__})"
+        with users_code(f"{label}: its rows cannot be read", self._source, DataError):
+            values = np.asarray(self._source[numbers])
+        expected = (len(numbers), *self.shape[1:])
+        if values.shape != expected:
+            raise DataError(
+                f"{label}: {len(numbers)} rows have shape {values.shape}, not {expected}"
+            )
+        values = values.astype(self.dtype)
+        if not np.isfinite(values).all():
+            raise DataError(f"{label}: some of the {len(numbers)} rows read hold NaN or infinity")
+        return np.ascontiguousarray(values[back])
