@@ -46,7 +46,8 @@ def study(
         bool,
         typer.Option(
             "--tuned",
-            help="Check the claims again with settings searched alike for every method ([tune]).",
+            help="Check the claims again, with rates or bounds searched alike for every method: "
+            "the values in the study's table `tune`.",
         ),
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,

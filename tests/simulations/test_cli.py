@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+from rich.text import Text
 
 from fedlgm import mechanisms
 from fedlgm.privacy import attack_rates, calibrate
 from fedlgm.privacy.accountants import ACCOUNTANTS
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
+from simulations.cli import app
 from simulations.ending import ending
 from simulations.runs import strict_json
 from simulations.summaries.planning import plan_report
@@ -351,6 +354,18 @@ def test_help(run, command):
     status, out, _ = run(command, "--help")
     assert status == 0
     assert "--json" in out
+
+
+def commands(command, words=()):
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*words, name))
+
+
+def test_no_words_of_help_are_taken_for_markup():
+    for words, command in commands(typer.main.get_command(app)):
+        for text in filter(None, [command.help, *(getattr(p, "help", "") for p in command.params)]):
+            assert Text.from_markup(text).plain == text, words
 
 
 @pytest.mark.skipif(
