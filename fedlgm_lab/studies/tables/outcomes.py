@@ -41,7 +41,8 @@ def studies(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def keep(folder: Path, results: Path) -> None:
-    """Keep the outcome of a bundled study that has run, for the pages of results.
+    """Keep the outcome of a bundled study that has run, and of its runs with --tuned, for the pages
+    of results.
 
     Raises:
         ConfigError: the folder holds none.
@@ -52,8 +53,12 @@ def keep(folder: Path, results: Path) -> None:
     name = strict_json.loads(source.read_text(encoding="utf-8"))["study"]
     if name not in files.names():
         raise ConfigError(f"{source} is of {name!r}, which is no bundled study")
-    (results / "studies").mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, results / "studies" / f"{name}.json")
+    for part in ("", "tuned"):
+        if (folder / part / "study.json").is_file():
+            (results / "studies" / part).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(
+                folder / part / "study.json", results / "studies" / part / f"{name}.json"
+            )
 
 
 def check_claims(folder: Path, name: str) -> list[claims.Checked]:

@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,14 @@ def test_only_outcomes_of_bundled_studies_are_kept(tmp_path) -> None:
     (tmp_path / "study.json").write_text('{"study": "mine"}')
     with pytest.raises(ConfigError, match="no bundled study"):
         outcomes.keep(tmp_path, tmp_path)
+
+
+def test_tuned_runs_are_kept_beside_those_at_the_papers_settings(tmp_path) -> None:
+    (tmp_path / "run" / "tuned").mkdir(parents=True)
+    for part, seeds in (("", 3), ("tuned", 5)):
+        told = f'{{"study": "002-figure-6", "seeds": {seeds}}}'
+        (tmp_path / "run" / part / "study.json").write_text(told)
+    outcomes.keep(tmp_path / "run", tmp_path)
+    for part, seeds in (("", 3), ("tuned", 5)):
+        kept = (tmp_path / "studies" / part / "002-figure-6.json").read_text()
+        assert json.loads(kept)["seeds"] == seeds
