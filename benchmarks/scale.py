@@ -10,6 +10,7 @@
   memory;
 * a two-node Ray cluster on this machine against one node with the same cores: ratio of time per
   round, for the simulators' work and for rounds of a few milliseconds;
+* two Ray nodes whose object stores are smaller than a round's sums, and than one sum: time;
 * ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is
   not training, beside that of Flower's runtime.
 Every measurement runs in a separate process; ratios are over medians of interleaved repeats.
@@ -36,6 +37,7 @@ from benchmarks.simulators import Contender, interleaved
 
 EXAMPLES = 4  # of each client
 LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
+WIDER = "{name = 'mlp', hidden = [6000, 2000]}"
 
 
 def peak_megabytes() -> float:
@@ -76,6 +78,7 @@ def federation(
     model: str = LOGISTIC,
     engine: str = "ray",
     device: str = "cpu",
+    store: int | None = None,
 ) -> dict[str, Any]:
     """Run a synthetic federation and return seconds of each round and peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
@@ -97,7 +100,7 @@ def federation(
         "run.checkpoint_every=1000",
         "run.block_size=16",
     ]
-    cluster = one_core_nodes(nodes) if nodes > 1 else contextlib.nullcontext()
+    cluster = one_core_nodes(nodes, store) if nodes > 1 else contextlib.nullcontext()
     with cluster as address, tempfile.TemporaryDirectory() as directory:
         peaks = []
         run = Path(directory) / "run"
@@ -274,6 +277,20 @@ def two_nodes(rounds: int) -> dict[str, Any]:
     }
 
 
+def object_stores() -> dict[str, Any]:
+    """Seconds of a round on two Ray nodes whose object stores hold a part of a round's 280 MB of
+    sums, and with one sum above the size of the store.
+    """
+    wide = {"clients": 2000, "cohort": 1000, "model": WIDE, "rounds": 7, "nodes": 2}
+    larger = {"clients": 100, "cohort": 40, "model": WIDER, "rounds": 5, "nodes": 2}
+    jobs = {
+        f"sums of 280 MB, stores of {size} MB": wide | {"store": size} for size in (80, 160, 600)
+    }
+    jobs |= {f"a sum of 97 MB, stores of {size} MB": larger | {"store": size} for size in (80, 600)}
+    runs = {name: _child(job) for name, job in jobs.items()}
+    return {name: run | {"median": statistics.median(run["seconds"])} for name, run in runs.items()}
+
+
 def _child(job: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.scale", "--child", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -292,7 +309,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--only",
-        choices=("registered", "million", "cohort-5000", "two-nodes", "resnet18"),
+        choices=("registered", "million", "cohort-5000", "two-nodes", "object-stores", "resnet18"),
         help="measure this alone",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -307,6 +324,7 @@ def main() -> None:
         "million": million,
         "cohort-5000": cohort_5000,
         "two-nodes": lambda: two_nodes(9),
+        "object-stores": object_stores,
         "resnet18": lambda: resnet18_shares(arguments.repeats),
     }
     names = [arguments.only] if arguments.only else list(measurements)

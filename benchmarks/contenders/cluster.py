@@ -7,16 +7,20 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def one_core_nodes(count: int) -> Iterator[str]:
-    """A cluster of nodes with one core each; yields its address."""
+def one_core_nodes(count: int, store: int | None = None) -> Iterator[str]:
+    """A cluster of nodes with one core each; yields its address.
+
+    Args:
+        count: number of nodes.
+        store: size of each node's object store in MB; None leaves it to Ray.
+    """
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+    node = {"num_cpus": 1} if store is None else {"num_cpus": 1, "object_store_memory": store << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     try:
         for _ in range(count - 1):
-            cluster.add_node(num_cpus=1)
+            cluster.add_node(**node)
         yield cluster.address
     finally:
         cluster.shutdown()
