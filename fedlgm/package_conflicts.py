@@ -8,6 +8,10 @@ from pathlib import Path
 
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
 """This library's top-level packages."""
+NO_LOCKS = (
+    "fedlgm's simulations and ledgers need Linux or macOS, because ledgers use their file locks: on "
+    "Windows, use WSL (wsl --install), and install fedlgm there"
+)
 
 
 def refuse_shadowed_packages() -> None:
@@ -40,7 +44,4 @@ def refuse_windows() -> None:
         ImportError: this is Windows.
     """
     if sys.platform == "win32":
-        raise ImportError(
-            "fedlgm's simulations need Linux or macOS, because ledgers use their file locks: on "
-            "Windows, use WSL (wsl --install), and install fedlgm there"
-        )
+        raise ImportError(NO_LOCKS)

@@ -28,10 +28,26 @@ def expand_home(path: Path) -> Path:
     return path_of("DIR", path)
 
 
+def bundled_recipes(incomplete: str) -> list[str]:
+    """Names of the bundled recipes that begin like this, for the completion of a shell.
+
+    Example:
+        >>> bundled_recipes("dig")
+        ['digits']
+    """
+    files = (Path(__file__).parent / "recipes").glob(f"{incomplete}*.toml")
+    return sorted(file.stem for file in files)
+
+
 RecipeArgument = Annotated[
-    str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")
+    str | None,
+    typer.Argument(
+        help="Bundled recipe or TOML file; default `digits`.", autocompletion=bundled_recipes
+    ),
 ]
-NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
+NamedRecipeArgument = Annotated[
+    str, typer.Argument(help="Bundled recipe or TOML file.", autocompletion=bundled_recipes)
+]
 NewFolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder to create.", callback=expand_home)
 ]

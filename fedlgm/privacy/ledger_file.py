@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -14,6 +13,12 @@ from pathlib import Path
 
 from fedlgm.errors import LedgerError
 from fedlgm.files import PUBLIC, create_durably
+from fedlgm.package_conflicts import NO_LOCKS
+
+try:
+    import fcntl
+except ModuleNotFoundError as error:  # Windows
+    raise ImportError(NO_LOCKS) from error
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

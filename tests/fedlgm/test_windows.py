@@ -21,4 +21,15 @@ def test_importing_simulations_says_so_before_anything_else() -> None:
     code = "import sys; sys.platform = 'win32'; import simulations"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: fedlgm's simulations need Linux")
+    assert done.stderr.splitlines()[-1].startswith("ImportError: fedlgm's simulations and ledgers")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import strategies", "from fedlgm import Ledger", "import fedlgm.example_level.central"],
+)
+def test_packages_below_say_so_where_locks_are_missing(code: str) -> None:
+    code = f"import sys; sys.modules['fcntl'] = None; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "use WSL" in done.stderr.splitlines()[-1]
