@@ -43,7 +43,7 @@ def test_every_command_with_json_is_listed() -> None:
     [
         pytest.param(
             "simulate",
-            "digits --engine local --rounds 1 --run-dir new",
+            "digits --rounds 1 --run-dir new",
             {"failures"},
             marks=pytest.mark.slow,
         ),

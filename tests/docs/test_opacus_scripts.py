@@ -12,12 +12,12 @@ import shutil
 import subprocess
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import datasets
 import pytest
 import torch
-import transformers
 
 from tests.support.data_files import write_mnist
 
@@ -89,15 +89,14 @@ def example_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "names" / f"{language}.txt").write_text("\n".join(names), encoding="utf-8")
     words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "bad", "good", "film"]
     (folder / "vocabulary.txt").write_text("\n".join(words), encoding="utf-8")
-    tokenizer = transformers.BertTokenizerFast(str(folder / "vocabulary.txt"))
+    tokenizer_class = import_module("transformers").BertTokenizerFast
+    tokenizer = tokenizer_class(str(folder / "vocabulary.txt"))
     rows = {"text": ["a good film", "bad film"] * 100, "label": [1, 0] * 100}
     sets = datasets.DatasetDict(
         {part: datasets.Dataset.from_dict(rows) for part in ("train", "test")}
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: sets)
-    monkeypatch.setattr(
-        transformers.BertTokenizerFast, "from_pretrained", lambda *given, **named: tokenizer
-    )
+    monkeypatch.setattr(tokenizer_class, "from_pretrained", lambda *given, **named: tokenizer)
 
 
 @pytest.mark.slow
