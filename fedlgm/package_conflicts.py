@@ -8,10 +8,6 @@ from pathlib import Path
 
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
 """This library's top-level packages."""
-NO_LOCKS = (
-    "fedlgm's simulations and ledgers need Linux or macOS, because ledgers use their file locks: on "
-    "Windows, use WSL (wsl --install), and install fedlgm there"
-)
 
 
 def refuse_shadowed_packages() -> None:
@@ -29,8 +25,8 @@ def refuse_shadowed_packages() -> None:
     here = Path(__file__).resolve().parents[1]
     for name in PACKAGES[1:4]:
         spec = find_spec(name)
-        origin = Path(spec.origin) if spec is not None and spec.origin else None
-        if origin is not None and origin.resolve().parents[1] != here:
+        origin = Path(spec.origin) if spec and spec.origin else None
+        if origin and origin.resolve().parents[1] != here:
             raise ImportError(
                 f"{origin} hides fedlgm's package {name!r}, which Python therefore cannot import: "
                 "rename it, or start Python in another folder"
@@ -44,4 +40,7 @@ def refuse_windows() -> None:
         ImportError: this is Windows.
     """
     if sys.platform == "win32":
-        raise ImportError(NO_LOCKS)
+        raise ImportError(
+            "fedlgm's simulations and ledgers need Linux or macOS, because ledgers use their file "
+            "locks: on Windows, use WSL (wsl --install), and install fedlgm there"
+        )

@@ -194,11 +194,8 @@ class RunResult(Figures):
         if layer.bias is not None:
             names, rows = [*names, INTERCEPT], [*rows, layer.bias.tolist()]
         count, task = layer.out_features, self._assembly.data.task
-        outputs = (
-            getattr(task, "intervals", list)()
-            or names_of_outputs(count, task.name, self.labels or ())
-            or [f"output {i}" for i in range(count)]
-        )
+        known = getattr(task, "intervals", lambda: self.labels or ())()
+        outputs = names_of_outputs(count, task.name, known) or [f"output {i}" for i in range(count)]
         return pandas.DataFrame(rows, index=names, columns=outputs)
 
     @plain_defaults()

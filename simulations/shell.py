@@ -35,8 +35,7 @@ def bundled_recipes(incomplete: str) -> list[str]:
         >>> bundled_recipes("dig")
         ['digits']
     """
-    files = (Path(__file__).parent / "recipes").glob(f"{incomplete}*.toml")
-    return sorted(file.stem for file in files)
+    return [file.stem for file in Path(__file__).parent.glob(f"recipes/{incomplete}*.toml")]
 
 
 RecipeArgument = Annotated[
@@ -45,9 +44,7 @@ RecipeArgument = Annotated[
         help="Bundled recipe or TOML file; default `digits`.", autocompletion=bundled_recipes
     ),
 ]
-NamedRecipeArgument = Annotated[
-    str, typer.Argument(help="Bundled recipe or TOML file.", autocompletion=bundled_recipes)
-]
+NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
 NewFolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder to create.", callback=expand_home)
 ]

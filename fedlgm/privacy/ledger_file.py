@@ -13,12 +13,10 @@ from pathlib import Path
 
 from fedlgm.errors import LedgerError
 from fedlgm.files import PUBLIC, create_durably
-from fedlgm.package_conflicts import NO_LOCKS
+from fedlgm.package_conflicts import refuse_windows
 
-try:
-    import fcntl
-except ModuleNotFoundError as error:  # Windows
-    raise ImportError(NO_LOCKS) from error
+refuse_windows()
+import fcntl  # noqa: E402
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

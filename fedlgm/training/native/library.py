@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shlex
@@ -30,14 +31,8 @@ from torch import Tensor
 from fedlgm import cache as remembered
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.files import write_durably
-from fedlgm.package_conflicts import NO_LOCKS
 from fedlgm.training.native import kernel_build
 from fedlgm.training.native.kernel_build import InstructionSet
-
-try:
-    import fcntl
-except ModuleNotFoundError as error:  # Windows
-    raise ImportError(NO_LOCKS) from error
 
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
