@@ -25,8 +25,8 @@ def refuse_shadowed_packages() -> None:
     here = Path(__file__).resolve().parents[1]
     for name in PACKAGES[1:4]:
         spec = find_spec(name)
-        origin = Path(spec.origin) if spec is not None and spec.origin else None
-        if origin is not None and origin.resolve().parents[1] != here:
+        origin = Path(spec.origin) if spec and spec.origin else None
+        if origin and origin.resolve().parents[1] != here:
             raise ImportError(
                 f"{origin} hides fedlgm's package {name!r}, which Python therefore cannot import: "
                 "rename it, or start Python in another folder"
@@ -41,6 +41,6 @@ def refuse_windows() -> None:
     """
     if sys.platform == "win32":
         raise ImportError(
-            "fedlgm's simulations need Linux or macOS, because ledgers use their file locks: on "
-            "Windows, use WSL (wsl --install), and install fedlgm there"
+            "fedlgm's simulations and ledgers need Linux or macOS, because ledgers use their file "
+            "locks: on Windows, use WSL (wsl --install), and install fedlgm there"
         )

@@ -147,8 +147,12 @@ def crate(
     out: Annotated[Path, typer.Option(help="Archive to write; it ends in .zip.")] = Path(
         "crate.zip"
     ),
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The exported model of a run whose model was a Python object."),
+    ] = None,
 ) -> None:
     """Pack a run's public files, its model and its statement as an RO-Crate for an archive."""
     from fedlgm_lab.reports.crate import write_crate
 
-    console.print(f"wrote {write_crate(run, out)}")
+    console.print(f"wrote {write_crate(run, out, model)}")

@@ -157,9 +157,10 @@ class RunResult(Figures):
         """Coefficients of a linear model: one row for each column of the table and one for the
         intercept.
 
-        Each column of the frame is an output, by the name of its class if it has one. The one
-        output of the tasks "binary" and "ranked" is the logit of the second class. The coefficients
-        belong to the model's inputs: to the standardised columns if the data were standardised.
+        Each column of the frame is an output, by the name of its class or interval if it has one.
+        The one output of the tasks "binary" and "ranked" is the logit of the second class. The
+        coefficients belong to the model's inputs: to the standardised columns if the data were
+        standardised.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -192,10 +193,9 @@ class RunResult(Figures):
         names, rows = [column["name"] for column in columns], layer.weight.T.tolist()
         if layer.bias is not None:
             names, rows = [*names, INTERCEPT], [*rows, layer.bias.tolist()]
-        count, task = layer.out_features, str(self._folder.recipe().task.name)
-        outputs = names_of_outputs(count, task, self.labels or ()) or [
-            f"output {i}" for i in range(count)
-        ]
+        count, task = layer.out_features, self._assembly.data.task
+        known = getattr(task, "intervals", lambda: self.labels or ())()
+        outputs = names_of_outputs(count, task.name, known) or [f"output {i}" for i in range(count)]
         return pandas.DataFrame(rows, index=names, columns=outputs)
 
     @plain_defaults()

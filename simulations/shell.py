@@ -28,8 +28,21 @@ def expand_home(path: Path) -> Path:
     return path_of("DIR", path)
 
 
+def bundled_recipes(incomplete: str) -> list[str]:
+    """Names of the bundled recipes that begin like this, for the completion of a shell.
+
+    Example:
+        >>> bundled_recipes("dig")
+        ['digits']
+    """
+    return [file.stem for file in Path(__file__).parent.glob(f"recipes/{incomplete}*.toml")]
+
+
 RecipeArgument = Annotated[
-    str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")
+    str | None,
+    typer.Argument(
+        help="Bundled recipe or TOML file; default `digits`.", autocompletion=bundled_recipes
+    ),
 ]
 NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
 NewFolderArgument = Annotated[

@@ -3,6 +3,8 @@
 Download processed.cleveland.data, processed.hungarian.data, processed.switzerland.data and
 processed.va.data from https://archive.ics.uci.edu/dataset/45/heart+disease into a folder, then
 run: python heart_disease.py FOLDER [EPSILON]
+
+Copies with a header, and Kaggle's copy of Cleveland's rows with its other codes, are read too.
 """
 
 import sys
@@ -25,7 +27,12 @@ folder, epsilon = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 els
 Path("sites").mkdir(exist_ok=True)
 test = []
 for file in sorted(folder.glob("processed.*.data")):
-    patients = pandas.read_csv(file, names=COLUMNS, na_values="?")
+    patients = pandas.read_csv(file, names=COLUMNS, na_values="?", encoding="utf-8-sig")
+    patients = patients[patients.age != "age"].astype(float)
+    if patients.cp.min() == 0:  # Kaggle's codes
+        patients.cp = patients.cp.map({0: 4, 1: 2, 2: 3, 3: 1})
+        patients.restecg = patients.restecg.map({0: 2, 1: 0, 2: 1})
+        patients.disease = 1 - patients.disease
     rows = patients[list(USUAL)].assign(
         male=patients.sex,
         no_pain=(patients.cp == 4).astype(int),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -14,6 +13,10 @@ from pathlib import Path
 
 from fedlgm.errors import LedgerError
 from fedlgm.files import PUBLIC, create_durably
+from fedlgm.package_conflicts import refuse_windows
+
+refuse_windows()
+import fcntl  # noqa: E402
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

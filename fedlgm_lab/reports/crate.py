@@ -6,12 +6,16 @@ and as repositories such as Zenodo keep it.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedlgm import __version__
 from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of, write_whole
 from fedlgm_lab.reports.report import write_report
 from fedlgm_lab.statement.statement_command import write
@@ -32,7 +36,7 @@ _FILES = {
 _STATED = ("unit", "relation", "trust", "delta", "guarantee", "attack")
 
 
-def write_crate(run: Path | str, file: Path | str) -> Path:
+def write_crate(run: Path | str, file: Path | str, model: Path | str | None = None) -> Path:
     """Write a finished run's public files, its model and its privacy statement as an RO-Crate.
 
     Nothing of the run's `private/` folder is in it.
@@ -40,12 +44,15 @@ def write_crate(run: Path | str, file: Path | str) -> Path:
     Args:
         run: run folder.
         file: archive to write; its suffix is .zip.
+        model: the run's model as `RunResult.export` wrote it (.safetensors), for a run that was
+            given its model as a Python object; by default the model is exported here.
 
     Returns:
         The archive.
 
     Raises:
-        ConfigError: the suffix is another one, or the package `rocrate` is not installed.
+        ConfigError: the suffix is another one, the package `rocrate` is not installed, or `model` is
+            needed, or is the model of another run.
         RunError: the folder is not a run's, the run is not finished, or a file cannot be written.
         LedgerError: the ledger does not fit the recipe, the checkpoints or the result.
 
@@ -68,13 +75,35 @@ def write_crate(run: Path | str, file: Path | str) -> Path:
     folder = RunFolder.open(run)
     result = write_report(folder.path)
     with tempfile.TemporaryDirectory() as temporary:
-        model = export(folder.path, "safetensors", Path(temporary) / "model.safetensors")["file"]
+        copy = Path(temporary) / "model.safetensors"
+        if model is not None:
+            _copy_model(path_of("model", model), copy, result["model_sha256"])
+        elif is_object(folder.recipe().model.name):
+            raise ConfigError(
+                f"{run} was given its model as a Python object, which a run folder does not hold: "
+                "write it with result.export('model.safetensors') in Python, and name the file "
+                "(--model model.safetensors)"
+            )
+        else:
+            export(folder.path, "safetensors", copy)
         statement = Path(temporary) / "statement.md"
         statement.write_text(write(folder.path, "md"), encoding="utf-8")
         crate = ROCrate()
-        _describe(crate, folder, result, Path(model), statement)
+        _describe(crate, folder, result, copy, statement)
         write_whole(target, crate.write_zip)
     return target
+
+
+def _copy_model(file: Path, copy: Path, sha256: str) -> None:
+    """Copy an exported model whose metadata name the run's model."""
+    try:
+        with safe_open(str(file), framework="np") as stored:
+            told = stored.metadata() or {}
+        shutil.copyfile(file, copy)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file} is not an exported model (.safetensors): {error}") from error
+    if told.get("model_sha256") != sha256:
+        raise ConfigError(f"{file} is not the model of this run, {sha256}: export it again")
 
 
 def _describe(
@@ -121,5 +150,5 @@ def _describe(
         identifier="#run",
         object=[parts["recipe.toml"]],
         result=[trained, *(part for name, part in parts.items() if name != "recipe.toml")],
-        properties={"name": f"Training by {stated['accounting']}"},
+        properties={"name": f"Private training: {result['recipe']}"},
     )

@@ -9,6 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import object_name
 from fedlgm.training import models
+from fedlgm.training.models.huggingface import is_huggingface
 from fedlgm.wording import alternatives
 from fedlgm_lab.studies.methods import FORMS, parse_entry
 from simulations.config.own import Own
@@ -85,6 +86,18 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
             )
         networks[network.label] = network
     return networks
+
+
+def first_of_huggingface(entries: Iterable[Any]) -> Any:
+    """The first of a study's models if all are Hugging Face models, whose runs have their own
+    default recipe; else None.
+
+    Example:
+        >>> first_of_huggingface(["mlp", "cnn"]) is None
+        True
+    """
+    found = [network.what for network in networks_of(entries).values()]
+    return found[0] if found and all(map(is_huggingface, found)) else None
 
 
 def task_of(entries: Iterable[Any]) -> str | None:

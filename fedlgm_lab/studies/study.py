@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def study(
     methods are compared run by run. No two runs share their noise.
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`.
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: that of
+            `simulate` for the model, or for all models of the grid.
         model: see `simulations.simulate`; pass a class or function for a different initial model
             with each seed.
         data: see `simulations.simulate`.
@@ -168,7 +170,11 @@ def base_of(
         key: value for key, value in changes.items() if shared and key.startswith("mechanism.")
     }
     common = {key: value for key, value in changes.items() if key not in options}
-    return *resolve(recipe, given, common), options
+    transformer = networks.first_of_huggingface(grid.get(MODEL, ()))
+    if given.get("model") is not None or transformer is None:
+        return *resolve(recipe, given, common), options
+    base, own = resolve(recipe, {**given, "model": transformer}, common)
+    return base, replace(own, model=None), options
 
 
 def complete(

@@ -31,6 +31,15 @@ def test_heart_disease_of_four_hospitals(
             f"{random.integers(30, 70)},1,{4 if sick else 2},?,0,0,1,150,0,.5,?,?,?,{3 * sick}"
             for sick in ill
         ]
+        if hospital == "cleveland":  # as on Kaggle: a byte order mark, a header, other codes
+            lines = [
+                f"{random.integers(30, 70)},1,{0 if sick else 1},?,0,0,1,150,0,.5,?,?,?,{1 - sick}"
+                for sick in ill
+            ]
+            lines.insert(
+                0,
+                "\ufeffage,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,target",
+            )
         (tmp_path / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["heart_disease.py", str(tmp_path), "2"])

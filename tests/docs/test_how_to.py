@@ -25,6 +25,9 @@ BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ fedlgm (.*)$", re.MULTILINE)
 
 
+COMMANDS = re.compile(r"^(?:    )?fedlgm (.*)$", re.MULTILINE)
+
+
 INDENTED = re.compile(r"^    fedlgm (.*)$", re.MULTILINE)
 
 
@@ -34,7 +37,7 @@ def test_the_commands_of_correlated_noise_run(
 ) -> None:
     """As printed, but for fewer rounds; the policy's key is one."""
     text = (PAGES / "correlated-noise.md").read_text(encoding="utf-8")
-    commands = [shlex.split(command) for command in INDENTED.findall(text)]
+    commands = [shlex.split(command) for command in COMMANDS.findall(text)]
     assert [command[0] for command in commands] == ["plan", "simulate", "simulate"]
     monkeypatch.chdir(tmp_path)
     for command in commands:
@@ -59,7 +62,7 @@ def test_the_commands_of_distributed_trust_run(
     """As printed, but for two rounds; the keys of the page make a recipe of one's own a distributed
     one."""
     text = (PAGES / "distributed-trust.md").read_text(encoding="utf-8")
-    commands = [shlex.split(command) for command in INDENTED.findall(text)]
+    commands = [shlex.split(command) for command in COMMANDS.findall(text.partition("\n## ")[0])]
     assert [command[0] for command in commands] == ["plan", "simulate"]
     monkeypatch.chdir(tmp_path)
     for command in commands:

@@ -8,11 +8,18 @@ from __future__ import annotations
 import difflib
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+
+from tests.support.data_files import write_mnist
 
 SCRIPTS = Path(__file__).parents[1] / "opacus_scripts"
 NAMES = ("digits_cnn", "digits_groupnorm", "names_lstm")
@@ -49,3 +56,70 @@ def test_a_script_costs_the_same_epsilon_after_at_most_ten_written_lines(
         assert told is not None
         epsilons.append(float(told[1]))
     assert epsilons[0] == pytest.approx(epsilons[1], abs=0.02)
+
+
+ORIGINALS = SCRIPTS / "originals"
+"""Opacus' own examples (Apache 2.0, commit 4d0ebc84), and patches that make them use fedlgm."""
+ARGUMENTS = {
+    "mnist": "--data-root mnist -n 1 -b 32",
+    "char-lstm-classification": "--data-root names --epochs 2 -b 40",
+    "imdb": "-n 1 -b 20 -j 0",
+}
+MOST_OF_ORIGINALS = 15
+
+
+def written_in(name: str) -> int:
+    patch = (ORIGINALS / f"{name}.patch").read_text(encoding="utf-8")
+    return len(re.findall(r"^\+(?!\+)", patch, re.MULTILINE))
+
+
+def test_opacus_own_examples_take_at_most_fifteen_written_lines() -> None:
+    page = (SCRIPTS.parents[1] / "docs" / "start" / "opacus.md").read_text(encoding="utf-8")
+    counts = [written_in(name) for name in ARGUMENTS]
+    assert max(counts) <= MOST_OF_ORIGINALS
+    assert "take {}, {} and {}".format(*counts) in " ".join(page.split())
+
+
+def example_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small data in the formats that the three examples read."""
+    write_mnist(folder / "mnist" / "MNIST" / "raw", train=320)
+    (folder / "names").mkdir()
+    for language, letters in (("Czech", "xyz"), ("English", "abc")):
+        names = [letters[i % 3] * (2 + i % 5) for i in range(150)]
+        (folder / "names" / f"{language}.txt").write_text("\n".join(names), encoding="utf-8")
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "bad", "good", "film"]
+    (folder / "vocabulary.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer_class = import_module("transformers").BertTokenizerFast
+    tokenizer = tokenizer_class(str(folder / "vocabulary.txt"))
+    rows = {"text": ["a good film", "bad film"] * 100, "label": [1, 0] * 100}
+    sets = datasets.DatasetDict(
+        {part: datasets.Dataset.from_dict(rows) for part in ("train", "test")}
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: sets)
+    monkeypatch.setattr(tokenizer_class, "from_pretrained", lambda *given, **named: tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_example_of_opacus_costs_no_more_with_fedlgm(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The patch applies, and the same noise has at most the epsilon that Opacus prints."""
+    monkeypatch.chdir(tmp_path)
+    example_data(tmp_path, monkeypatch)
+    script = tmp_path / f"{name}.py"
+    shutil.copyfile(ORIGINALS / f"{name}.py.txt", script)
+    monkeypatch.setattr(sys, "argv", [str(script), "--device", "cpu", *ARGUMENTS[name].split()])
+    epsilons = []
+    for patched in (False, True):
+        if patched:
+            subprocess.run(["git", "apply", "-p0", ORIGINALS / f"{name}.patch"], check=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(script), run_name="__main__")
+        told = re.findall(r"ε = ([\d.]+)", capsys.readouterr().out)
+        epsilons.append(float(told[-1]))
+    assert epsilons[0] - 0.1 * epsilons[0] <= epsilons[1] <= epsilons[0] + 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -38,6 +39,20 @@ def test_a_page_fits_on_one_screen_and_is_linked_where_readers_begin(page: str) 
         assert f"]({link})" in (ROOT / table).read_text(encoding="utf-8")
     for block in (body for _, body in BLOCK.findall(PAGES[page])):
         assert max(map(len, block.splitlines())) <= 130
+
+
+def test_the_readme_has_the_measured_sizes_and_installs_the_cpu_build_first() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "docs/results/install-sizes.json").read_text(encoding="utf-8"))
+    for row in (rows[0], rows[-1]):
+        assert f"{row['megabytes'] / 1000:.1f} GB" in text
+    assert (
+        0
+        < text.index("https://download.pytorch.org/whl/cpu")
+        < text.index("-c constraints.txt '.[all]'")
+    )
+    for said in ("macOS on Apple silicon", "on Windows use WSL", "compiler is optional"):
+        assert said in " ".join(text.split())
 
 
 def test_all_seven_are_there() -> None:

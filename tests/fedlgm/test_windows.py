@@ -21,4 +21,15 @@ def test_importing_simulations_says_so_before_anything_else() -> None:
     code = "import sys; sys.platform = 'win32'; import simulations"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: fedlgm's simulations need Linux")
+    assert done.stderr.splitlines()[-1].startswith("ImportError: fedlgm's simulations and ledgers")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["from fedlgm import Ledger", "import fedlgm.privacy.ledger"],
+)
+def test_ledgers_say_so(code: str) -> None:
+    code = f"import sys; sys.platform = 'win32'; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "use WSL" in done.stderr.splitlines()[-1]

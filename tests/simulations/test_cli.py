@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -506,3 +507,32 @@ def test_a_warning_is_said_once(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             ending(command)
     assert capsys.readouterr().err == "warning: little noise\nwarning: little data\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("fedlgm sim", "simulate"),
+        ("fedlgm simulate dig", "digits"),
+        ("fedlgm plan --swe", "--sweep"),
+    ],
+)
+def test_the_shell_completes_commands_recipes_and_options(words, completed):
+    values = {
+        "_FEDLGM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['fedlgm']; from simulations.cli import main; main()",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **values}
+    )
+    assert completed in done.stdout.split()
+
+
+def test_the_help_names_the_completion(run):
+    status, out, _ = run("--help")
+    assert status == 0
+    assert "--install-completion" in out

@@ -57,6 +57,18 @@ class Hazards(Task):
             )
         self._breaks = tuple(ends.tolist())
 
+    def intervals(self) -> list[str]:
+        """Names of the intervals, in the order of the outputs.
+
+        Example:
+            >>> Hazards([6, 12]).intervals()
+            ['0 to 6', '6 to 12']
+        """
+        return [
+            f"{start:g} to {end:g}"
+            for start, end in zip((0.0, *self._breaks), self._breaks, strict=False)
+        ]
+
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """For each interval 1 (the event), 0 (survival) or -1 (not at risk), float32 [n, K, 1]."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulations.runs.trackers import RunStart, scalars
+from simulations.runs.trackers.values import summary_figures
 
 
 class TensorBoardTracker:
@@ -37,8 +38,9 @@ class TensorBoardTracker:
         )
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Add the guarantee as text."""
+        """Add epsilon, the guarantee and the success of an attacker as texts."""
         if summary is not None:
             last = int(summary["rounds"])
-            self._board.add_text("guarantee", str(summary["guarantee"]), last, walltime=float(last))
+            for name, value in summary_figures(summary).items():
+                self._board.add_text(name, str(value), last, walltime=float(last))
         self._board.close()

@@ -18,6 +18,8 @@ _SHOWN = (
     "delta",
     "noise_reproducible",
     "epsilon",
+    "attack",
+    "attack_rates",
 )
 _FILE = "trackers.json"
 
@@ -40,8 +42,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Figures of a run's summary for a tracker, with the guarantee for every epsilon."""
-    return excerpt(_SHOWN, summary or {})
+    """Figures of a run's summary for a tracker, with the guarantee and the success of an attacker
+    for every epsilon.
+    """
+    return flat(excerpt(_SHOWN, summary or {}))
 
 
 def run_identifier(folder: Path, tracker: str, create: Callable[[], str]) -> str:

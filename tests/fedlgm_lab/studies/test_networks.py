@@ -9,7 +9,7 @@ import pytest
 import torch
 from own_objects import DATA, Net
 from torch import nn
-from transformer_models import bert, gpt2
+from transformer_models import bert, gpt2, sentences
 
 import simulations
 from fedlgm.errors import ConfigError
@@ -33,6 +33,18 @@ def planned(models: list[Any], **given: Any) -> list[Job]:
     grid = {"model": models}
     base, own, options = base_of(None, grid, {"data": DATA} | given, CHANGES)
     return grid_jobs(base, grid, range(2), options, own)
+
+
+def test_models_of_transformers_have_the_default_recipe_of_a_single_run() -> None:
+    models = [("small", gpt2()), ("large", gpt2())]
+    for grid, optimizer in ((models, "adam"), ([*models, "mlp"], "sgd")):
+        given = {"data": sentences(labels=False), "task": "causal-lm"}
+        base, own, _ = base_of(None, {"model": grid}, given, CHANGES)
+        assert base.training.optimizer == optimizer
+        assert own.model is None
+        assert base.task.name == "causal-lm"
+    jobs = grid_jobs(base, {"model": models}, range(1), {}, own)
+    assert [job.own.model for job in jobs] == [model for _, model in models]
 
 
 def test_names_options_classes_and_objects_are_models() -> None:

@@ -190,8 +190,9 @@ def test_tensorboard_shows_layers_and_no_real_times(
     assert [event.step for event in board.Scalars("accuracy")] == [2, 3]
     times = [event.wall_time for event in board.Scalars("noise_norm")]
     assert [after - before for before, after in itertools.pairwise(times)] == [1.0, 1.0]
-    text = board.Tensors("guarantee/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text == result["guarantee"]
+    for name in ("guarantee", "epsilon", "attack"):
+        text = board.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
+        assert text == str(result[name])
 
 
 def test_released_norms_are_those_of_the_released_mean(
@@ -348,8 +349,10 @@ def test_mlflow_has_the_run(tmp_path: Path) -> None:
     )
     assert result is not None
     assert run.info.status == "FINISHED"
-    assert run.data.tags["fedlgm.guarantee"] == result["guarantee"]
-    assert run.data.tags["fedlgm.model_sha256"] == result["model_sha256"]
+    for name in ("guarantee", "epsilon", "attack", "model_sha256"):
+        assert run.data.tags[f"fedlgm.{name}"] == str(result[name])
+    rate = result["attack_rates"]["tpr"]["0.01"]
+    assert float(run.data.tags["fedlgm.attack_rates.tpr.0.01"]) == rate
     assert run.data.params["mechanism.name"] == "snr-consistent"
     for name, key in (("share/fc1", "share"), ("bound/fc1", "clip")):
         history = client.get_metric_history(run.info.run_id, name)
@@ -398,7 +401,9 @@ def test_wandb_has_the_run(tmp_path: Path) -> None:
         (r["round"], r["share"][0]) for r in rows
     ]
     assert history[1]["_timestamp"] - history[0]["_timestamp"] == pytest.approx(1.0)
-    assert summary["guarantee"] == result["guarantee"]
+    for name in ("guarantee", "epsilon", "attack"):
+        assert summary[name] == result[name]
+    assert summary["attack_rates.tpr.0.01"] == result["attack_rates"]["tpr"]["0.01"]
     assert config["mechanism.name"] == "snr-consistent"
 
 

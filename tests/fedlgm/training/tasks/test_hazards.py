@@ -122,3 +122,4 @@ def test_a_run_on_tables_is_proven_and_names_its_coefficients(tmp_path):
     assert result.metrics["concordance"] > 0.6
     assert result.coefficients().shape == (2, 4)
     assert list(result.coefficients().index) == ["age", "(intercept)"]
+    assert list(result.coefficients().columns) == ["0 to 6", "6 to 12", "12 to 24", "24 to 36"]
