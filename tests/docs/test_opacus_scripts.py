@@ -11,8 +11,10 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import warnings
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import datasets
@@ -58,8 +60,8 @@ def test_a_script_costs_the_same_epsilon_after_at_most_ten_written_lines(
     assert epsilons[0] == pytest.approx(epsilons[1], abs=0.02)
 
 
-ORIGINALS = SCRIPTS / "originals"
-"""Opacus' own examples (Apache 2.0, commit 4d0ebc84), and patches that make them use fedlgm."""
+PATCHES = SCRIPTS / "patches"
+"""Patches that make Opacus' own examples, as its source distribution has them, use fedlgm."""
 ARGUMENTS = {
     "mnist": "--data-root mnist -n 1 -b 32",
     "char-lstm-classification": "--data-root names --epochs 2 -b 40",
@@ -69,7 +71,7 @@ MOST_OF_ORIGINALS = 15
 
 
 def written_in(name: str) -> int:
-    patch = (ORIGINALS / f"{name}.patch").read_text(encoding="utf-8")
+    patch = (PATCHES / f"{name}.patch").read_text(encoding="utf-8")
     return len(re.findall(r"^\+(?!\+)", patch, re.MULTILINE))
 
 
@@ -99,10 +101,23 @@ def example_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_class, "from_pretrained", lambda *given, **named: tokenizer)
 
 
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of examples in the source distribution of the installed Opacus."""
+    folder = tmp_path_factory.mktemp("opacus")
+    wanted = f"opacus=={version('opacus')}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "opacus"]
+    subprocess.run([*command, "--dest", folder, wanted], check=True, capture_output=True)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.glob("opacus-*/examples"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_example_of_opacus_costs_no_more_with_fedlgm(
     name: str,
+    examples: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -111,12 +126,12 @@ def test_an_example_of_opacus_costs_no_more_with_fedlgm(
     monkeypatch.chdir(tmp_path)
     example_data(tmp_path, monkeypatch)
     script = tmp_path / f"{name}.py"
-    shutil.copyfile(ORIGINALS / f"{name}.py.txt", script)
+    shutil.copyfile(examples / f"{name}.py", script)
     monkeypatch.setattr(sys, "argv", [str(script), "--device", "cpu", *ARGUMENTS[name].split()])
     epsilons = []
     for patched in (False, True):
         if patched:
-            subprocess.run(["git", "apply", "-p0", ORIGINALS / f"{name}.patch"], check=True)
+            subprocess.run(["git", "apply", "-p0", PATCHES / f"{name}.patch"], check=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             runpy.run_path(str(script), run_name="__main__")
