@@ -27,7 +27,7 @@ from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.wire import printable
-from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.policy import LIVE, Policy, Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import FrameError
@@ -75,20 +75,40 @@ class Service:
                     "a ledger of private releases cannot be used in a test, nor a ledger of tests "
                     "outside it"
                 )
-            self._account = Account(self.policy, self._ledger)
+            self._record = folder.record(self._ledger.identity)
+            self._enforce(self.policy)
             self._account.epsilon()  # refused if rows protect less than the budget does
             self._releaser.open(folder.secret(self._ledger), seed)
-            self._record = folder.record(self._ledger.identity)
-            self._approval = Approval(self.policy, self._record, self._account, self._people)
-            self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
+            folder.note_policy(self._record, self.policy)
+            self._reloaded = self._record.policy["seq"]
         except BaseException:
             self.close()
             raise
-        self._server_keys = [protocol.public_key(key) for key in self.policy.ask.server_keys]
         self._failed: Refusal | None = None
         self.broken: LedgerError | None = (
             None  # why the ledger cannot be used until it is opened and verified again
         )
+
+    def _enforce(self, policy: Policy) -> None:
+        """Use a policy from now on."""
+        self._account = Account(policy, self._ledger)
+        self._approval = Approval(policy, self._record, self._account, self._people)
+        self._server_keys = [protocol.public_key(key) for key in policy.ask.server_keys]
+        self._releaser.enforce(policy)
+        self.policy = policy
+
+    def _follow_operator(self) -> None:
+        """Use the policy that `fedlgm node reload` has recorded since, if it has.
+
+        The record's row holds the policy, so a file that is being edited is never read.
+        """
+        self._record.refresh()
+        row = self._record.policy
+        if row["seq"] != self._reloaded:
+            read = Policy.model_validate(row["values"])
+            self._enforce(self.policy.model_copy(update={name: getattr(read, name) for name in LIVE}))
+            self._reloaded = row["seq"]
+            _log.info("the policy was reloaded: epsilon %g", self.policy.privacy.epsilon)
 
     def warm(self) -> None:
         """Load the modules that the first charge needs."""
@@ -490,11 +510,12 @@ class Service:
             )
         if ask.ahead is not None and ask.ask not in AHEAD:
             raise Refusal("malformed", f"no further question can be sent with {ask.ask!r}")
-        if ask.ask == "hello":
-            return self.hello(ask)
-        if ask.ask == "anchor":
-            return self.anchor(ask)
         try:
+            self._follow_operator()
+            if ask.ask == "hello":
+                return self.hello(ask)
+            if ask.ask == "anchor":
+                return self.anchor(ask)
             try:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:

@@ -107,6 +107,12 @@ class TrainingProcess:
         with self._explain_end():
             self._start()
 
+    def enforce(self, policy: Policy) -> None:
+        """Use a policy from now on; another process starts with it when a question needs one."""
+        if policy is not self._policy:
+            self._policy = policy
+            self.close()
+
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Request:
         """The request that a question's parts make (see `Releaser.understand`).
 
