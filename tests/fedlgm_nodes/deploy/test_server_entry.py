@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import stat
 import threading
 import time
@@ -148,6 +149,20 @@ def test_the_last_lines_name_each_node_whose_answer_is_missing(tmp_path, capsys)
     record.print_totals(3)
     assert capsys.readouterr().out.splitlines()[:2] == record.silent()
     assert NodesRecord.of(new_folder.create(tmp_path / "new", folder.recipe())).silent() == []
+
+
+def test_the_federations_page_names_each_node_after_a_round(tmp_path):
+    folder = new_folder.create(tmp_path / "run", recipe_for_nodes(recipes.load("nodes"), 3))
+    record = NodesRecord.of(folder)
+    record.round(RoundReport(1, ["a"], {"c": "no <answer>"}, 0, 1.5))
+    record.round(RoundReport(2, ["a", "c"], {}, 0, 1.5))
+    record.write_page({"a": 2, "b": None, "c": 1}, ["tls.crt ends tomorrow"])
+    file = folder.private / "federation.html"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    page = re.sub("<[^>]*>", " ", file.read_text().partition("</style>")[2])
+    page = " ".join(page.split())
+    for words in ("a 2 0 2", "c 1 1 no &lt;answer&gt; 1", "tls.crt ends tomorrow", "2 a, c 1.5"):
+        assert words in page
 
 
 @pytest.mark.parametrize(
