@@ -75,10 +75,11 @@ class Service:
                     "a ledger of private releases cannot be used in a test, nor a ledger of tests "
                     "outside it"
                 )
+            secret = folder.secret(self._ledger)
             self._record = folder.record(self._ledger.identity)
             self._enforce(self.policy)
             self._account.epsilon()  # refused if rows protect less than the budget does
-            self._releaser.open(folder.secret(self._ledger), seed)
+            self._releaser.open(secret, seed)
             folder.note_policy(self._record, self.policy)
             self._reloaded = self._record.policy["seq"]
         except BaseException:
