@@ -82,10 +82,11 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
     """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
         return {}
-    running, problems = _running(folder), {}
-    for role, (pid, *_) in _read_record(folder).items():
+    record, problems = _read_record(folder), {}
+    running = _alive(record)
+    for role, (pid, _, since) in record.items():
         if role not in running:
-            problems[role] = _refusal(folder, role) or ended_fault(role, pid, folder)
+            problems[role] = _refusal(folder, role, since) or ended_fault(role, pid, folder)
         elif fault := stopped_fault(role, running[role]):
             problems[role] = fault
     return problems
@@ -99,9 +100,15 @@ def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
     )
 
 
-def _refusal(folder: DeploymentFolder, role: str) -> str:
-    """What is said of a SuperNode that the SuperLink refuses; empty if it does not."""
-    if not role.endswith("-supernode") or _STILL_CONNECTED not in _output(folder, role):
+def _refusal(folder: DeploymentFolder, role: str, since: int) -> str:
+    """What is said of a SuperNode that the SuperLink refuses; empty if it does not.
+
+    Args:
+        folder: the deployment's folder.
+        role: the process.
+        since: length of its log when it was started.
+    """
+    if not role.endswith("-supernode") or _STILL_CONNECTED not in _output(folder, role, since):
         return ""
     return (
         f"{role}: the SuperLink refuses it for half a minute, as long as it counts the one that was "
@@ -246,7 +253,8 @@ class Supervisor:
 
     Args:
         folder: the deployment's folder.
-        say: called with a line for each process that has ended, once until it is found running.
+        say: called with a line for each process that has ended, once until it is found running. A
+            SuperNode that the SuperLink refuses is tried again without a line.
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
@@ -264,7 +272,8 @@ class Supervisor:
         running = _alive(record)
         ended = record.keys() - running.keys()
         for role in sorted(ended - self._ended):
-            self._say(f"{role} (process {record[role][0]}) has ended and is started again")
+            if not _refusal(folder, role, record[role][2]):
+                self._say(f"{role} (process {record[role][0]}) has ended and is started again")
         self._ended = ended
         if "superlink" in ended:
             end(started_under(folder.flower_home))
@@ -441,12 +450,12 @@ def _wait(
         running = _running(folder)
         for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
             if role in started:  # another role was found running, but was about to end
-                if not _refusal(folder, role):
-                    said = tail(_output(folder, role))
+                pid, _, since = _read_record(folder)[role]
+                if not _refusal(folder, role, since):
+                    said = tail(_output(folder, role, since))
                     last = said.rpartition("\n")[2]  # of fedlgm's own processes
                     if last.startswith("error: "):
                         raise RunError(f"{role} ended: {last[7:]}")
-                    pid = _read_record(folder)[role][0]
                     raise RunError(f"{ended_fault(role, pid, folder)}. End of its log:\n{said}")
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
@@ -549,17 +558,17 @@ def _node_id(folder: DeploymentFolder, role: str) -> str:
     """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
     not.
     """
+    since = _read_record(folder).get(role, (0, 0.0, 0))[2]
     ids = (
-        re.findall(rf"{_ID} (\d+)", _output(folder, role, _HEAD))
+        re.findall(rf"{_ID} (\d+)", _output(folder, role, since, _HEAD))
         if (folder.logs / f"{role}.log").is_file()
         else []
     )
     return str(ids[-1]) if ids else ""
 
 
-def _output(folder: DeploymentFolder, role: str, most: int = -1) -> str:
-    """Output of a process since its last start: the first `most` bytes, or all of it."""
+def _output(folder: DeploymentFolder, role: str, since: int, most: int = -1) -> str:
+    """Output of a process since its start: the first `most` bytes, or all of it."""
     with (folder.logs / f"{role}.log").open("rb") as log:
-        since = _read_record(folder).get(role, (0, 0.0, 0))[2]
         log.seek(since if since <= os.fstat(log.fileno()).st_size else 0)  # 0: it was rotated
         return log.read(most).decode("utf-8", errors="replace")

@@ -224,3 +224,22 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
             pass
         assert folder.worker() == (os.getpid(), True)
     assert folder.worker() is None
+
+
+def test_a_repeated_command_follows_a_server_process_that_still_works(tmp_path):
+    """It said "wait for it", and nothing of the run's progress or end."""
+    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
+    process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
+    process.start()
+    while folder.worker() is None:
+        time.sleep(0.01)
+    record, said = NodesRecord(folder, summed=False), list[str]()
+    record.say("before")
+    threading.Timer(0.5, record.say, ["round 1"]).start()
+    threading.Timer(1.5, process.kill).start()
+    submit._follow_worker(folder, said.append)
+    process.join()
+    assert said[0].startswith(f"process {process.pid} works on {folder.path}")
+    assert said[1:] == ["round 1"]
+    submit._follow_worker(folder, said.append)  # nothing works on it
+    assert len(said) == 2
