@@ -187,7 +187,9 @@ class NodeLook:
             "requests_waiting": float(waiting),
             "paused": float(record.paused is not None),
         }
-        health.line += f", {counted(kinds.count('refusal'), 'refusal')}" + ", PAUSED" * bool(record.paused)
+        health.line += f", {counted(kinds.count('refusal'), 'refusal')}" + ", PAUSED" * bool(
+            record.paused
+        )
         if waiting:
             health.faults["requests"] = (
                 f"{waiting} requests wait for an approval: fedlgm node requests {self._folder.path}"

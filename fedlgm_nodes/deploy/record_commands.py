@@ -76,7 +76,7 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     """A request in plain words."""
     from fedlgm import privacy
     from fedlgm_nodes.deploy.pages import counted
-    from fedlgm_nodes.service.approval import epsilon_of
+    from fedlgm_nodes.service.account import epsilon_of
     from fedlgm_nodes.service.row import PROTECTED
 
     content, budget, data = request["content"], policy.privacy, request["data"]
@@ -124,7 +124,7 @@ def approve(
 ) -> None:
     """Let a requested work run; any change of it is another request."""
     from fedlgm_nodes.deploy.pages import counted
-    from fedlgm_nodes.service.approval import affordable
+    from fedlgm_nodes.service.account import affordable
 
     if until is not None:
         try:

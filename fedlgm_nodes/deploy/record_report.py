@@ -17,6 +17,7 @@ from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.row import PROTECTED
 
+
 def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
     """Sizes of ledger and record, and the releases that only the ledger has.
 

@@ -379,7 +379,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         health.add_disk(folder.path)
         health.add_certificates(deployment)
         positions = {node.name: answers.position(node.client) for node in enrolment.node}
-        releases = {name: place and place.seq for name, place in positions.items()}
+        releases = {name: None if at is None else at.seq for name, at in positions.items()}
         record.write_page(releases, health.faults.values())
         if anchors is not None and (count := anchors.collect(row["round"])):
             record.say(f"{count} nodes have signed the head of round {row['round']}")

@@ -226,9 +226,7 @@ def run(folder: Path) -> None:
     np.seterr(all="ignore")
 
     async def main() -> None:
-        service = Service(NodeFolder.open(folder))
-        service.warm()
-        await Listener(service).serve()
+        await Listener(Service(NodeFolder.open(folder))).serve()
 
     before = os.umask(0o077)
     try:

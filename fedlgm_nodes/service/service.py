@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.wire import printable
@@ -34,7 +33,7 @@ from fedlgm_nodes.protocol.frames import FrameError
 from fedlgm_nodes.protocol.messages import Position, Question
 from fedlgm_nodes.secagg.cohort import Terms
 from fedlgm_nodes.secagg.steps import AHEAD, STEPS, terms_of
-from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.accounting_process import AccountingProcess
 from fedlgm_nodes.service.anchors import AnchorRecord
 from fedlgm_nodes.service.approval import Approval
 from fedlgm_nodes.service.ask import Answer, Ask
@@ -62,6 +61,7 @@ class Service:
         self._signer = folder.signer()
         self._anchors = AnchorRecord(folder.anchors_file, self._signer)
         self._ledger = folder.ledger()
+        self._account = AccountingProcess(folder, self.policy, self._ledger)
         self._releaser = TrainingProcess(folder, self.policy, lambda: self._ledger.seq > 0)
         self._secure: SecureSteps | None = None
         try:
@@ -78,7 +78,6 @@ class Service:
             secret = folder.secret(self._ledger)
             self._record = folder.record(self._ledger.identity)
             self._enforce(self.policy)
-            self._account.epsilon()  # refused if rows protect less than the budget does
             self._releaser.open(secret, seed)
             folder.note_policy(self._record, self.policy)
             self._reloaded = self._record.policy["seq"]
@@ -92,7 +91,9 @@ class Service:
 
     def _enforce(self, policy: Policy) -> None:
         """Use a policy from now on."""
-        self._account = Account(policy, self._ledger)
+        self._account.close()
+        self._account = AccountingProcess(self.folder, policy, self._ledger)
+        self._account.epsilon()  # refused if rows protect less than the budget does
         self._approval = Approval(policy, self._record, self._account, self._people)
         self._server_keys = [protocol.public_key(key) for key in policy.ask.server_keys]
         self._releaser.enforce(policy)
@@ -107,13 +108,11 @@ class Service:
         row = self._record.policy
         if row["seq"] != self._reloaded:
             read = Policy.model_validate(row["values"])
-            self._enforce(self.policy.model_copy(update={name: getattr(read, name) for name in LIVE}))
+            self._enforce(
+                self.policy.model_copy(update={name: getattr(read, name) for name in LIVE})
+            )
             self._reloaded = row["seq"]
             _log.info("the policy was reloaded: epsilon %g", self.policy.privacy.epsilon)
-
-    def warm(self) -> None:
-        """Load the modules that the first charge needs."""
-        self._account.epsilon(privacy.events.gaussian_event(1.0))
 
     @property
     def data_reads(self) -> int:
@@ -556,8 +555,9 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the training process, and close the ledger and the sessions of secure sums."""
+        """End the processes, and close the ledger and the sessions of secure sums."""
         self._releaser.close()
+        self._account.close()
         if self._secure is not None:
             self._secure.close()
         self._ledger.close()
