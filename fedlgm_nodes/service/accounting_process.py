@@ -41,6 +41,7 @@ class AccountingProcess(ChildProcess):
         super().__init__("accounting process", lambda link: start(link))
         self._folder, self._policy, self._ledger = folder, policy, ledger
         self._spent = -1, 0.0
+        self._priced: tuple[Request | None, dict[str, Any]] = None, {}
 
     def epsilon(self) -> float:
         """`Account.epsilon` of all charges; known without the process until the next charge.
@@ -54,6 +55,8 @@ class AccountingProcess(ChildProcess):
 
     def event(self, request: Request) -> dict[str, Any]:
         """The cost that follows from a plan's numbers."""
+        if self._priced[0] is request:  # one question to the process less
+            return self._priced[1]
         return dict(self._ask("event", request))
 
     def cost(self, request: Request) -> dict[str, Any]:
@@ -62,7 +65,9 @@ class AccountingProcess(ChildProcess):
 
     def price(self, run: str, round: int, request: Request) -> dict[str, Any]:
         """`Account.price`."""
-        return dict(self._ask("price", request, run, round))
+        price, event = self._ask("price", request, run, round)
+        self._priced = request, event
+        return dict(price)
 
     def affordable_releases(self, run: str, request: Request, asked: int) -> int:
         """`Account.affordable_releases`."""
@@ -101,6 +106,11 @@ class _Answers:
         self.idle = policy.limits.training_idle_seconds
         return {}, b""
 
+    def close(self) -> None:
+        """Close the ledger, before the service closes its own and SQLite tidies up."""
+        if self._ledger is not None:
+            self._ledger.close()
+
     def answer(
         self, method: str, place: tuple[int, str], request: Request | None, *given: Any
     ) -> Any:
@@ -121,10 +131,11 @@ class _Answers:
 
         return privacy.events.encode(self._account.cost(request))
 
-    def _price(self, request: Request, run: str, round: int) -> dict[str, Any]:
+    def _price(self, request: Request, run: str, round: int) -> list[dict[str, Any]]:
         from fedlgm import privacy
 
-        return privacy.events.encode(self._account.price(run, round, request))
+        price = self._account.price(run, round, request)
+        return [privacy.events.encode(price), self._event(request)]
 
     def _affordable_releases(self, request: Request, run: str, asked: int) -> int:
         return int(self._account.affordable_releases(run, request, asked))

@@ -52,6 +52,9 @@ class Answers(Protocol):
 
     idle: float
 
+    def close(self) -> None:
+        """Close what it has opened."""
+
 
 def start(module: str, link: Connection) -> Child:
     """Start a module in a Python of its own, which calls `main`."""
@@ -157,21 +160,22 @@ def answer(link: Connection, service: int, answers: Answers) -> None:
 
 def serve(link: Connection, answers: Answers) -> None:
     """Answer until the other end is closed, or asks nothing for a while."""
-    while link.poll(answers.idle):
-        try:
-            method, given = link.recv()
-        except EOFError:
-            return
-        try:
-            header, body = getattr(answers, method)(*given)
-        except Refusal as refusal:
-            header, body = {"refusal": [refusal.code, refusal.why, refusal.about]}, b""
-        except FedlgmError as error:
-            header, body = {"error": [type(error).__name__, str(error)]}, b""
-        except Exception as error:
-            _log.exception("a process of the service")
-            header, body = {"error": ["RunError", repr(error)]}, b""
-        link.send_bytes(frames.encode(header, body))
+    with contextlib.closing(answers):
+        while link.poll(answers.idle):
+            try:
+                method, given = link.recv()
+            except EOFError:
+                return
+            try:
+                header, body = getattr(answers, method)(*given)
+            except Refusal as refusal:
+                header, body = {"refusal": [refusal.code, refusal.why, refusal.about]}, b""
+            except FedlgmError as error:
+                header, body = {"error": [type(error).__name__, str(error)]}, b""
+            except Exception as error:
+                _log.exception("a process of the service")
+                header, body = {"error": ["RunError", repr(error)]}, b""
+            link.send_bytes(frames.encode(header, body))
 
 
 def _end_with(service: int) -> None:

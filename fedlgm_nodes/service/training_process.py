@@ -210,6 +210,9 @@ class _Answers:
     def make(self, name: str) -> Any:
         return {}, frames.npy(self._releaser.make(self._request, name))
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def words(self, name: str) -> Any:
         return {}, frames.npy(self._releaser.words(self._request, name))
 

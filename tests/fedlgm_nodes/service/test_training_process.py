@@ -276,7 +276,7 @@ def test_a_killed_accounting_process_is_started_again_and_prices_the_same(tmp_pa
         launched[-1].kill()
         assert process.price("run", 1, request) == expected == process.cost(request)
         assert len(launched) == 2
-        terms = {"trust": "local", "run": "run", "round": 1, "data": "d", "protects": CLIENT}
+        terms: Any = {"trust": "local", "run": "run", "round": 1, "data": "d", "protects": CLIENT}
         ledger.charge("a", expected, **terms)
         assert process.epsilon() == own.epsilon() > 0.0
         for number in range(2, 15):
