@@ -38,6 +38,8 @@ _ROUNDING = 1 + 1e-6
 _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
+LIVE = ("privacy", "allow", "ask", "limits")
+"""Sections of a policy that a running service can take over."""
 LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Validator for tuples in strict sections, because TOML has lists."""
 
@@ -423,6 +425,25 @@ class Policy(_Section):
         field = cls.model_fields.get(str(place[0])) if len(place) == 2 else None
         kind = cls if field is None else (get_args(field.annotation) or (field.annotation,))[0]
         return list(kind.model_fields)
+
+    def check_reload(self, values: Mapping[str, Any]) -> None:
+        """Refuse a change of what a running service cannot change.
+
+        Args:
+            values: the policy that the service enforces, as JSON.
+
+        Raises:
+            ConfigError: such a key has changed; the message names it.
+        """
+        own = self.model_dump(mode="json")
+        fixed = [key for key in own if key not in LIVE and own[key] != values[key]]
+        for key in ("unit", "trust"):
+            if own["privacy"][key] != values["privacy"][key]:
+                fixed.append(f"privacy.{key}")
+        if fixed:
+            raise ConfigError(
+                f"policy.toml: {', '.join(fixed)} changed, which takes a restart of the service"
+            )
 
     def admit(self, plan: ReleasePlan) -> None:
         """Refuse a plan that this node does not execute, independently of its budget.

@@ -86,7 +86,7 @@ def _toml(value: Any) -> str:
 
 
 TEMPLATE = """\
-# What this node allows. Read by `fedlgm node serve`; no message can change it. After an edit: restart the service.
+# What this node allows. Read by `fedlgm node serve`; no message can change it. After an edit: `fedlgm node reload`.
 # Neither an edit here nor new data resets the ledger: the budget belongs to the data set, for its whole life.
 
 [node]

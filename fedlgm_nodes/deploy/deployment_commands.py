@@ -243,12 +243,23 @@ def remove(
 
 
 @app.command()
-def up(folder: FolderArgument) -> None:
-    """Start the SuperLink and all nodes on this machine."""
+def up(
+    folder: FolderArgument,
+    supervise: Annotated[
+        bool,
+        typer.Option(
+            "--supervise",
+            help="Stay, start again what ends, and rotate the logs; `down` stops the processes.",
+        ),
+    ] = False,
+) -> None:
+    """Start the SuperLink and all nodes on this machine; running processes are kept."""
     from fedlgm_nodes.deploy import processes
 
     processes.up(_open(folder), _say)
     _print_lines(_endings(_open(folder)))
+    if supervise:
+        processes.Supervisor(_open(folder), _say).run()
 
 
 @app.command()

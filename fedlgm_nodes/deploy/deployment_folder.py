@@ -166,6 +166,8 @@ class DeploymentFolder:
     """Run folders."""
     logs = Under("logs")
     """Output of started processes."""
+    compose_file = Under("compose.yaml")
+    """The server's processes as containers."""
     processes_file = Under("processes.json")
     """Processes that `up` has started."""
 

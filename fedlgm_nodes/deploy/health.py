@@ -28,6 +28,7 @@ from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm_nodes.deploy.certificates import ending
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import listener_fault
+from fedlgm_nodes.deploy.pages import counted
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.service.folder import NodeFolder
@@ -186,7 +187,9 @@ class NodeLook:
             "requests_waiting": float(waiting),
             "paused": float(record.paused is not None),
         }
-        health.line += f", {kinds.count('refusal')} refusals" + ", PAUSED" * bool(record.paused)
+        health.line += f", {counted(kinds.count('refusal'), 'refusal')}" + ", PAUSED" * bool(
+            record.paused
+        )
         if waiting:
             health.faults["requests"] = (
                 f"{waiting} requests wait for an approval: fedlgm node requests {self._folder.path}"

@@ -95,7 +95,7 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
         edited = _edit_policies(folder, public_text(signer.key()), public, switch=False)
         return [
             f"new key: {public}",
-            f"the policies of {edited} nodes on this machine accept both keys: restart their services",
+            f"the policies of {edited} nodes on this machine accept both keys after fedlgm node reload",
             f'send it to the operators of the others, for [ask]: next_server_key = "{public}"',
             "when all have it: fedlgm deploy rotate-keys DIR --switch",
         ]

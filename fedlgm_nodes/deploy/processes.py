@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -44,6 +45,8 @@ _STILL_CONNECTED = "[code: 2004]"
 """Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a
 kill."""
 _AGAIN_S = 2.0
+_SUPERVISE_S = 5.0
+_LARGEST_LOG = 10 << 20  # bytes; the log before it may have as many
 _OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
 _Known = tuple[int, float, int]
 """Process, seconds from the start of the machine to its own, and length of its log at that time."""
@@ -61,15 +64,16 @@ class Look:
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
-        self._folder, self._say, self._told = folder, say, dict[str, str]()
+        self._folder, self._say, self._told = folder, say, set[str]()
 
     def __call__(self) -> dict[str, str]:
         """Role -> fault and remedy; each is reported once."""
-        before, self._told = self._told, faults(self._folder)
-        for role, fault in self._told.items():
-            if before.get(role) != fault:
+        found = faults(self._folder)
+        for fault in found.values():
+            if fault not in self._told:
                 self._say(fault)
-        return self._told
+        self._told |= set(found.values())
+        return found
 
 
 def faults(folder: DeploymentFolder) -> dict[str, str]:
@@ -78,10 +82,11 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
     """
     if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
         return {}
-    running, problems = _running(folder), {}
-    for role, (pid, *_) in _read_record(folder).items():
+    record, problems = _read_record(folder), {}
+    running = _alive(record)
+    for role, (pid, _, since) in record.items():
         if role not in running:
-            problems[role] = ended_fault(role, pid, folder)
+            problems[role] = _refusal(folder, role, since) or ended_fault(role, pid, folder)
         elif fault := stopped_fault(role, running[role]):
             problems[role] = fault
     return problems
@@ -95,15 +100,29 @@ def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
     )
 
 
+def _refusal(folder: DeploymentFolder, role: str, since: int) -> str:
+    """What is said of a SuperNode that the SuperLink refuses; empty if it does not.
+
+    Args:
+        folder: the deployment's folder.
+        role: the process.
+        since: length of its log when it was started.
+    """
+    if not role.endswith("-supernode") or _STILL_CONNECTED not in _output(folder, role, since):
+        return ""
+    return (
+        f"{role}: the SuperLink refuses it for half a minute, as long as it counts the one that was "
+        f"killed as connected; `fedlgm deploy up {folder.path}` starts it again"
+    )
+
+
 def superlink(folder: DeploymentFolder) -> psutil.Process | None:
     """The SuperLink on this machine, whoever started it; None if there is none that this user can
     see.
     """
     readable = os.access(folder.processes_file, os.R_OK)
     if (
-        process := _alive((_read_record(folder) if readable else {}) | _find_marked(folder)).get(
-            "superlink"
-        )
+        process := _alive(_known(folder) if readable else _find_marked(folder)).get("superlink")
     ) is not None:
         return process
     return next(
@@ -164,7 +183,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
 
     flower.meanwhile, wait = meanwhile, partial(_wait, folder, running, started, look=look)
     try:
-        _record(folder, _read_record(folder) | _find_marked(folder))
+        _record(folder, _known(folder))
         if "superlink" not in running:
             end(
                 started_under(folder.flower_home)
@@ -227,6 +246,56 @@ def down(folder: DeploymentFolder) -> int:
     their number.
     """
     return _stop(folder, ["superlink", *_read_record(folder), *_find_marked(folder)])
+
+
+class Supervisor:
+    """Starts again what has ended of the processes that `up` started, and rotates their logs.
+
+    Args:
+        folder: the deployment's folder.
+        say: called with a line for each process that has ended, once until it is found running. A
+            SuperNode that the SuperLink refuses is tried again without a line.
+    """
+
+    def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say, self._ended = folder, say, set[str]()
+
+    def run(self) -> None:
+        """Look every few seconds, until this process is stopped."""
+        while True:
+            self()
+            time.sleep(_SUPERVISE_S)
+
+    def __call__(self) -> None:
+        """Look once."""
+        folder, record = self._folder, _read_record(self._folder)
+        running = _alive(record)
+        ended = record.keys() - running.keys()
+        for role in sorted(ended - self._ended):
+            if not _refusal(folder, role, record[role][2]):
+                self._say(f"{role} (process {record[role][0]}) has ended and is started again")
+        self._ended = ended
+        if "superlink" in ended:
+            end(started_under(folder.flower_home))
+        for role in record:
+            _rotate(folder, role)
+            _start(folder, role, running, [])
+
+
+def _rotate(folder: DeploymentFolder, role: str) -> None:
+    """Move the lines of a large log into a second file, in place of the lines before them."""
+    log = folder.logs / f"{role}.log"
+    if not log.is_file() or log.stat().st_size <= _LARGEST_LOG:
+        return
+    known = _node_id(folder, role)
+    shutil.copyfile(log, f"{log}.1")
+    os.truncate(log, 0)  # the process goes on at the end of the file
+    if known:
+        with log.open("a", encoding="utf-8") as output:
+            output.write(f"{_ID} {known}\n")
+    record = _read_record(folder)
+    pid, born, _ = record[role]
+    _record(folder, record | {role: (pid, born, 0)})
 
 
 def stop_node(folder: DeploymentFolder, name: str) -> int:
@@ -381,12 +450,12 @@ def _wait(
         running = _running(folder)
         for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
             if role in started:  # another role was found running, but was about to end
-                if not role.endswith("-supernode") or _STILL_CONNECTED not in _output(folder, role):
-                    said = tail(_output(folder, role))
+                pid, _, since = _read_record(folder)[role]
+                if not _refusal(folder, role, since):
+                    said = tail(_output(folder, role, since))
                     last = said.rpartition("\n")[2]  # of fedlgm's own processes
                     if last.startswith("error: "):
                         raise RunError(f"{role} ended: {last[7:]}")
-                    pid = _read_record(folder)[role][0]
                     raise RunError(f"{ended_fault(role, pid, folder)}. End of its log:\n{said}")
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
@@ -405,6 +474,15 @@ def _read_record(folder: DeploymentFolder) -> dict[str, _Known]:
         "delete it: the processes that `up` started are found without it",
     )
     return {role: (int(pid), born, int(since)) for role, (pid, born, since) in record.items()}
+
+
+def _known(folder: DeploymentFolder) -> dict[str, _Known]:
+    """Processes in the record, and those that `up` started and that are not in it."""
+    record, known = _read_record(folder), _find_marked(folder)
+    for role, (pid, born, _) in known.items():
+        if role in record and record[role][0] == pid:
+            known[role] = pid, born, record[role][2]  # the log may have been rotated
+    return record | known
 
 
 def _find_marked(folder: DeploymentFolder) -> dict[str, _Known]:
@@ -432,7 +510,7 @@ def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 def _all_running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
     """Processes that run, in the record or not. This looks at every process of the machine."""
-    return _alive(_read_record(folder) | _find_marked(folder))
+    return _alive(_known(folder))
 
 
 def _start_time(process: psutil.Process) -> float:
@@ -464,11 +542,11 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     }
     if "superlink" in roles:
         family |= started_under(folder.flower_home)
-    end(supernodes)
-    end(family)
     record = {role: entry for role, entry in _read_record(folder).items() if role not in roles}
     with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
-        _record(folder, record)
+        _record(folder, record)  # first: a supervisor starts again what is in it
+    end(supernodes)
+    end(family)
     return len(family)
 
 
@@ -480,16 +558,17 @@ def _node_id(folder: DeploymentFolder, role: str) -> str:
     """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
     not.
     """
+    since = _read_record(folder).get(role, (0, 0.0, 0))[2]
     ids = (
-        re.findall(rf"{_ID} (\d+)", _output(folder, role, _HEAD))
+        re.findall(rf"{_ID} (\d+)", _output(folder, role, since, _HEAD))
         if (folder.logs / f"{role}.log").is_file()
         else []
     )
     return str(ids[-1]) if ids else ""
 
 
-def _output(folder: DeploymentFolder, role: str, most: int = -1) -> str:
-    """Output of a process since its last start: the first `most` bytes, or all of it."""
+def _output(folder: DeploymentFolder, role: str, since: int, most: int = -1) -> str:
+    """Output of a process since its start: the first `most` bytes, or all of it."""
     with (folder.logs / f"{role}.log").open("rb") as log:
-        log.seek(_read_record(folder).get(role, (0, 0.0, 0))[2])
+        log.seek(since if since <= os.fstat(log.fileno()).st_size else 0)  # 0: it was rotated
         return log.read(most).decode("utf-8", errors="replace")

@@ -75,7 +75,8 @@ def show(folder: NodeArgument, digest: DigestArgument) -> None:
 def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[str]:
     """A request in plain words."""
     from fedlgm import privacy
-    from fedlgm_nodes.service.approval import epsilon_of
+    from fedlgm_nodes.deploy.pages import counted
+    from fedlgm_nodes.service.account import epsilon_of
     from fedlgm_nodes.service.row import PROTECTED
 
     content, budget, data = request["content"], policy.privacy, request["data"]
@@ -90,13 +91,13 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     yield f"Asked by: {request['asked_by'] or 'anybody (the policy names no server_key)'}."
     yield (
         f"It trains the model {_words(content['model'])} ({sum(layers.values()):,} parameters in "
-        f"{len(layers)} layers) for the task {_words(content['task'])}."
+        f"{counted(len(layers), 'layer')}) for the task {_words(content['task'])}."
     )
     yield f"Data: {printable(data['name'], 200)}; columns: {printable(columns, 2000)}."
     yield f"Mechanism: {_words(content['mechanism'])}; training: {_words(content['training'])}."
     protects = "one example" if budget.unit == "example" else "all of this node's data"
     yield (
-        f"The server states {stated} rounds under {facts['trust']} trust; this node's policy allows "
+        f"The server states {counted(stated, 'round')} under {facts['trust']} trust; this node's policy allows "
         f"{rounds} of them at most. They cost an epsilon of "
         f"{cost:.4g} at delta {budget.delta:g} for {protects}: {cost / budget.epsilon:.1%} of the "
         f"budget of {budget.epsilon:g}, of which {spent:.4g} is spent."
@@ -122,7 +123,8 @@ def approve(
     purpose: Annotated[str, typer.Option(help="The purpose, for the record.")] = "",
 ) -> None:
     """Let a requested work run; any change of it is another request."""
-    from fedlgm_nodes.service.approval import affordable
+    from fedlgm_nodes.deploy.pages import counted
+    from fedlgm_nodes.service.account import affordable
 
     if until is not None:
         try:
@@ -147,7 +149,7 @@ def approve(
             "approve", work=request["work"], epsilon=epsilon, until=until, releases=releases,
             purpose=purpose,
         )  # fmt: skip
-    limit = "" if releases is None else f" for at most {releases} releases"
+    limit = "" if releases is None else f" for at most {counted(releases, 'release')}"
     _say(f"approved {request['work'][:16]}{limit}{f' until {until}' if until else ''}")
 
 
@@ -173,8 +175,26 @@ def resume(folder: NodeArgument) -> None:
     _say("resumed")
 
 
+def reload(folder: NodeArgument) -> None:
+    """Let the running service enforce an edited policy.toml, from the next question on."""
+    from fedlgm_nodes.service.account import Account
+
+    with _open(folder) as (node, ledger, record):
+        policy = node.policy()
+        if "values" not in record.policy:
+            raise ConfigError("the service has not started yet, and reads policy.toml when it does")
+        policy.check_reload(record.policy["values"])
+        policy.allow.check_names()
+        Account(policy, ledger)  # refused if no noise meets the budget
+        before = record.policy["seq"]
+        node.note_policy(record, policy)
+    changed = "reloaded" if record.policy["seq"] != before else "nothing has changed"
+    _say(f"{changed}: epsilon {policy.privacy.epsilon:g}, {policy.ask.releases} releases")
+
+
 def verify(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """Verify each row of ledger and record, and that they state the same releases."""
+    from fedlgm_nodes.deploy.pages import counted
     from fedlgm_nodes.deploy.record_report import compared
 
     with _open(folder) as (_, ledger, record):
@@ -183,9 +203,10 @@ def verify(folder: NodeArgument, as_json: JsonOption = False) -> None:
         print_json(facts)
         return
     _say(
-        f"{facts['releases']} releases in the ledger and {facts['rows']} rows in the record are "
-        f"as this node wrote them; {len(facts['unrecorded'])} releases have no row in the record "
-        "(charged before the record existed, or never answered)"
+        f"as this node wrote them: {counted(facts['releases'], 'release')} in the ledger and "
+        f"{counted(facts['rows'], 'row')} in the record; "
+        f"{counted(len(facts['unrecorded']), 'release')} without a row in the record (charged "
+        "before the record existed, or never answered)"
     )
 
 
@@ -204,7 +225,7 @@ def report(
     if as_json:
         print_json(facts)
         return
-    write_durably(output, page(facts).encode())
+    write_durably(output, page(facts))
     _say(f"wrote {output}")
 
 
@@ -224,5 +245,5 @@ def check(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file to `fedlgm node`."""
-    for command in (requests, show, approve, deny, pause, resume, verify, report, check):
+    for command in (requests, show, approve, deny, pause, resume, reload, verify, report, check):
         app.command()(command)

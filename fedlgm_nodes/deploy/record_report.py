@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.events import decode
+from fedlgm_nodes.deploy.pages import render
 from fedlgm_nodes.policy import Policy
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.row import PROTECTED
-
-_PAGE = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    trim_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
 
 
 def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
@@ -80,9 +72,26 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
         "attack": _attack(ledger, budget.unit),
         "paused": record.paused is not None,
         "released": releases,
-        "decisions": [row for row in record.rows if row["kind"] not in ("release", "refusal")],
+        "decisions": list(_decisions(record)),
         "refusals": [row for row in record.rows if row["kind"] == "refusal"],
     }
+
+
+def _decisions(record: Record) -> Iterator[dict[str, Any]]:
+    """The rows that are no release and no refusal; a policy's states what it changed."""
+    before: dict[str, Any] = {}
+    for row in record.rows:
+        if row["kind"] == "policy":
+            values = row.get("values", {})
+            changes = [
+                f"{name}.{key}: {before[name][key]}, now {value}"
+                for name, section in values.items()
+                for key, value in (section or {}).items()
+                if key in (before.get(name) or {}) and before[name][key] != value
+            ]
+            row, before = row | {"changes": "; ".join(changes)}, values
+        if row["kind"] not in ("release", "refusal"):
+            yield row
 
 
 def _attack(ledger: NodeLedger, unit: str) -> str:
@@ -99,6 +108,6 @@ def _attack(ledger: NodeLedger, unit: str) -> str:
     return attack_rates(dp_event.ComposedDpEvent(events)).sentence(f"{unit}s")
 
 
-def page(facts: dict[str, Any]) -> str:
+def page(facts: dict[str, Any]) -> bytes:
     """The report as one HTML page."""
-    return _PAGE.get_template("record_report.html").render(facts)
+    return render("record_report.html", facts)

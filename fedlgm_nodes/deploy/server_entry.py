@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,9 @@ from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models import digest_of_file
+from fedlgm_nodes.deploy import federation_page
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
+from fedlgm_nodes.deploy.health import Health
 from fedlgm_nodes.secagg.cohort import MOST_NODES
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.budgets import Need
@@ -265,6 +268,10 @@ class NodesRecord:
             f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}"
         )
 
+    def write_page(self, releases: Mapping[str, int | None], faults: Iterable[str]) -> None:
+        """Write the federation's page (see `fedlgm_nodes.deploy.federation_page`)."""
+        federation_page.write(self._folder, self._last_reports(), releases, faults)
+
     def void(self) -> int:
         """Number of the run's rounds that were void: nobody was asked, or the round's last attempt
         gave no sum.
@@ -368,6 +375,12 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     def close_round(row: FullRow) -> None:  # its checkpoint is on disk
         file.close()
         record.print_round(row)
+        health = Health()
+        health.add_disk(folder.path)
+        health.add_certificates(deployment)
+        positions = {node.name: answers.position(node.client) for node in enrolment.node}
+        releases = {name: None if at is None else at.seq for name, at in positions.items()}
+        record.write_page(releases, health.faults.values())
         if anchors is not None and (count := anchors.collect(row["round"])):
             record.say(f"{count} nodes have signed the head of round {row['round']}")
 

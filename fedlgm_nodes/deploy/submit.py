@@ -81,6 +81,7 @@ def run(
         why = faults(folder).get("superlink", start)
         raise RunError(f"the SuperLink at {settings.local} does not answer: {why}")
     target = _folder(folder, recipe, fresh)
+    _follow_worker(target, say)
     finished = target.result()
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
@@ -213,12 +214,7 @@ def _follow(
     def pass_on() -> bool:
         """Pass on new lines; whether there were any."""
         nonlocal seen
-        before, seen = seen, _size(target)
-        if seen > before:
-            with _progress_file(target).open(encoding="utf-8", errors="replace") as file:
-                file.seek(before)
-                for line in file.read(seen - before).splitlines():
-                    say(line)
+        before, seen = seen, _pass_on(target, seen, say)
         return seen > before
 
     asked, silence, status = time.monotonic(), _SILENCE_S, ""
@@ -238,6 +234,32 @@ def _follow(
                 watch.require_app()
     pass_on()  # what was said while Flower was asked
     return status
+
+
+def _follow_worker(target: RunFolder, say: Callable[[str], None]) -> None:
+    """Pass on the lines of a server process that works on the run already, until it ends."""
+    worker, seen = target.worker(), _size(target)
+    if worker is not None and worker.runs:
+        say(
+            f"process {worker.pid} works on {target.path}, perhaps for a command that was killed: "
+            "this command follows it"
+        )
+    while worker is not None and worker.runs:
+        seen = _pass_on(target, seen, say)
+        time.sleep(0.25)
+        worker = target.worker()
+    _pass_on(target, seen, say)
+
+
+def _pass_on(target: RunFolder, seen: int, say: Callable[[str], None]) -> int:
+    """Pass on the run's lines after the first `seen` bytes, and return the number of bytes."""
+    size = _size(target)
+    if size > seen:
+        with _progress_file(target).open(encoding="utf-8", errors="replace") as file:
+            file.seek(seen)
+            for line in file.read(size - seen).splitlines():
+                say(line)
+    return size
 
 
 def _size(target: RunFolder) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder, Settings
 
+_PUBLIC = ("deploy.toml", "enrolment.toml")  # read by `deploy run` and `deploy register`
 IMAGE = "fedlgm"
 """Name of the image that `containers/Dockerfile` describes."""
 _HARDENED = """\
@@ -43,6 +44,7 @@ class Supervised:
         user: user who owns it.
         script: script that starts it.
         reads: files beside the script that it reads.
+        public: files of the deployment that it reads, too.
         writes: folders beside the script that it writes.
         network: whether it has a network. Without one it has Unix sockets only.
         shares: name of the process whose network it shares in containers; empty for its own.
@@ -50,12 +52,14 @@ class Supervised:
         after: unit that starts before it; empty if there is none.
         memory: largest memory; empty for most of the machine's, if the amount of data decides.
         low_port: whether it may listen on a port below 1024.
+        port: port on which its container can be reached; 0 for none.
     """
 
     name: str
     user: str
     script: Path
     reads: tuple[str, ...] = ()
+    public: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     network: bool = True
     shares: str = ""
@@ -63,6 +67,7 @@ class Supervised:
     after: str = ""
     memory: str = "1G"
     low_port: bool = False
+    port: int = 0
 
     def unit(self) -> str:
         """Its unit of systemd, with this machine's paths."""
@@ -88,23 +93,34 @@ class Supervised:
             + "\n[Install]\nWantedBy=multi-user.target\n"
         )
 
-    def service(self) -> str:
-        """Its service in a Compose file that lies beside its script."""
-        mounts = [f"./{name}:/node/{name}:ro" for name in (self.script.name, *self.reads)]
-        mounts += [f"./{name}:/node/{name}" for name in self.writes]
+    def service(self, root: Path, place: str) -> str:
+        """Its service in a Compose file.
+
+        Args:
+            root: folder of that file.
+            place: path of this folder in the container.
+        """
+        own = self.script.parent.relative_to(root)
+        script = [] if "." in self.writes else [self.script.name]
+        reads = [*(own / name for name in (*script, *self.reads)), *map(Path, self.public)]
+        mounts = [f"./{path}:{place}/{path}:ro" for path in reads]
+        mounts += [f"./{own / name}:{place}/{own / name}" for name in self.writes]
         network = "none" if not self.network else f"service:{self.shares}" if self.shares else ""
         lines = [
             f"{self.name}:",
             f"  image: {IMAGE}",
-            f'  command: ["/node/{self.script.name}"]',
+            f'  command: ["{place}/{own / self.script.name}"]',
             f"  user: {self.user}",
             *([f'  network_mode: "{network}"'] if network else []),
             "  read_only: true",
             "  tmpfs: [/tmp]",
+            *([f'  ports: ["{self.port}:{self.port}"]'] if self.port else []),
             "  cap_drop: [ALL]",
+            *(["  cap_add: [NET_BIND_SERVICE]"] if self.low_port else []),
             '  security_opt: ["no-new-privileges:true"]',
             *([f"  mem_limit: {self.memory.lower()}"] if self.memory else []),
             "  restart: unless-stopped",
+            "  logging: {driver: local}",  # which rotates
             "  volumes:",
             *(f'    - "{mount}"' for mount in mounts),
         ]
@@ -118,16 +134,31 @@ def server_processes(folder: DeploymentFolder, settings: Settings) -> list[Super
             "fedlgm-superlink",
             "fl-server",
             folder.server / "start-superlink.sh",
+            public=(*_PUBLIC, "signer/run"),
             writes=(".",),
             after="fedlgm-signer",
             memory="",
+            port=0 if settings.superlink is None else settings.port,
         ),
-        Supervised("fedlgm-signer", "fl-sign", folder.signer.script, writes=(".",), network=False),
+        Supervised(
+            "fedlgm-signer",
+            "fl-sign",
+            folder.signer.script,
+            public=_PUBLIC,
+            writes=(".",),
+            network=False,
+        ),
     ]
     if settings.superlink is not None:
-        script = folder.proxy / "start-proxy.sh"
         processes.append(
-            Supervised("fedlgm-proxy", "fl-proxy", script, writes=(".",), low_port=True)
+            Supervised(
+                "fedlgm-proxy",
+                "fl-proxy",
+                folder.proxy / "start-proxy.sh",
+                writes=(".",),
+                shares="fedlgm-superlink",
+                low_port=True,
+            )
         )
     return processes
 
@@ -176,7 +207,8 @@ def node_processes(folder: DeploymentFolder, name: str, has_data: bool = False) 
 
 
 def write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Write a unit for each process, and a Compose file into each node's folder.
+    """Write a unit for each process, a Compose file into each node's folder and, for nodes on other
+    machines, one for the server.
 
     Args:
         draft: folder to write into.
@@ -191,20 +223,34 @@ def write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Sett
         )
         for node in settings.nodes
     }
-    for process in chain(server_processes(final, settings), *nodes.values()):
+    server = server_processes(final, settings)
+    if settings.superlink is not None:
+        place = str(final.path)  # which Flower's configuration names
+        text = _SERVER.format(folder=place) + _services(server, final.path, place)
+        draft.compose_file.write_text(text, encoding="utf-8")
+    for process in chain(server, *nodes.values()):
         (units / f"{process.name}.service").write_text(process.unit(), encoding="utf-8")
     for name, processes in nodes.items():
-        draft.node(name).compose_file.write_text(_compose(processes), encoding="utf-8")
+        draft.node(name).compose_file.write_text(
+            _NODE + _services(processes, final.node(name).path, "/node"), encoding="utf-8"
+        )
 
 
-def _compose(processes: Sequence[Supervised]) -> str:
-    """The Compose file of a node."""
-    return (
-        "# docker compose up, in this folder. The image: containers/Dockerfile of fedlgm's source.\n"
-        "# The service has no network. Mount the data that service/policy.toml names at the same\n"
-        "# path, read-only, as a further line of the service's volumes: /srv/data:/srv/data:ro\n"
-        "services:\n" + "\n".join(process.service() for process in processes)
-    )
+_NODE = """\
+# docker compose up, in this folder. The image: containers/Dockerfile of fedlgm's source.
+# The service has no network. Mount the data that service/policy.toml names at the same
+# path, read-only, as a further line of the service's volumes: /srv/data:/srv/data:ro
+"""
+_SERVER = """\
+# docker compose up, in this folder. The image: containers/Dockerfile of fedlgm's source.
+# Mount a recipe of your own, read-only, into fedlgm-signer and fedlgm-superlink. Then:
+#   docker compose exec fedlgm-signer fedlgm deploy register RECIPE {folder}
+#   docker compose exec fedlgm-superlink fedlgm deploy run RECIPE {folder}
+"""
+
+
+def _services(processes: Sequence[Supervised], root: Path, place: str) -> str:
+    return "services:\n" + "\n".join(process.service(root, place) for process in processes)
 
 
 def _quote(path: Path) -> str:

@@ -5,9 +5,11 @@ common budget.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from fedlgm import privacy
 from fedlgm.privacy.floor import at_least
+from fedlgm.privacy.past import Past
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.request import Request
@@ -155,3 +157,31 @@ class Account:
             (ledger.count(run=run), limits.releases_per_run, "per run"),
             (ledger.count(since=today), limits.releases_per_day, "per day"),
         )
+
+
+def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
+    """Number of releases of a work that together cost at most `epsilon` at `delta`.
+
+    Example:
+        >>> event = privacy.events.encode(privacy.events.gaussian_event(4.0))
+        >>> affordable(event, 1.0, 1e-5), affordable(event, 3.0, 1e-5)
+        (1, 8)
+    """
+
+    def fits(count: int) -> bool:
+        return epsilon_of(cost, count, delta) <= epsilon
+
+    high = 1
+    while fits(high) and high < 1 << 20:
+        high *= 2
+    low = high // 2 if high > 1 else 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def epsilon_of(cost: dict[str, Any], count: int, delta: float) -> float:
+    """Epsilon at `delta` of `count` releases of one cost."""
+    event = privacy.events.decode(cost)
+    return Past().epsilon([(event, count)], delta, None, privacy.events.accountant_of([event]))

@@ -6,11 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fedlgm import privacy
-from fedlgm.privacy.past import Past
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical, digest, public_key, sha256, verify
-from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.accounting_process import AccountingProcess
 from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import Row
@@ -30,13 +28,13 @@ class Approval:
     Args:
         policy: the node's policy.
         record: the node's record.
-        account: the node's account.
+        account: the node's account, in its process.
         people: returns a keyed digest of the people who count at other nodes; empty if the policy
             does not list them.
     """
 
     def __init__(
-        self, policy: Policy, record: Record, account: Account, people: Callable[[], str]
+        self, policy: Policy, record: Record, account: AccountingProcess, people: Callable[[], str]
     ) -> None:
         self._policy, self._record, self._account = policy, record, account
         self._people = people
@@ -62,7 +60,7 @@ class Approval:
             "family": plan["family"],
             "bounded_by": plan["bounded_by"],
             "queries": [noisy.query.name for noisy in request.plan.queries],
-            "event": privacy.events.encode(request.cost.event(request.plan)),
+            "event": self._account.event(request),
         } | ({"people": people} if (people := self._people()) else {})
 
     def check(self, request: Request, *, charged: bool = False) -> None:
@@ -91,7 +89,7 @@ class Approval:
             waiting = [name for name in record.requests if record.state(name) == "waits"]
             if len(waiting) >= _MOST_WAITING:
                 raise Refusal("approval", f"{len(waiting)} other requests wait for an approval")
-            cost = privacy.events.encode(self._account.cost(request))
+            cost = self._account.cost(request)
             record.append("request", **{**work, "content": work["work"], "work": name}, cost=cost)
         raise Refusal("approval", f"the work {name[:16]} {_STATES[state]}")
 
@@ -127,31 +125,3 @@ class Approval:
 def work_digest(work: dict[str, Any]) -> str:
     """Digest of a work, 64 hexadecimal digits."""
     return digest("fedlgm work", canonical(work))
-
-
-def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
-    """Number of releases of a work that together cost at most `epsilon` at `delta`.
-
-    Example:
-        >>> event = privacy.events.encode(privacy.events.gaussian_event(4.0))
-        >>> affordable(event, 1.0, 1e-5), affordable(event, 3.0, 1e-5)
-        (1, 8)
-    """
-
-    def fits(count: int) -> bool:
-        return epsilon_of(cost, count, delta) <= epsilon
-
-    high = 1
-    while fits(high) and high < 1 << 20:
-        high *= 2
-    low = high // 2 if high > 1 else 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def epsilon_of(cost: dict[str, Any], count: int, delta: float) -> float:
-    """Epsilon at `delta` of `count` releases of one cost."""
-    event = privacy.events.decode(cost)
-    return Past().epsilon([(event, count)], delta, None, privacy.events.accountant_of([event]))

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import Under, draft_folder, write_durably
-from fedlgm_nodes.protocol.messages import digest, public_text
+from fedlgm_nodes.protocol.messages import digest, public_text, sha256
 from fedlgm_nodes.service.record import Record
 
 if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
@@ -257,6 +257,15 @@ class NodeFolder:
             LedgerError: see `Record`.
         """
         return Record(self.record_file, self.record_witness, identity, self._key("service.key"))
+
+    def note_policy(self, record: Record, policy: Policy) -> None:
+        """Record the policy that the service enforces, if it is another one than before.
+
+        Args:
+            record: the node's record.
+            policy: the content of the policy's file.
+        """
+        record.note_policy(sha256(self.policy_file.read_bytes()), policy.model_dump(mode="json"))
 
     def _key(self, name: str) -> bytes:
         file = self.path / "state" / name

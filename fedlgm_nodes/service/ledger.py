@@ -13,22 +13,25 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.files import transaction
 from fedlgm.privacy.guarantee import COVERS
-from fedlgm.privacy.past import Past
 from fedlgm_nodes.protocol.messages import TEST, Position, digest
 from fedlgm_nodes.service.row import Row
 from fedlgm_nodes.service.witness import Seen
 from fedlgm_nodes.service.witness import read as read_witness
 from fedlgm_nodes.service.witness import write as write_witness
+
+if TYPE_CHECKING:  # loads the accountant's libraries, which the service's own process does not
+    from fedlgm.privacy.past import Past
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -71,7 +74,8 @@ class NodeLedger:
     ) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
-        self._agreed, self._past = 0, Past()
+        self._agreed = 0
+        self._past: Past | None = None
         self._lock: int | None = None
         seen = read_witness(
             self.witness
@@ -207,10 +211,15 @@ class NodeLedger:
                 f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
                 f"protect ({protected}): keep privacy.unit = 'example' for this data set"
             )
+        if not counts and further is None:
+            return 0.0
+        from fedlgm.privacy.past import Past
+
+        self._past = self._past or Past()
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         both = [event for event, _ in events] + ([] if further is None else [further])
         accountant = privacy.events.accountant_of(both)
-        return self._past.epsilon(events, delta, further, accountant) if both else 0.0
+        return self._past.epsilon(events, delta, further, accountant)
 
     def noise_key(self) -> str:
         """Digest of the noise key that the service has made for this ledger; empty if it has made
@@ -240,14 +249,14 @@ class NodeLedger:
             self._db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (question, request))
 
     def charge(
-        self, request: str, event: privacy.DpEvent, *,
+        self, request: str, event: privacy.DpEvent | Mapping[str, Any], *,
         trust: str, run: str, round: int, data: str, protects: str, only_for: Iterable[str] = (),
     ) -> Row:  # fmt: skip
         """Record a release, and return only after row and witness are on disk.
 
         Args:
             request: name of the release.
-            event: cost of the release.
+            event: cost of the release, also as JSON (see `fedlgm.privacy.events.encode`).
             trust: trust model of the release.
             run: label of the run that asks.
             round: round of that run.
@@ -260,7 +269,8 @@ class NodeLedger:
             LedgerError: the ledger cannot be written.
         """
         self._require_held()
-        cost = json.dumps(privacy.events.encode(event), sort_keys=True)
+        values = event if isinstance(event, Mapping) else privacy.events.encode(event)
+        cost = json.dumps(values, sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         if protects not in COVERS:
             raise LedgerError(f"a release that protects ({protects}); known: {', '.join(COVERS)}")

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from fedlgm.errors import RunError
 from fedlgm.wording import first_problem
-from fedlgm_nodes.policy import MIB, Refusal
+from fedlgm_nodes.policy import MIB, Policy, Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import FrameError
@@ -43,8 +43,12 @@ class Listener:
     """
 
     def __init__(self, service: Service) -> None:
-        self._service, self._folder, self._policy = service, service.folder, service.policy
+        self._service, self._folder = service, service.folder
         self._busy, self._open, self._stop = asyncio.Lock(), 0, asyncio.Event()
+
+    @property
+    def _policy(self) -> Policy:
+        return self._service.policy
 
     async def serve(self) -> None:
         """Answer until SIGTERM or SIGINT, or until the ledger cannot be used.
@@ -222,9 +226,7 @@ def run(folder: Path) -> None:
     np.seterr(all="ignore")
 
     async def main() -> None:
-        service = Service(NodeFolder.open(folder))
-        service.warm()
-        await Listener(service).serve()
+        await Listener(Service(NodeFolder.open(folder))).serve()
 
     before = os.umask(0o077)
     try:

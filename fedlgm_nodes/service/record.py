@@ -52,7 +52,8 @@ class Record:
         self._releases: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         self._refusals: dict[str, set[tuple[str, str]]] = {}  # by day
-        self._policy = ""
+        self.policy: dict[str, Any] = {}
+        """Newest row of a policy; empty if there is none."""
         self._read, self._head = 0, ledger
         seen = read_witness(witness) if witness.exists() else Seen(ledger, 0, ledger, 0)
         self.refresh()
@@ -119,7 +120,7 @@ class Record:
         elif kind == "refusal":
             self._refusals.setdefault(row["at"][:10], set()).add((row["code"], row["why"]))
         elif kind == "policy":
-            self._policy = row["policy"]
+            self.policy = row
         elif kind in ("pause", "resume"):
             self.paused = row if kind == "pause" else None
 
@@ -176,10 +177,15 @@ class Record:
         """
         write_witness(self._witness, Seen(ledger, 0, ledger, 0))
 
-    def note_policy(self, policy: str) -> None:
-        """Record the digest of the policy with which the service starts, if it is another one."""
-        if policy != self._policy:
-            self.append("policy", policy=policy)
+    def note_policy(self, policy: str, values: dict[str, Any]) -> None:
+        """Record a policy, if it is another one than the newest.
+
+        Args:
+            policy: digest of the policy's file.
+            values: the policy, as JSON.
+        """
+        if (policy, values) != (self.policy.get("policy"), self.policy.get("values")):
+            self.append("policy", policy=policy, values=values)
 
     def recorded(self, release: int) -> bool:
         """Whether a release of the ledger has its row."""

@@ -23,18 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.wire import printable
-from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.policy import LIVE, Policy, Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import FrameError
 from fedlgm_nodes.protocol.messages import Position, Question
 from fedlgm_nodes.secagg.cohort import Terms
 from fedlgm_nodes.secagg.steps import AHEAD, STEPS, terms_of
-from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.accounting_process import AccountingProcess
 from fedlgm_nodes.service.anchors import AnchorRecord
 from fedlgm_nodes.service.approval import Approval
 from fedlgm_nodes.service.ask import Answer, Ask
@@ -62,6 +61,7 @@ class Service:
         self._signer = folder.signer()
         self._anchors = AnchorRecord(folder.anchors_file, self._signer)
         self._ledger = folder.ledger()
+        self._account = AccountingProcess(folder, self.policy, self._ledger)
         self._releaser = TrainingProcess(folder, self.policy, lambda: self._ledger.seq > 0)
         self._secure: SecureSteps | None = None
         try:
@@ -75,24 +75,44 @@ class Service:
                     "a ledger of private releases cannot be used in a test, nor a ledger of tests "
                     "outside it"
                 )
-            self._account = Account(self.policy, self._ledger)
-            self._account.epsilon()  # refused if rows protect less than the budget does
-            self._releaser.open(folder.secret(self._ledger), seed)
+            secret = folder.secret(self._ledger)
             self._record = folder.record(self._ledger.identity)
-            self._approval = Approval(self.policy, self._record, self._account, self._people)
-            self._record.note_policy(protocol.sha256(folder.policy_file.read_bytes()))
+            self._enforce(self.policy)
+            self._releaser.open(secret, seed)
+            folder.note_policy(self._record, self.policy)
+            self._reloaded = self._record.policy["seq"]
         except BaseException:
             self.close()
             raise
-        self._server_keys = [protocol.public_key(key) for key in self.policy.ask.server_keys]
         self._failed: Refusal | None = None
         self.broken: LedgerError | None = (
             None  # why the ledger cannot be used until it is opened and verified again
         )
 
-    def warm(self) -> None:
-        """Load the modules that the first charge needs."""
-        self._account.epsilon(privacy.events.gaussian_event(1.0))
+    def _enforce(self, policy: Policy) -> None:
+        """Use a policy from now on."""
+        self._account.close()
+        self._account = AccountingProcess(self.folder, policy, self._ledger)
+        self._account.epsilon()  # refused if rows protect less than the budget does
+        self._approval = Approval(policy, self._record, self._account, self._people)
+        self._server_keys = [protocol.public_key(key) for key in policy.ask.server_keys]
+        self._releaser.enforce(policy)
+        self.policy = policy
+
+    def _follow_operator(self) -> None:
+        """Use the policy that `fedlgm node reload` has recorded since, if it has.
+
+        The record's row holds the policy, so a file that is being edited is never read.
+        """
+        self._record.refresh()
+        row = self._record.policy
+        if row["seq"] != self._reloaded:
+            read = Policy.model_validate(row["values"])
+            self._enforce(
+                self.policy.model_copy(update={name: getattr(read, name) for name in LIVE})
+            )
+            self._reloaded = row["seq"]
+            _log.info("the policy was reloaded: epsilon %g", self.policy.privacy.epsilon)
 
     @property
     def data_reads(self) -> int:
@@ -490,11 +510,12 @@ class Service:
             )
         if ask.ahead is not None and ask.ask not in AHEAD:
             raise Refusal("malformed", f"no further question can be sent with {ask.ask!r}")
-        if ask.ask == "hello":
-            return self.hello(ask)
-        if ask.ask == "anchor":
-            return self.anchor(ask)
         try:
+            self._follow_operator()
+            if ask.ask == "hello":
+                return self.hello(ask)
+            if ask.ask == "anchor":
+                return self.anchor(ask)
             try:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
@@ -534,8 +555,9 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the training process, and close the ledger and the sessions of secure sums."""
+        """End the processes, and close the ledger and the sessions of secure sums."""
         self._releaser.close()
+        self._account.close()
         if self._secure is not None:
             self._secure.close()
         self._ledger.close()

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fedlgm.training import models
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
-from fedlgm_nodes.service import listener, service, training_process
+from fedlgm_nodes.service import accounting_process, child, listener, service, training_process
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.ledger import NodeLedger
 from tests.support.patience import LIMIT_S
@@ -49,18 +50,19 @@ BODY = frames.npy(MODEL.numpy())
 _fork = multiprocessing.get_context("fork")
 
 
-class _TrainingThread:
-    """A thread of the service's process in place of its training process: to fork one for each
-    service took a quarter of the suite's system time. `test_training_process.py` has real ones."""
+class _ChildThread:
+    """A thread of the service's process in place of a process: to fork one for each service took a
+    quarter of the suite's system time. `test_training_process.py` has real ones."""
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, answers: Any, link: Connection) -> None:
+        self._answers = answers
         own = Connection(os.dup(link.fileno()))  # the service closes `link` after the start
         self._thread = threading.Thread(target=self._serve, args=(own,), daemon=True)
         self._thread.start()
 
     def _serve(self, link: Connection) -> None:
         with link, contextlib.suppress(OSError):
-            training_process.serve(link)
+            child.serve(link, self._answers())
 
     def kill(self) -> None:
         """A thread ends when the service has closed the connection."""
@@ -70,7 +72,8 @@ class _TrainingThread:
         return 0
 
 
-training_process.start = _TrainingThread
+training_process.start = partial(_ChildThread, training_process._Answers)
+accounting_process.start = partial(_ChildThread, accounting_process._Answers)
 
 
 def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:

@@ -420,3 +420,80 @@ def test_status_lists_what_has_ended_or_is_stopped(
         "-CONT" in said
     )
     running["node0-service"].resume()
+
+
+def test_a_supernode_that_is_refused_for_half_a_minute_is_one_sentence(
+    folder: DeploymentFolder,
+) -> None:
+    """`deploy run` said "has ended" again for each process that `up` had started meanwhile."""
+    role, said, started = "node0-supernode", list[str](), list[str]()
+    look = processes.Look(folder, said.append)
+    for attempt in range(3):
+        processes._start(folder, role, {}, started)
+        process = processes._running(folder)[role]
+        look()
+        if attempt:
+            with (folder.logs / f"{role}.log").open("a") as log:
+                log.write(f"Error {processes._STILL_CONNECTED}\n")
+        process.kill()
+        psutil.wait_procs([process], timeout=10)
+        look()
+    assert len(said) == 2
+    assert "has ended" in said[0]
+    assert "half a minute" in said[1]
+
+
+def test_a_supervisor_starts_again_what_ends(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says it once; what `down` has stopped stays so."""
+    role, said = "node0-service", list[str]()
+    processes._start(folder, role, {}, [])
+    supervisor = processes.Supervisor(folder, said.append)
+    pids = set()
+    for _ in range(3):
+        process = processes._running(folder)[role]
+        pids.add(process.pid)
+        process.kill()
+        psutil.wait_procs([process], timeout=10)
+        supervisor()
+    assert len(pids) == 3
+    assert len(said) == 1
+    assert "is started again" in said[0]
+    supervisor()  # it runs
+    process = processes._running(folder)[role]
+    process.kill()
+    psutil.wait_procs([process], timeout=10)
+    supervisor()
+    assert len(said) == 2
+    processes.down(folder)
+    supervisor()
+    assert processes._running(folder) == {}
+
+
+def test_a_log_is_rotated_while_its_process_writes(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperNode's id, at the head of its log, is kept, and so are the last lines."""
+    monkeypatch.setattr(processes, "_LARGEST_LOG", 1000)
+    role, log = "node0-supernode", folder.logs / "node0-supernode.log"
+    folder.logs.mkdir()
+    log.write_text("an earlier start\n")
+    processes._start(folder, role, {}, [])
+    supervisor = processes.Supervisor(folder, print)
+    try:
+        with log.open("a", buffering=1) as output:
+            output.write("INFO : SuperNode ID: 7\n")
+            for number in range(3):
+                supervisor()
+                assert processes._node_id(folder, role) == "7"
+                output.write(f"round {number}\n" + "x" * 1000 + "\n")
+            supervisor()
+            output.write("the last line\n")
+        assert log.stat().st_size < 1000
+        assert log.read_text().endswith("the last line\n")
+        assert "round 2" in log.with_name("node0-supernode.log.1").read_text()
+        processes._record(folder, processes._known(folder))
+        assert processes._node_id(folder, role) == "7"
+    finally:
+        processes._stop(folder, [role])

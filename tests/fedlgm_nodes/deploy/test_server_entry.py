@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import stat
 import threading
 import time
@@ -150,6 +151,20 @@ def test_the_last_lines_name_each_node_whose_answer_is_missing(tmp_path, capsys)
     assert NodesRecord.of(new_folder.create(tmp_path / "new", folder.recipe())).silent() == []
 
 
+def test_the_federations_page_names_each_node_after_a_round(tmp_path):
+    folder = new_folder.create(tmp_path / "run", recipe_for_nodes(recipes.load("nodes"), 3))
+    record = NodesRecord.of(folder)
+    record.round(RoundReport(1, ["a"], {"c": "no <answer>"}, 0, 1.5))
+    record.round(RoundReport(2, ["a", "c"], {}, 0, 1.5))
+    record.write_page({"a": 2, "b": None, "c": 1}, ["tls.crt ends tomorrow"])
+    file = folder.private / "federation.html"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    page = re.sub("<[^>]*>", " ", file.read_text().partition("</style>")[2])
+    page = " ".join(page.split())
+    for words in ("a 2 0 2", "c 1 1 no &lt;answer&gt; 1", "tls.crt ends tomorrow", "2 a, c 1.5"):
+        assert words in page
+
+
 @pytest.mark.parametrize(
     ("answered", "lost"),
     [(True, {}), (False, {}), (True, {"node1": "its service does not answer"})],
@@ -209,3 +224,22 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
             pass
         assert folder.worker() == (os.getpid(), True)
     assert folder.worker() is None
+
+
+def test_a_repeated_command_follows_a_server_process_that_still_works(tmp_path):
+    """It said "wait for it", and nothing of the run's progress or end."""
+    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
+    process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
+    process.start()
+    while folder.worker() is None:
+        time.sleep(0.01)
+    record, said = NodesRecord(folder, summed=False), list[str]()
+    record.say("before")
+    threading.Timer(0.5, record.say, ["round 1"]).start()
+    threading.Timer(1.5, process.kill).start()
+    submit._follow_worker(folder, said.append)
+    process.join()
+    assert said[0].startswith(f"process {process.pid} works on {folder.path}")
+    assert said[1:] == ["round 1"]
+    submit._follow_worker(folder, said.append)  # nothing works on it
+    assert len(said) == 2

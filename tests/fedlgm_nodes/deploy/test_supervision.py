@@ -19,6 +19,7 @@ import yaml
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
+from fedlgm_nodes.deploy.supervision import server_processes
 from simulations.config import recipe as recipes
 
 ROLES = ("service", "supernode", "executor")
@@ -37,11 +38,11 @@ def containers(folder: DeploymentFolder, name: str) -> dict[str, Any]:
     return {role: services[f"fedlgm-{name}-{role}"] for role in ROLES}
 
 
-def mounts(container: dict[str, Any]) -> dict[str, bool]:
+def mounts(container: dict[str, Any], place: str = "/node") -> dict[str, bool]:
     """File or folder of the node, and whether the container may write it."""
     parts = [mount.split(":") for mount in container["volumes"]]
     for part in parts:
-        assert part[1] == part[0].replace("./", "/node/")
+        assert part[1] == part[0].replace(".", place, 1)
     return {part[0].removeprefix("./"): part[2:] != ["ro"] for part in parts}
 
 
@@ -66,6 +67,32 @@ def test_a_container_has_what_its_process_needs_and_nothing_else(tmp_path: Path)
         assert {file for file, writes in mounts(supernode).items() if writes} == {"flower"}
 
 
+def server_containers(folder: DeploymentFolder) -> dict[str, Any]:
+    return dict(yaml.safe_load(folder.compose_file.read_text())["services"])
+
+
+def test_a_servers_container_has_what_its_process_needs_and_nothing_else(tmp_path: Path) -> None:
+    folder = create(tmp_path / "lab", 1, hosts=["fl.example.org"], port=8443)
+    services = server_containers(folder)
+    seen: dict[str, set[str]] = {}
+    for name, container in services.items():
+        assert container["read_only"]
+        assert container["cap_drop"] == ["ALL"]
+        parts = [mount.split(":") for mount in container["volumes"]]
+        assert all(part[1] == str(folder.path / part[0]) for part in parts)
+        assert all((folder.path / part[0]).exists() for part in parts)
+        assert Path(container["command"][0]).is_file()
+        seen[name] = {part[0] for part in parts if part[2:] != ["ro"]}
+    link, signer, proxy = services.values()
+    assert list(seen.values()) == [{"./server"}, {"./signer"}, {"./proxy"}]
+    assert signer["network_mode"] == "none"
+    assert link["ports"] == ["8443:8443"]
+    assert proxy["network_mode"] == "service:fedlgm-superlink"
+    # The SuperLink, which runs code of others, sees the signer's socket and not its key.
+    assert f"./signer/run:{folder.path}/signer/run:ro" in link["volumes"]
+    assert not create(tmp_path / "alone", 1).compose_file.exists()
+
+
 def test_data_elsewhere_are_for_the_operator_to_mount(tmp_path: Path) -> None:
     folder = create(tmp_path / "lab", 1)
     assert "data" not in mounts(containers(folder, "node0")["service"])
@@ -75,7 +102,8 @@ def test_data_elsewhere_are_for_the_operator_to_mount(tmp_path: Path) -> None:
 def test_the_image_has_the_users_of_the_compose_files(tmp_path: Path) -> None:
     folder = create(tmp_path / "lab", 1)
     image = (CONTAINERS / "Dockerfile").read_text()
-    for container in containers(folder, "node0").values():
+    proxied = create(tmp_path / "proxied", 1, hosts=["fl.example.org"], port=8443)
+    for container in (*containers(folder, "node0").values(), *server_containers(proxied).values()):
         assert f" {container['user']} " in image.replace("\n", " ")
     hadolint = shutil.which("hadolint")
     if hadolint is not None:
@@ -85,15 +113,15 @@ def test_the_image_has_the_users_of_the_compose_files(tmp_path: Path) -> None:
 # -- a run under the same restrictions --------------------------------------------------------------------
 
 
-def restricted(container: dict[str, Any], node: Path) -> str:
+def restricted(container: dict[str, Any], node: Path, place: str = "/node") -> str:
     """Beginning of a command that runs as the Compose file says: a read-only root, but for the
     folders that it may write, and its network."""
-    writable = [node / file for file, writes in mounts(container).items() if writes]
+    writable = [node / file for file, writes in mounts(container, place).items() if writes]
     steps = ["mount -t tmpfs tmpfs /tmp"]
     steps += [
         f"mount --bind {shlex.quote(str(path))} {shlex.quote(str(path))}" for path in writable
     ]
-    steps += ["mount -o remount,ro,bind /", 'exec "$@"']
+    steps += ["mount -o remount,ro,bind /", 'cd "$PWD"', 'exec "$@"']
     alone = ["--net"] if container.get("network_mode") == "none" else []
     return shlex.join(
         ["unshare", "--map-root-user", "--mount", *alone, "sh", "-ec", "\n".join(steps), "sh"]
@@ -117,6 +145,10 @@ def lab() -> Iterator[DeploymentFolder]:
         script = node.script(role)
         before = f"exec {restricted(container, node.path)} "
         script.write_text(script.read_text().replace("exec ", before))
+    for server in server_processes(folder, folder.settings()):
+        text, place = server.service(folder.path, str(folder.path)), str(folder.path)
+        before = f"exec {restricted(yaml.safe_load(text)[server.name], folder.path, place)} "
+        server.script.write_text(server.script.read_text().replace("exec ", before))
     try:
         processes.up(folder)
         yield folder
@@ -126,14 +158,15 @@ def lab() -> Iterator[DeploymentFolder]:
 
 
 @pytest.mark.slow
-def test_a_restricted_node_answers(lab: DeploymentFolder) -> None:
+def test_a_restricted_node_answers_a_restricted_server(lab: DeploymentFolder) -> None:
     assert submit.run(lab, recipes.load("nodes", RECIPE))["rounds"] == 1
     with lab.node("node0").service.ledger(readonly=True) as ledger:
         assert len(ledger.rows()) == 1
     ours = os.readlink("/proc/self/ns/net")
-    for role in ROLES:
-        process = Path("/proc") / str(processes._read_record(lab)[f"node0-{role}"][0])
-        assert (os.readlink(process / "ns" / "net") == ours) == (role != "service")
+    for role, (pid, *_) in processes._read_record(lab).items():
+        process = Path("/proc") / str(pid)
+        alone = role in ("node0-service", "signer")
+        assert (os.readlink(process / "ns" / "net") != ours) == alone
         roots = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
         (options,) = [parts[5] for parts in roots if parts[4] == "/"]
         assert options.split(",")[0] == "ro"

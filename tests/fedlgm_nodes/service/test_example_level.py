@@ -275,7 +275,6 @@ def test_the_first_answer_after_a_start_composes_nothing_of_the_past(tmp_path, m
                 f"r{i}", event, trust="local", run="old", round=i + 1, data="d", protects=EXAMPLE
             )
     service = Service(folder)
-    service.warm()
     composed = []
     compose = accountants.PldAccountant.compose
     monkeypatch.setattr(

@@ -97,6 +97,56 @@ def test_new_work_waits_and_any_change_is_new_work(tmp_path):
     assert all(checked.values())
 
 
+def test_limits_are_raised_without_a_restart(tmp_path):
+    """A budget, a cap and a permission, in a service that goes on; the edit alone does nothing."""
+    folder = make_node(tmp_path / "node")
+    edit(folder, "releases = 1000 ", "releases = 2 ")
+    edit(folder, "epsilon = 8.0", "epsilon = 2.0")
+    with NodeProcess(folder):
+        assert ask(folder)[0]["ok"]
+        assert ask(folder, round=2)[0]["code"] == "budget-spent"
+        edit(folder, "epsilon = 2.0", "epsilon = 6.0")
+        assert ask(folder, round=2)[0]["code"] == "budget-spent"
+        assert "epsilon 6, 2 releases" in run("reload", folder.path)
+        assert ask(folder, round=2)[0]["ok"]
+        assert nodes.hello(folder)["epsilon"] == 6.0
+        assert "at most 2 releases" in ask(folder, round=3)[0]["why"]
+        edit(folder, "releases = 2 ", "releases = 3 ")
+        edit(folder, "largest_model = 20_000_000", "largest_model = 1")
+        run("reload", folder.path)
+        assert ask(folder, round=3)[0]["code"] == "work"  # the training process has it, too
+        edit(folder, "largest_model = 1", "largest_model = 20_000_000")
+        run("reload", folder.path)
+        assert ask(folder, round=3)[0]["ok"]
+        assert "nothing has changed" in run("reload", folder.path)
+        said = run("report", folder.path, "--json")["decisions"]
+    assert [row["changes"] for row in said] == [
+        "", "privacy.epsilon: 2.0, now 6.0",
+        "allow.largest_model: 20000000, now 1; ask.releases: 2, now 3",
+        "allow.largest_model: 1, now 20000000",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("client = 0 ", "client = 1 ", "node changed"),
+        ('unit = "client"', 'unit = "example"', "privacy.unit changed"),
+        ("epsilon = 8.0", "epsilon = -8.0", "must be above 0"),
+        ('tasks = ["classification"]', 'tasks = ["clasification"]', "classification"),
+    ],
+)
+def test_what_a_running_service_cannot_take_over_is_refused(tmp_path, old, new, said):
+    folder = make_node(tmp_path / "node")
+    with pytest.raises(ConfigError, match="not started"):
+        run("reload", folder.path)
+    with NodeProcess(folder):
+        edit(folder, old, new)
+        with pytest.raises(ConfigError, match=said):
+            run("reload", folder.path)
+        assert ask(folder)[0]["ok"]
+
+
 def test_an_approval_ends_with_its_epsilon(tmp_path):
     folder = careful(tmp_path / "node")
     with NodeProcess(folder):
@@ -222,7 +272,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
             here = command.replace("/srv/node/service", str(folder.path)).replace("DIGEST", work)
             assert run(*shlex.split(here)) or "report" in here
             assert ask(folder)[0].get("code") != "failed"
-    assert len(commands) == 9
+    assert len(commands) == 10
     assert "no agreement" in (tmp_path / "report.html").read_text()
 
 
@@ -267,4 +317,4 @@ def test_a_browser_shows_the_report_on_a_narrow_screen(tmp_path):
     )  # fmt: skip
     (width,) = re.findall(r"<title>(\d+)</title>", done.stdout)
     assert int(width) <= 500  # a browser without a screen has a least width of its own
-    assert "1 releases have spent an epsilon of" in done.stdout
+    assert "1 release spent an epsilon of" in done.stdout

@@ -1,4 +1,4 @@
-"""The service holds no torch and no data: the process that it starts for training does."""
+"""The service holds no torch, no data and no accountant: processes that it starts do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ import psutil
 import pytest
 import torch
 
-from fedlgm.errors import ConfigError, RunError
+from fedlgm import privacy
+from fedlgm.errors import ConfigError, LedgerError, RunError
+from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
+from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.protocol import frames
-from fedlgm_nodes.service import training_process
+from fedlgm_nodes.service import accounting_process, child, training_process
+from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.accounting_process import AccountingProcess
 from fedlgm_nodes.service.release import Releaser
+from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.service import Service
 from fedlgm_nodes.service.training_process import TrainingProcess, _Answers
+from fedlgm_nodes.service.work import Work
 from tests.support import nodes
 from tests.support.nodes import (
     NodeProcess,
@@ -36,7 +43,7 @@ from tests.support.nodes import (
 )
 from tests.support.patience import wait_until
 
-MOST_MIB = 150
+MOST_MIB = 60
 SERVE = "import sys; from simulations.entry import main; sys.exit(main())"
 
 
@@ -51,7 +58,7 @@ class ForkedTraining:
                 os.closerange(3, link.fileno())  # the ledger's lock, and the service's own end
                 os.closerange(link.fileno() + 1, 1 << 16)
                 signal.set_wakeup_fd(-1)
-                training_process.answer(link, service)
+                child.answer(link, service, _Answers())
             finally:
                 os._exit(0)
 
@@ -100,16 +107,19 @@ def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
         wait_until(lambda: folder.socket.exists() or service.poll() is not None)
         for round_ in (1, 2):
             assert ask(folder, round=round_)[0]["ok"]
-            assert 0 < resident(service.pid) <= MOST_MIB
-            assert "libtorch" not in Path(f"/proc/{service.pid}/maps").read_text()
+            assert psutil.Process(service.pid).memory_full_info().pss <= MOST_MIB << 20
+            maps = Path(f"/proc/{service.pid}/maps").read_text()
+            assert "libtorch" not in maps
+            assert "/scipy/" not in maps
             # Idle; the next question starts another. None is left in the system's table.
             wait_until(lambda: not psutil.Process(service.pid).children())
         assert hello(folder)["ok"]
         assert not training_of(service.pid)
         assert ask(folder, round=3)[0]["ok"]
-        (training,) = training_of(service.pid)
+        started = training_of(service.pid)
+        assert len(started) == 2
         service.kill()
-        wait_until(lambda: not resident(training))
+        wait_until(lambda: not any(map(resident, started)))
     finally:
         service.kill()
         service.wait()
@@ -245,3 +255,37 @@ def test_an_error_of_the_training_process_is_one_short_line(tmp_path, kind, rais
     with pytest.raises(raised, match=r"^of the model\?x{980,1000}$") as error:
         training._exchange("prepare")
     assert type(error.value) is raised
+
+
+def test_a_killed_accounting_process_is_started_again_and_prices_the_same(tmp_path, monkeypatch):
+    """And it refuses a ledger that is not the service's: another file in its place, or more rows."""
+    launched: list[subprocess.Popen[bytes]] = []
+
+    def start(link: Any) -> Any:
+        launched.append(child.start(accounting_process.__name__, link))  # type: ignore[arg-type]
+        return launched[-1]
+
+    monkeypatch.setattr(accounting_process, "start", start)
+    folder = make_node(tmp_path / "node")
+    request = Request(1, plan(), "", nodes.MODEL.numpy(), Work.model_validate(nodes.WORK))
+    with folder.ledger() as ledger:
+        own = Account(folder.policy(), ledger)
+        process = AccountingProcess(folder, folder.policy(), ledger)
+        expected = privacy.events.encode(own.price("run", 1, request))
+        assert process.price("run", 1, request) == expected
+        launched[-1].kill()
+        assert process.price("run", 1, request) == expected == process.cost(request)
+        assert len(launched) == 2
+        terms: Any = {"trust": "local", "run": "run", "round": 1, "data": "d", "protects": CLIENT}
+        ledger.charge("a", expected, **terms)
+        assert process.epsilon() == own.epsilon() > 0.0
+        for number in range(2, 15):
+            ledger.charge(f"{number}", expected, **terms)
+        with pytest.raises(Refusal, match="budget"):
+            process.price("run", 15, request)
+        assert process.epsilon() == own.epsilon()
+        ledger.head = "ab" * 32
+        with pytest.raises(LedgerError, match="not the one that the service holds"):
+            process.cost(request)
+        process.close()
+        launched[-1].wait()
