@@ -68,7 +68,8 @@ _WAIT = "wait for it"  # said by a command while another process is at work on t
 _WAIT_S = 10.0
 _ADVICE = ("resumes", "continue", "deploy up", "again", _WAIT)
 _NAMES = {
-    "fedlgm_nodes.service.training_process": "training process", "supernode": "SuperNode",
+    "fedlgm_nodes.service.training_process": "training process",
+    "fedlgm_nodes.service.accounting_process": "accounting process", "supernode": "SuperNode",
     "superlink": "SuperLink", "flower-superexec": "SuperLink's `flower-superexec`",
     "flwr-serverapp": "run's server process", "command": "`deploy run`", "flwr": "`flwr` of `deploy run`",
 }  # fmt: skip
