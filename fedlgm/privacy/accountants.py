@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -19,7 +20,7 @@ from typing_extensions import override
 from fedlgm.checks import check_known
 from fedlgm.extension.registry import Registry
 from fedlgm.privacy.events import AllocationDpEvent, WholeOrdersDpEvent, gaussian_event
-from fedlgm.privacy.grid import sampled_gaussian
+from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
 from fedlgm.privacy.renyi import divergences
@@ -77,6 +78,12 @@ class PldAccountant(PLDAccountant):
         branch = PldAccountant(value_discretization_interval=self._value_discretization_interval)
         branch._pld = self._pld  # type: ignore[has-type]
         return branch
+
+    @override
+    def get_epsilon(self, target_delta: float) -> float:
+        if self._contains_non_dp_event:
+            return math.inf
+        return max(least_epsilon(pmf, target_delta) for pmf in _directions(self._pld))
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         match event:

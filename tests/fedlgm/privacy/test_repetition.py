@@ -26,7 +26,7 @@ from fedlgm.privacy.accountants import (
     quiet,
 )
 from fedlgm.privacy.events import gaussian_event
-from fedlgm.privacy.grid import sampled_gaussian
+from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.repetition import repeatable
 
 
@@ -74,6 +74,30 @@ def test_compositions_are_those_of_dp_accounting(
             assert np.array_equal(a.pop("_probs"), b.pop("_probs"))
             assert a == b
         assert theirs.get_epsilon_for_delta(1e-5) == ours.get_epsilon_for_delta(1e-5)
+
+
+@settings(max_examples=30)
+@given(
+    st.floats(0.3, 30.0),
+    st.floats(1e-3, 0.999),
+    st.integers(1, 500),
+    st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-30, -0.01).map(lambda power: 10**power)),
+)
+def test_epsilons_are_those_of_dp_accounting(
+    multiplier: float, rate: float, count: int, delta: float
+) -> None:
+    """Also where delta is below the mass of infinite losses, or the epsilon is 0."""
+    often = repeatable(sampled_gaussian(multiplier, rate, 1e-2)).self_compose(count)
+    for pmf in (often._pmf_remove.to_dense_pmf(), often._pmf_add.to_dense_pmf()):
+        assert least_epsilon(pmf, delta) == pmf.get_epsilon_for_delta(delta)
+
+
+def test_epsilons_on_coarse_grids_and_of_large_losses_are_those_of_dp_accounting() -> None:
+    for multiplier, interval in ((0.03, 0.1), (0.3, 5.0), (0.02, 1.0), (5.0, 1e-4)):
+        once = sampled_gaussian(multiplier, 0.1, interval)
+        for pmf in (once._pmf_remove.to_dense_pmf(), once._pmf_add.to_dense_pmf()):
+            for delta in (1e-12, 1e-5, 0.01, 0.5, pmf._infinity_mass, pmf._infinity_mass * 1.5):
+                assert least_epsilon(pmf, delta) == pmf.get_epsilon_for_delta(delta)
 
 
 @settings(max_examples=10)
