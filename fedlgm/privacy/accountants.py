@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from fedlgm.privacy.events import AllocationDpEvent, WholeOrdersDpEvent, gaussia
 from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
-from fedlgm.privacy.renyi import divergences
+from fedlgm.privacy.renyi import best_orders, divergences
 from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = get_args(Accountant)
@@ -122,11 +123,9 @@ class PldAccountant(PLDAccountant):
 
 
 @lru_cache(maxsize=128)
-def _renyi_curve(multiplier: float, rate: float) -> Any:
-    """Renyi divergences of one release at all orders, which take nearly all of the time of a
-    composition.
-    """
-    return RdpAccountant().compose(gaussian_event(multiplier, rate)).rdp
+def _renyi_curve(multiplier: float, rate: float, orders: tuple[float, ...]) -> Any:
+    """Renyi divergences of one release, which take nearly all of the time of a composition."""
+    return RdpAccountant(orders=orders).compose(gaussian_event(multiplier, rate)).rdp
 
 
 class RenyiAccountant(RdpAccountant):
@@ -153,8 +152,24 @@ class RenyiAccountant(RdpAccountant):
                 return None
         return super()._maybe_compose(event, count, do_compose)
 
+    def narrow(self, events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> None:
+        """Leave the orders among which that of the least epsilon of these events is, if all of them
+        are sampled Gaussian releases; to be called before they are composed.
+        """
+        releases = []
+        for event, count in events:
+            match event:
+                case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
+                    0 < rate < 1 and multiplier**2 > 0
+                ):
+                    releases.append((rate, multiplier, count))
+                case _:
+                    return
+        self._orders = best_orders(releases, delta, self._orders)  # type: ignore[has-type]
+        self._rdp = np.zeros(len(self._orders))
+
     def _curve(self, multiplier: float, rate: float) -> Any:
-        return _renyi_curve(multiplier, rate)
+        return _renyi_curve(multiplier, rate, tuple(self._orders.tolist()))
 
 
 class BracketAccountant(RenyiAccountant):
@@ -170,7 +185,7 @@ class BracketAccountant(RenyiAccountant):
 
     @override
     def _curve(self, multiplier: float, rate: float) -> Any:
-        return divergences(rate, multiplier, tuple(map(float, self._orders)))
+        return divergences(rate, multiplier, tuple(self._orders.tolist()))
 
 
 def new_accountant(
@@ -243,10 +258,17 @@ def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe."""
-    before = absl.logging.get_verbosity()
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe.
+
+    A change of the level would empty the caches of all loggers.
+    """
+    logger = absl.logging.get_absl_logger()
+    logger.addFilter(_is_error)
     try:
         yield
     finally:
-        absl.logging.set_verbosity(before)
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

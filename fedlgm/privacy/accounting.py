@@ -470,13 +470,22 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     )
 
 
-def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
+def compose(
+    events: list[tuple[dp_event.DpEvent, int]], accountant: str, delta: float | None = None
+) -> Any:
     """An accountant of dp_accounting that has composed the events.
+
+    Args:
+        events: pairs (event, number of compositions).
+        accountant: its name.
+        delta: the only delta, above 0, at which it will be asked for epsilon.
 
     Raises:
         PrivacyError: the accountant cannot handle one of the events.
     """
     composed = new_accountant(accountant, [event for event, _ in events])
+    if delta is not None and isinstance(composed, RenyiAccountant):
+        composed.narrow(events, delta)
     for event, count in events:
         if not composed.supports(event):
             name = "rdp" if accountant == BRACKETS else accountant
@@ -494,7 +503,7 @@ def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
 
 def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
     try:
-        composed = compose(events, accountant)
+        composed = compose(events, accountant, delta)
         with quiet():
             return float(composed.get_epsilon(delta))
     except (

@@ -119,6 +119,9 @@ def least_epsilon(pmf: DensePLDPmf, delta: float) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         above = np.log((upper[:-1] - delta) / lower[:-1]) > losses - interval / 2
     for place in range(int(above.argmax()) if above.any() else len(losses), len(losses)):
-        if upper[place] > delta and math.log((upper[place] - delta) / lower[place]) >= losses[place]:
+        if (
+            upper[place] > delta
+            and math.log((upper[place] - delta) / lower[place]) >= losses[place]
+        ):
             return math.log((upper[place] - delta) / lower[place])
     return float(pmf.get_epsilon_for_delta(delta))

@@ -10,6 +10,7 @@ on the order of its terms.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,50 @@ _SMALL = -30.0
 """Logarithm of a last term over its sum."""
 _ROUNDING = 1e-6
 """More than by which sums in another order differ."""
+Release = tuple[float, float, int]
+"""Rate, noise multiplier and number of sampled Gaussian releases."""
+
+
+def best_orders(releases: Iterable[Release], delta: float, orders: np.ndarray) -> np.ndarray:
+    """The orders among which that of the least epsilon is.
+
+    The divergences are summed in another order here, which finds nearly all of the other orders in
+    a thirtieth of the time. Epsilon is an upper bound whatever orders are left.
+
+    Args:
+        releases: all releases.
+        delta: target delta in (0, 1).
+        orders: Renyi orders above 1, [n].
+
+    Example:
+        >>> best_orders([(0.1, 1.0, 10)], 1e-5, np.array([2.0, 4.4, 4.5, 4.6, 64.0])).tolist()
+        [4.6]
+    """
+    with np.errstate(all="ignore"):
+        spent = sum(count * _rough(rate, z, tuple(orders.tolist())) for rate, z, count in releases)
+        epsilons = spent + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+        least = epsilons.min()
+        if np.any(np.expm1(-spent) > -(delta**2) - _ROUNDING) or not math.isfinite(least):
+            return orders  # epsilon may be 0
+        return orders[~(epsilons > least + _ROUNDING * (1 + abs(least)))]
+
+
+@lru_cache(maxsize=32)
+def _rough(rate: float, multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
+    """Divergences to about 1e-13, infinite where the sum does not converge, [n]."""
+    logs = np.full(len(orders), math.nan)
+    whole = np.array([order.is_integer() for order in orders])
+    for place in np.flatnonzero(whole):
+        logs[place] = np.logaddexp.reduce(_whole_terms(rate, multiplier, orders[place]))
+    for count in (_FIRST, _MOST):
+        missing = np.flatnonzero(np.isnan(logs))
+        if len(missing):
+            columns = np.array(orders)[missing, None]
+            terms = np.array(_parts(rate, multiplier, columns, count))
+            total = np.logaddexp.reduce(terms, axis=(0, 2))
+            small = terms[..., -1].max(axis=0) < total + _SMALL
+            logs[missing] = np.where(small, total, math.nan)
+    return np.where(np.isnan(logs), math.inf, logs) / (np.array(orders) - 1)
 
 
 @lru_cache(maxsize=32)
@@ -51,7 +96,11 @@ def divergences(rate: float, multiplier: float, orders: tuple[float, ...]) -> np
 
 @lru_cache(maxsize=1024)
 def _binomials(order: float, count: int) -> np.ndarray:
-    """Logarithms of the first binomial coefficients, [count]."""
+    return _logs_of_binomials(order, count)
+
+
+def _logs_of_binomials(order: Any, count: int) -> np.ndarray:
+    """Logarithms of the first binomial coefficients, [count], or [n, count] of orders [n, 1]."""
     i = np.arange(count)
     gamma = special.gammaln
     logs: np.ndarray = gamma(order + 1) - gamma(i + 1) - gamma(order - i + 1)
@@ -59,12 +108,18 @@ def _binomials(order: float, count: int) -> np.ndarray:
 
 
 def _integer(rate: float, multiplier: float, order: float) -> float:
-    i = np.arange(int(order) + 1)
-    terms = _binomials(order, len(i)) + i * math.log(rate) + (order - i) * math.log1p(-rate)
     total = -math.inf
-    for term in (terms + (i * i - i) / (2 * multiplier**2)).tolist():
+    for term in _whole_terms(rate, multiplier, order).tolist():
         total = _add(total, term)
     return total
+
+
+def _whole_terms(rate: float, multiplier: float, order: float) -> np.ndarray:
+    """Logarithms of the terms of a whole order, [order + 1]."""
+    i = np.arange(int(order) + 1)
+    terms = _binomials(order, len(i)) + i * math.log(rate) + (order - i) * math.log1p(-rate)
+    result: np.ndarray = terms + (i * i - i) / (2 * multiplier**2)
+    return result
 
 
 def _fractional(rate: float, multiplier: float, order: float) -> float:
@@ -86,12 +141,13 @@ def _fractional(rate: float, multiplier: float, order: float) -> float:
     return math.inf
 
 
-def _parts(
-    rate: float, multiplier: float, order: float, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms of the terms of both integrals, below and above the middle, [count] each."""
+def _parts(rate: float, multiplier: float, order: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the terms of both integrals, below and above the middle, [count] each, or
+    [n, count] of orders [n, 1].
+    """
     middle = multiplier**2 * math.log(1 / rate - 1) + 0.5
-    binomials, i = _binomials(order, count), np.arange(count)
+    kept = _binomials if isinstance(order, float) else _logs_of_binomials
+    binomials, i = kept(order, count), np.arange(count)
     j = order - i
     log_rate, log_rest = math.log(rate), math.log1p(-rate)
 

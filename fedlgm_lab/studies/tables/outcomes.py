@@ -10,7 +10,7 @@ import collections
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -70,7 +70,7 @@ def check_claims_of(name: str, file: Path) -> list[claims.Checked]:
     return _check(name, file, file.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
     """Kept, because several parts of the pages show the same claims."""
     found = Study.read(file)

@@ -160,5 +160,32 @@ def test_renyi_divergences_are_those_of_dp_accounting(
     assert ours.tolist() == theirs.tolist()
 
 
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.2, 50.0), st.floats(1e-4, 0.999), st.integers(1, 1000)),
+        min_size=1,
+        max_size=2,
+    ),
+    st.floats(-30, -0.01).map(lambda power: 10**power),
+)
+def test_the_best_of_all_orders_is_among_those_that_are_left(
+    releases: list[tuple[float, float, int]], delta: float
+) -> None:
+    events = [(gaussian_event(multiplier, rate), count) for multiplier, rate, count in releases]
+    few, every = BracketAccountant(), BracketAccountant()
+    few.narrow(events, delta)
+    for event, count in events:
+        few.compose(event, count)
+        every.compose(event, count)
+    assert few.get_epsilon(delta) == every.get_epsilon(delta)
+
+
+def test_few_orders_are_left() -> None:
+    accountant = BracketAccountant()
+    accountant.narrow([(gaussian_event(1.0, 0.1), 10)], 1e-5)
+    assert accountant._orders.tolist() == [4.6]
+
+
 def test_renyi_divergences_without_noise_are_infinite() -> None:
     assert BracketAccountant().compose(gaussian_event(1e-200, 0.1)).get_epsilon(1e-5) == math.inf
