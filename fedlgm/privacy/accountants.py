@@ -25,7 +25,7 @@ from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
 from fedlgm.privacy.renyi import best_orders, divergences
-from fedlgm.privacy.repetition import repeatable
+from fedlgm.privacy.repetition import compose_with, repeatable
 
 ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
@@ -95,13 +95,13 @@ class PldAccountant(PLDAccountant):
                     single = _one_sampled_gaussian(
                         multiplier, rate, self._value_discretization_interval
                     )
-                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+                    self._pld = compose_with(self._pld, single.self_compose(count))  # type: ignore[has-type]
             case AllocationDpEvent(dp_event.GaussianDpEvent(multiplier), 1, rounds) if (
                 multiplier >= LEAST_MULTIPLIER and rounds > 1
             ):
                 if do_compose:
                     single = _one_of_rounds(multiplier, rounds, self._value_discretization_interval)
-                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+                    self._pld = compose_with(self._pld, single.self_compose(count))  # type: ignore[has-type]
             case AllocationDpEvent(dp_event.GaussianDpEvent() as release, 1):
                 # with hardly any noise, the secrecy of the round is not counted on
                 return super()._maybe_compose(release, count, do_compose)

@@ -114,14 +114,15 @@ def least_epsilon(pmf: DensePLDPmf, delta: float) -> float:
     steps[:1] = largest
     losses, probs = np.add.accumulate(steps), pmf._probs[::-1][: len(steps)]
     upper = np.add.accumulate(np.append(pmf._infinity_mass, probs))
-    exponentials = np.array([*map(math.exp, (-losses).tolist())])  # NumPy rounds some otherwise
-    lower = np.add.accumulate(np.append(0.0, exponentials * probs))
+    roughly = np.add.accumulate(np.append(0.0, np.exp(-losses) * probs))
     with np.errstate(divide="ignore", invalid="ignore"):
-        above = np.log((upper[:-1] - delta) / lower[:-1]) > losses - interval / 2
-    for place in range(int(above.argmax()) if above.any() else len(losses), len(losses)):
-        if (
-            upper[place] > delta
-            and math.log((upper[place] - delta) / lower[place]) >= losses[place]
-        ):
-            return math.log((upper[place] - delta) / lower[place])
+        above = np.log((upper[:-1] - delta) / roughly[:-1]) > losses - interval / 2
+    end = int(above.argmax()) + 2
+    exponentials = np.array([*map(math.exp, (-losses[:end]).tolist())])  # NumPy rounds otherwise
+    lower = np.add.accumulate(np.append(0.0, exponentials * probs[:end]))
+    for place in range(end - 2, min(end, len(losses))):
+        if upper[place] > delta and lower[place] > 0:
+            epsilon = math.log((upper[place] - delta) / lower[place])
+            if epsilon >= losses[place]:
+                return epsilon
     return float(pmf.get_epsilon_for_delta(delta))

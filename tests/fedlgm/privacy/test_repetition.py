@@ -13,6 +13,7 @@ from dp_accounting.pld.common import compute_self_convolve_bounds
 from dp_accounting.pld.privacy_loss_distribution import (
     from_gaussian_mechanism,
     from_laplace_mechanism,
+    identity,
 )
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
@@ -27,7 +28,7 @@ from fedlgm.privacy.accountants import (
 )
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
-from fedlgm.privacy.repetition import repeatable
+from fedlgm.privacy.repetition import compose_with, repeatable
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,20 @@ def test_epsilons_on_coarse_grids_and_of_large_losses_are_those_of_dp_accounting
         for pmf in (once._pmf_remove.to_dense_pmf(), once._pmf_add.to_dense_pmf()):
             for delta in (1e-12, 1e-5, 0.01, 0.5, pmf._infinity_mass, pmf._infinity_mass * 1.5):
                 assert least_epsilon(pmf, delta) == pmf.get_epsilon_for_delta(delta)
+
+
+@pytest.mark.parametrize(("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (1.5, 0.999)])
+def test_first_releases_are_composed_as_dp_accounting_does(multiplier: float, rate: float) -> None:
+    nothing = identity(1e-3)
+    once = sampled_gaussian(multiplier, rate, 1e-3)
+    sparse = from_laplace_mechanism(1.0, value_discretization_interval=1e-3)
+    for before in (nothing, nothing.compose(sparse), once):
+        for more in (repeatable(once).self_compose(7), once, sparse.self_compose(50)):
+            theirs, ours = before.compose(more), compose_with(before, more)
+            for side in ("_pmf_remove", "_pmf_add"):
+                a, b = (getattr(made, side) for made in (theirs, ours))
+                assert type(a) is type(b)
+                np.testing.assert_equal(vars(a), vars(b))
 
 
 @settings(max_examples=10)
