@@ -24,7 +24,7 @@ from fedlgm.privacy.events import AllocationDpEvent, WholeOrdersDpEvent, gaussia
 from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
-from fedlgm.privacy.renyi import best_orders, divergences
+from fedlgm.privacy.renyi import best_orders
 from fedlgm.privacy.repetition import compose_with, repeatable
 
 ACCOUNTANTS = get_args(Accountant)
@@ -35,8 +35,6 @@ SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches."""
 GRIDS = ("pld", COARSE)
 """Accountants on grids, which do not resolve the least deltas."""
-BRACKETS = "rdp of brackets"
-"""Name of the RDP accountant by which a noise multiplier is searched for, see `BracketAccountant`."""
 ORDERS = tuple(
     np.concatenate(
         [np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]]
@@ -144,7 +142,8 @@ class RenyiAccountant(RdpAccountant):
                 0 < rate < 1 and multiplier > 0
             ):
                 if do_compose:
-                    self._rdp += count * self._curve(multiplier, rate)  # type: ignore[has-type]
+                    orders = tuple(self._orders.tolist())
+                    self._rdp += count * _renyi_curve(multiplier, rate, orders)  # type: ignore[has-type]
                 return None
             case WholeOrdersDpEvent(rho):
                 if do_compose:
@@ -167,25 +166,6 @@ class RenyiAccountant(RdpAccountant):
                     return
         self._orders = best_orders(releases, delta, self._orders)  # type: ignore[has-type]
         self._rdp = np.zeros(len(self._orders))
-
-    def _curve(self, multiplier: float, rate: float) -> Any:
-        return _renyi_curve(multiplier, rate, tuple(self._orders.tolist()))
-
-
-class BracketAccountant(RenyiAccountant):
-    """A `RenyiAccountant` with divergences of our own, several times as fast, for the search for a
-    multiplier. No figure is stated by it: the accountant of the run confirms what it finds.
-
-    Example:
-        >>> fast, usual = BracketAccountant(), RenyiAccountant()
-        >>> _ = [accountant.compose(gaussian_event(1.0, 0.1), 10) for accountant in (fast, usual)]
-        >>> bool(fast.get_epsilon(1e-5) == usual.get_epsilon(1e-5))
-        True
-    """
-
-    @override
-    def _curve(self, multiplier: float, rate: float) -> Any:
-        return divergences(rate, multiplier, tuple(self._orders.tolist()))
 
 
 def new_accountant(
@@ -218,7 +198,6 @@ _ACCOUNTANTS: Registry[_Makes] = Registry(
         "rdp": lambda events: RenyiAccountant(),
         COARSE: partial(_pld, 1e-3),
         SEARCHES: lambda events: RdpAccountant(orders=ORDERS),
-        BRACKETS: lambda events: BracketAccountant(),
     },
 )
 
