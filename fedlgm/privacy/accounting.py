@@ -503,7 +503,7 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
             composed = compose(events, accountant, few_orders_of)
             with quiet():
                 found = float(composed.get_epsilon(delta))
-            if math.isfinite(found):
+            if math.isfinite(found) or accountant != "rdp":
                 break
         return found
     except (

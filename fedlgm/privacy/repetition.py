@@ -52,8 +52,10 @@ def compose_with(
         1
     """
     pmfs = [more._pmf_remove] if more._symmetric else [more._pmf_remove, more._pmf_add]
-    nothing = before._symmetric and getattr(before._pmf_remove, "_loss_probs", None) == {0: 1.0}
-    if not nothing or any(type(pmf) is not DensePLDPmf for pmf in pmfs):
+    first = before._pmf_remove
+    # A probability of 1 may be rounded, beside a small one of an infinite loss.
+    nothing = getattr(first, "_loss_probs", None) == {0: 1.0} and first._infinity_mass == 0
+    if not (nothing and before._symmetric) or any(type(pmf) is not DensePLDPmf for pmf in pmfs):
         return before.compose(more)
     return PrivacyLossDistribution(*map(_cut, pmfs))
 

@@ -9,7 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from dp_accounting.pld.common import compute_self_convolve_bounds
+from dp_accounting.pld.pld_pmf import SparsePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
     from_gaussian_mechanism,
     from_laplace_mechanism,
     identity,
@@ -104,7 +106,9 @@ def test_first_releases_are_composed_as_dp_accounting_does(multiplier: float, ra
     nothing = identity(1e-3)
     once = sampled_gaussian(multiplier, rate, 1e-3)
     sparse = from_laplace_mechanism(1.0, value_discretization_interval=1e-3)
-    for before in (nothing, nothing.compose(sparse), once):
+    # hardly anything: its probability is rounded to 1
+    little = PrivacyLossDistribution(SparsePLDPmf({0: 1.0}, 1e-3, 1e-12, True))
+    for before in (nothing, nothing.compose(sparse), once, little):
         for more in (repeatable(once).self_compose(7), once, sparse.self_compose(50)):
             theirs, ours = before.compose(more), compose_with(before, more)
             for side in ("_pmf_remove", "_pmf_add"):
