@@ -161,7 +161,7 @@ def test_epsilons_of_a_run_grow_as_before() -> None:
     assert all(low < high for low, high in pairwise(seen))
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(st.floats(0.2, 50.0), st.floats(1e-4, 0.999), st.integers(1, 1000)),
