@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -19,11 +21,11 @@ from typing_extensions import override
 from fedlgm.checks import check_known
 from fedlgm.extension.registry import Registry
 from fedlgm.privacy.events import AllocationDpEvent, WholeOrdersDpEvent, gaussian_event
-from fedlgm.privacy.grid import sampled_gaussian
+from fedlgm.privacy.grid import least_epsilon, sampled_gaussian
 from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.random_allocation import LEAST_MULTIPLIER, one_of_rounds
-from fedlgm.privacy.renyi import divergences
-from fedlgm.privacy.repetition import repeatable
+from fedlgm.privacy.renyi import best_orders
+from fedlgm.privacy.repetition import compose_with, repeatable
 
 ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
@@ -33,8 +35,6 @@ SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches."""
 GRIDS = ("pld", COARSE)
 """Accountants on grids, which do not resolve the least deltas."""
-BRACKETS = "rdp of brackets"
-"""Name of the RDP accountant by which a noise multiplier is searched for, see `BracketAccountant`."""
 ORDERS = tuple(
     np.concatenate(
         [np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]]
@@ -78,6 +78,12 @@ class PldAccountant(PLDAccountant):
         branch._pld = self._pld  # type: ignore[has-type]
         return branch
 
+    @override
+    def get_epsilon(self, target_delta: float) -> float:
+        if self._contains_non_dp_event:
+            return math.inf
+        return max(least_epsilon(pmf, target_delta) for pmf in _directions(self._pld))
+
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         match event:
             case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
@@ -87,13 +93,13 @@ class PldAccountant(PLDAccountant):
                     single = _one_sampled_gaussian(
                         multiplier, rate, self._value_discretization_interval
                     )
-                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+                    self._pld = compose_with(self._pld, single.self_compose(count))  # type: ignore[has-type]
             case AllocationDpEvent(dp_event.GaussianDpEvent(multiplier), 1, rounds) if (
                 multiplier >= LEAST_MULTIPLIER and rounds > 1
             ):
                 if do_compose:
                     single = _one_of_rounds(multiplier, rounds, self._value_discretization_interval)
-                    self._pld = self._pld.compose(single.self_compose(count))  # type: ignore[has-type]
+                    self._pld = compose_with(self._pld, single.self_compose(count))  # type: ignore[has-type]
             case AllocationDpEvent(dp_event.GaussianDpEvent() as release, 1):
                 # with hardly any noise, the secrecy of the round is not counted on
                 return super()._maybe_compose(release, count, do_compose)
@@ -115,11 +121,9 @@ class PldAccountant(PLDAccountant):
 
 
 @lru_cache(maxsize=128)
-def _renyi_curve(multiplier: float, rate: float) -> Any:
-    """Renyi divergences of one release at all orders, which take nearly all of the time of a
-    composition.
-    """
-    return RdpAccountant().compose(gaussian_event(multiplier, rate)).rdp
+def _renyi_curve(multiplier: float, rate: float, orders: tuple[float, ...]) -> Any:
+    """Renyi divergences of one release, which take nearly all of the time of a composition."""
+    return RdpAccountant(orders=orders).compose(gaussian_event(multiplier, rate)).rdp
 
 
 class RenyiAccountant(RdpAccountant):
@@ -138,7 +142,8 @@ class RenyiAccountant(RdpAccountant):
                 0 < rate < 1 and multiplier > 0
             ):
                 if do_compose:
-                    self._rdp += count * self._curve(multiplier, rate)  # type: ignore[has-type]
+                    orders = tuple(self._orders.tolist())
+                    self._rdp += count * _renyi_curve(multiplier, rate, orders)  # type: ignore[has-type]
                 return None
             case WholeOrdersDpEvent(rho):
                 if do_compose:
@@ -146,24 +151,21 @@ class RenyiAccountant(RdpAccountant):
                 return None
         return super()._maybe_compose(event, count, do_compose)
 
-    def _curve(self, multiplier: float, rate: float) -> Any:
-        return _renyi_curve(multiplier, rate)
-
-
-class BracketAccountant(RenyiAccountant):
-    """A `RenyiAccountant` with divergences of our own, several times as fast, for the search for a
-    multiplier. No figure is stated by it: the accountant of the run confirms what it finds.
-
-    Example:
-        >>> fast, usual = BracketAccountant(), RenyiAccountant()
-        >>> _ = [accountant.compose(gaussian_event(1.0, 0.1), 10) for accountant in (fast, usual)]
-        >>> bool(fast.get_epsilon(1e-5) == usual.get_epsilon(1e-5))
-        True
-    """
-
-    @override
-    def _curve(self, multiplier: float, rate: float) -> Any:
-        return divergences(rate, multiplier, tuple(map(float, self._orders)))
+    def narrow(self, events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> None:
+        """Leave the orders among which that of the least epsilon of these events is, if all of them
+        are sampled Gaussian releases; to be called before they are composed.
+        """
+        releases = []
+        for event, count in events:
+            match event:
+                case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
+                    0 < rate < 1 and multiplier**2 > 0
+                ):
+                    releases.append((rate, multiplier, count))
+                case _:
+                    return
+        self._orders = best_orders(releases, delta, self._orders)  # type: ignore[has-type]
+        self._rdp = np.zeros(len(self._orders))
 
 
 def new_accountant(
@@ -196,7 +198,6 @@ _ACCOUNTANTS: Registry[_Makes] = Registry(
         "rdp": lambda events: RenyiAccountant(),
         COARSE: partial(_pld, 1e-3),
         SEARCHES: lambda events: RdpAccountant(orders=ORDERS),
-        BRACKETS: lambda events: BracketAccountant(),
     },
 )
 
@@ -236,10 +237,17 @@ def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe."""
-    before = absl.logging.get_verbosity()
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe.
+
+    A change of the level would empty the caches of all loggers.
+    """
+    logger = absl.logging.get_absl_logger()
+    logger.addFilter(_is_error)
     try:
         yield
     finally:
-        absl.logging.set_verbosity(before)
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

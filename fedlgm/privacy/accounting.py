@@ -33,7 +33,6 @@ from fedlgm.checks import (
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.privacy.accountants import (
     ACCOUNTANTS,
-    BRACKETS,
     COARSE,
     GRIDS,
     SEARCHES,
@@ -274,7 +273,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     """Logarithm of the multiplier."""
 
     def excess(log_multiplier: float, kind: str) -> float:
-        if kind == BRACKETS and accountant in GRIDS and isinstance(rate, Allocation):
+        if kind == "rdp" and accountant in GRIDS and isinstance(rate, Allocation):
             as_often = tuple((level, count * rate.rounds) for level, count in levels)
             often = rate.participations / rate.rounds
             return _excess(log_multiplier, kind, target, delta, as_often, often)
@@ -313,7 +312,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     # RDP is cheap and close: it brackets the root for the accountant that was asked for.
     guess = (math.log(0.9), math.log(2.0))
     try:
-        start = solve(*guess, BRACKETS, 1e-3)
+        start = solve(*guess, "rdp", 1e-3)
     except PrivacyError:  # it has no answer for little epsilon at little delta
         if accountant == "rdp":
             raise
@@ -322,11 +321,9 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     if accountant == "pld" and rate != 1:
         root = polish(solve(start - 0.2, start + 0.05, COARSE, _TOLERANCE))
     if root is None:
-        searched = BRACKETS if accountant == "rdp" else accountant
-        root = solve(start - 0.2, start + 0.05, searched, _TOLERANCE / 4)
-        for kind in dict.fromkeys((searched, accountant)):  # the slower one most often once
-            while max(excess(root, kind), excess(root - _KEPT, kind)) > 0:
-                root += _TOLERANCE / 2
+        root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
+        while max(excess(root, accountant), excess(root - _KEPT, accountant)) > 0:
+            root += _TOLERANCE / 2
     return root
 
 
@@ -470,21 +467,29 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     )
 
 
-def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
+def compose(
+    events: list[tuple[dp_event.DpEvent, int]], accountant: str, delta: float | None = None
+) -> Any:
     """An accountant of dp_accounting that has composed the events.
+
+    Args:
+        events: pairs (event, number of compositions).
+        accountant: its name.
+        delta: the only delta, above 0, at which it will be asked for epsilon.
 
     Raises:
         PrivacyError: the accountant cannot handle one of the events.
     """
     composed = new_accountant(accountant, [event for event, _ in events])
+    if delta is not None and isinstance(composed, RenyiAccountant):
+        composed.narrow(events, delta)
     for event, count in events:
         if not composed.supports(event):
-            name = "rdp" if accountant == BRACKETS else accountant
             able = [
                 other for other in ACCOUNTANTS if new_accountant(other, [event]).supports(event)
             ]
             raise PrivacyError(
-                f"the {name} accountant cannot account for {event}"
+                f"the {accountant} accountant cannot account for {event}"
                 + (f"; use accountant = {' or '.join(map(repr, able))}" if able else "")
             )
         with quiet():
@@ -494,9 +499,13 @@ def compose(events: list[tuple[dp_event.DpEvent, int]], accountant: str) -> Any:
 
 def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
     try:
-        composed = compose(events, accountant)
-        with quiet():
-            return float(composed.get_epsilon(delta))
+        for few_orders_of in (delta, None):
+            composed = compose(events, accountant, few_orders_of)
+            with quiet():
+                found = float(composed.get_epsilon(delta))
+            if math.isfinite(found) or accountant != "rdp":
+                break
+        return found
     except (
         OverflowError,
         ZeroDivisionError,

@@ -247,8 +247,16 @@ def attack_rates(
         check_positive(noise_multiplier=source)
         draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
         profiles = [[(release_event(source / SENSITIVITY_FACTOR[relation], draws), count)]]
-    found = [_deltas(*merge_events(events)) for events in profiles]
-    return AttackRates(_EPSILONS, np.max([np.zeros_like(_EPSILONS), *found], axis=0))
+    return _rates(tuple(map(merge_events, profiles)))
+
+
+@lru_cache(maxsize=64)
+def _rates(profiles: tuple[tuple[float, Merged], ...]) -> AttackRates:
+    """Bounds of the largest of several profiles, which keep what they have computed."""
+    found = [_deltas(*merged) for merged in profiles]
+    deltas = np.max([np.zeros_like(_EPSILONS), *found], axis=0)
+    deltas.flags.writeable = False
+    return AttackRates(_EPSILONS, deltas)
 
 
 def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpEvent, int]]:

@@ -7,13 +7,18 @@ module applies the same operations to all points at once, in a seventh of the ti
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+_SPARSE = 1000
+"""Number of points up to which `dp_accounting` keeps a dictionary."""
 
 
 def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
@@ -45,7 +50,15 @@ def _masses(multiplier: float, rate: float, interval: float, kind: str) -> Any:
         math.ceil(bounds.epsilon_upper / interval),
     )
     deltas = _deltas(loss, np.arange(low, high + 1) * interval, 1 if kind == "REMOVE" else -1)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+    steps = np.diff(deltas)
+    if len(deltas) <= _SPARSE or np.any(steps > 0):
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+    # The same terms, without a dictionary of them.
+    growth = math.expm1(interval)
+    first, last = 1 - deltas[0] + steps[0] / growth, steps[-1] / math.expm1(-interval)
+    inner = (steps[1:] - steps[:-1] * math.exp(interval)) / growth
+    probs = np.maximum(0.0, np.concatenate(([first], inner, [last])))
+    return DensePLDPmf(interval, low, probs, deltas[-1], True)
 
 
 def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.ndarray:
@@ -79,3 +92,18 @@ def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> n
     plain[np.abs(losses - limit) <= 1e-9 * np.maximum(np.abs(losses), abs(limit))] = -math.inf
     x = -0.5 - sign * plain * multiplier**2
     return x if sign > 0 else 1.0 + x
+
+
+def least_epsilon(pmf: DensePLDPmf, delta: float) -> float:
+    """Smallest epsilon at which a grid's delta is at most `delta`.
+
+    Example:
+        >>> once = sampled_gaussian(1.0, 0.1, 1e-3)._pmf_remove.to_dense_pmf()
+        >>> least_epsilon(once, 1e-5) == once.get_epsilon_for_delta(1e-5)
+        True
+    """
+    largest = (pmf._lower_loss + pmf.size - 1) * pmf._discretization
+    losses = itertools.count(largest, -pmf._discretization)
+    # `PLDPmf.get_epsilon_for_delta` adds up NumPy's numbers, which takes twice as long.
+    probs = pmf._probs[::-1].tolist()
+    return float(pld_pmf._get_epsilon_for_delta(pmf._infinity_mass, losses, probs, delta))

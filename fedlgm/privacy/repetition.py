@@ -38,6 +38,45 @@ def repeatable(single: PrivacyLossDistribution) -> PrivacyLossDistribution:
     )
 
 
+def compose_with(
+    before: PrivacyLossDistribution, more: PrivacyLossDistribution
+) -> PrivacyLossDistribution:
+    """`before.compose(more)`, faster where nothing was composed before.
+
+    Example:
+        >>> from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
+        >>> nothing = identity(1e-3)
+        >>> once = from_gaussian_mechanism(1.0, value_discretization_interval=1e-3)
+        >>> both = (compose_with(nothing, once), nothing.compose(once))
+        >>> len({one.get_epsilon_for_delta(1e-5) for one in both})
+        1
+    """
+    pmfs = [more._pmf_remove] if more._symmetric else [more._pmf_remove, more._pmf_add]
+    first = before._pmf_remove
+    # A probability of 1 may be rounded, beside a small one of an infinite loss.
+    nothing = getattr(first, "_loss_probs", None) == {0: 1.0} and first._infinity_mass == 0
+    if not (nothing and before._symmetric) or any(type(pmf) is not DensePLDPmf for pmf in pmfs):
+        return before.compose(more)
+    return PrivacyLossDistribution(*map(_cut, pmfs))
+
+
+def _cut(pmf: DensePLDPmf, truncation: float = 1e-15) -> DensePLDPmf:
+    """The distribution without the tails that `DensePLDPmf.compose` cuts off: the lower one becomes
+    the least loss, the upper one an infinite loss.
+    """
+    from_below, from_above = (
+        np.append(np.add.accumulate(probs) > truncation / 2, True).argmax()
+        for probs in (pmf._probs, pmf._probs[::-1])
+    )
+    end = max(pmf.size - from_above, from_below + 1)
+    probs = pmf._probs[from_below:end].copy()
+    probs[0] += pmf._probs[:from_below].sum()
+    infinite = pmf._infinity_mass + pmf._probs[end:].sum()
+    return DensePLDPmf(
+        pmf._discretization, pmf._lower_loss + int(from_below), probs, infinite, True
+    )
+
+
 class _Repeatable(DensePLDPmf):  # type: ignore[misc]
     """Probabilities on a grid of losses."""
 

@@ -10,7 +10,7 @@ import collections
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,6 +72,12 @@ def check_claims(folder: Path, name: str) -> list[claims.Checked]:
 
 def check_claims_of(name: str, file: Path) -> list[claims.Checked]:
     """The claims of a study, checked against the runs of one kept file."""
+    return _check(name, file, file.stat().st_mtime_ns)
+
+
+@cache
+def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
+    """Kept, because several parts of the pages show the same claims."""
     found = Study.read(file)
     return claims.check(
         files.load(name).claims, found.to_frame(), found.compared_keys, found.headline

@@ -220,7 +220,7 @@ def test_a_claim_that_turns_with_the_learning_rate_is_fragile(run, tmp_path: Pat
         'along = "mechanism.bound"\n'
     )
     (tmp_path / "turning.toml").write_text(
-        body.replace('federation.rounds" = 2', 'federation.rounds" = 6')
+        body.replace('federation.rounds" = 2', 'federation.rounds" = 3')
     )
     status, out, err = run("study", tmp_path / "turning.toml", "--tuned", "--out", tmp_path / "set")
     assert status == 0, err

@@ -100,12 +100,31 @@ def test_several_interruptions(tiny, tmp_path):
     assert_same(launch.resume(tmp_path / "cut"), tmp_path / "cut", reference, tmp_path / "whole")
 
 
-@pytest.fixture
-def cut(tiny, tmp_path):
-    """An interrupted run."""
+@pytest.fixture(scope="module")
+def _cut_once(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("once") / "cut"
     with pytest.raises(Interrupted):
-        launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "cut", progress=interrupt_at(2))
-    return tmp_path / "cut"
+        launch.simulate(five_rounds(tiny, {}), run_dir=path, progress=interrupt_at(2))
+    return path
+
+
+@pytest.fixture
+def cut(_cut_once, tmp_path):
+    """An interrupted run, the test's own copy."""
+    return shutil.copytree(_cut_once, tmp_path / "cut")
+
+
+@pytest.fixture(scope="module")
+def _whole_once(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("once") / "whole"
+    launch.simulate(five_rounds(tiny, {}), run_dir=path)
+    return path
+
+
+@pytest.fixture
+def whole(_whole_once, tmp_path):
+    """The run without an interruption, the test's own copy."""
+    return shutil.copytree(_whole_once, tmp_path / "whole")
 
 
 def contents(folder):
@@ -116,25 +135,22 @@ def contents(folder):
     }
 
 
-def test_a_finished_run_gives_its_result(tiny, tmp_path):
-    result = launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "run")
-    before = contents(tmp_path / "run")
-    assert launch.resume(tmp_path / "run") == json.loads(
-        (tmp_path / "run" / "result.json").read_text()
-    )
-    assert launch.resume(tmp_path / "run")["model_sha256"] == result["model_sha256"]
-    assert contents(tmp_path / "run") == before
+def test_a_finished_run_gives_its_result(whole):
+    result, before = RunFolder(whole).result(), contents(whole)
+    kept = json.loads((whole / "result.json").read_text())
+    assert launch.resume(whole) == kept | {"run": str(whole)}
+    assert launch.resume(whole)["model_sha256"] == result["model_sha256"]
+    assert contents(whole) == before
 
 
-def test_all_rounds_done_but_no_result_yet(tiny, tmp_path):
-    result = launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    assert launch.resume(tmp_path / "run")["model_sha256"] == result["model_sha256"]
+def test_all_rounds_done_but_no_result_yet(whole):
+    result = RunFolder(whole).result()
+    (whole / "result.json").unlink()
+    assert launch.resume(whole)["model_sha256"] == result["model_sha256"]
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny, tmp_path, cut):
-    whole = tmp_path / "whole"
-    reference = launch.simulate(five_rounds(tiny, {}), run_dir=whole)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(cut, whole):
+    reference = RunFolder(whole).result()
     newest = sorted((cut / "checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     assert_same(launch.resume(cut), cut, reference, whole)
@@ -206,11 +222,10 @@ def test_two_processes_cannot_continue_one_run(cut):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5"])
-def test_a_damaged_result_is_one_message(tiny, tmp_path, content):
-    launch.simulate(tiny(), run_dir=tmp_path / "run")
-    (tmp_path / "run" / "result.json").write_text(content)
+def test_a_damaged_result_is_one_message(finished, content):
+    (finished / "result.json").write_text(content)
     with pytest.raises(RunError, match=r"result.json is damaged"):
-        launch.resume(tmp_path / "run")
+        launch.resume(finished)
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"5", b"[1]", b"{}"])
