@@ -93,7 +93,8 @@ class Lstm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(2000, 64)
-        self.cell, self.head = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 10)
+        self.cell: nn.Module = nn.LSTM(64, 128, batch_first=True)
+        self.head = nn.Linear(128, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.cell(self.embed(tokens))[0][:, -1])
@@ -227,6 +228,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Ca
 def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], None]:
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.layers import DPLSTM
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
@@ -235,6 +237,8 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], N
             type(block).__name__ == "BasicBlock"
         ):  # its `out += identity` raises under Opacus's hooks
             block.forward = partial(_block, block)
+    if isinstance(model, Lstm):  # Opacus takes no `nn.LSTM`
+        model.cell = DPLSTM(64, 128, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     if style == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(
