@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from fedlgm.data import tables
-from fedlgm.data.lazy import LazyArray
 from fedlgm.data.names import class_numbers, refuse_masked
 from fedlgm.data.partition import Partition
-from fedlgm.data.pixels import Pixels
+from fedlgm.data.pixels import Pixels, Undecoded
 from fedlgm.data.spent import Spent
 from fedlgm.data.torch_sets import as_pair
 from fedlgm.data.users import user_numbers
@@ -66,7 +65,7 @@ class DataSet:
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
-            if isinstance(self.__dict__[name], Pixels | LazyArray):
+            if isinstance(self.__dict__[name], Undecoded):
                 self.__dict__[_BYTES + name] = self.__dict__.pop(name)
             if self.columns is not None:
                 tables.check_columns(
@@ -82,9 +81,9 @@ class DataSet:
             self.__dict__[name] = self.__dict__[_BYTES + name][:]
             return self.__dict__[name]
 
-    def held(self, name: str) -> Arrays | Pixels | LazyArray:
+    def held(self, name: str) -> Arrays | Undecoded:
         """`train_x` or `test_x` as held in memory."""
-        value: Arrays | Pixels | LazyArray = self.__dict__[
+        value: Arrays | Undecoded = self.__dict__[
             _BYTES + name if _BYTES + name in self.__dict__ else name
         ]
         return value
@@ -107,9 +106,7 @@ class DataSet:
             [0, 1, 0]
         """
         held, users = self.held("train_x"), self.train_user
-        x: Any = (
-            held.keep(rows) if isinstance(held, Pixels | LazyArray) else inputs.take(held, rows)
-        )
+        x: Any = held.keep(rows) if isinstance(held, Undecoded) else inputs.take(held, rows)
         test_x: Any = self.held("test_x")
         return replace(
             self,
@@ -292,10 +289,8 @@ class DataSet:
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
         for name in ("train_x", "test_x"):
             x = self.held(name)
-            if isinstance(x, Pixels):
-                named |= {name: x.codes, f"{name}:values": x.values}
-            elif isinstance(x, LazyArray):
-                named[f"{name}:shape"] = np.array(x.shape)
+            if isinstance(x, Undecoded):
+                named |= x.parts(name)
             else:
                 named |= (
                     {f"{name}.{i}": part for i, part in enumerate(x)}
@@ -332,13 +327,13 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Any, np.ndarray]:
     x, y = pair
     if tables.is_table(x) and np.asarray(x).dtype.kind not in "biuf":
         x = tables.features(x, part)
-    arrays: Arrays | LazyArray
+    arrays: Arrays | Undecoded
     several = (
         "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
     )
     if isinstance(x, Mapping):
         raise DataError(f"{part} inputs: {several}, not a {type(x).__name__}")
-    if isinstance(x, LazyArray):
+    if isinstance(x, Undecoded):
         arrays = x
     elif isinstance(x, tuple):
         arrays = tuple(as_numbers(array, f"{part} input {i}") for i, array in enumerate(x))

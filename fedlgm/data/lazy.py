@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from fedlgm.data.pixels import Undecoded
 from fedlgm.errors import DataError
 from fedlgm.extension.loader import users_code
 
 
-class LazyArray:
+class LazyArray(Undecoded):
     """Training inputs that are read when their rows are needed, and not kept.
 
     A simulation of many clients then needs memory only for those that train at the moment. Values
@@ -52,10 +54,6 @@ class LazyArray:
         self.shape = (int(shape[0]) if _rows is None else len(_rows), *map(int, shape[1:]))
         self.dtype = np.dtype(np.int64 if np.dtype(dtype).kind in "iu" else np.float32)
 
-    def __len__(self) -> int:
-        """Number of inputs."""
-        return self.shape[0]
-
     def _numbers(self, rows: Any) -> np.ndarray:
         """Row numbers of the source."""
         if self._rows is not None:
@@ -65,10 +63,15 @@ class LazyArray:
         numbers = np.asarray(rows)
         return np.flatnonzero(numbers) if numbers.dtype == bool else numbers
 
+    @override
+    def parts(self, name: str) -> dict[str, np.ndarray]:
+        return {f"{name}:shape": np.array(self.shape)}
+
+    @override
     def keep(self, rows: Any) -> LazyArray:
-        """Some of the inputs, still unread."""
         return LazyArray(self._source, self._numbers(rows))
 
+    @override
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Read inputs [rows, ...].
 

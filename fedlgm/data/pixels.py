@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.errors import DataError
 
 _TO_FLOAT = 2.0 / 255.0
 
 
+class Undecoded(ABC):
+    """Inputs [n, ...] that are not in memory as numbers until they are read."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def keep(self, rows: Any) -> Undecoded:
+        """Some of the inputs, still undecoded."""
+
+    @abstractmethod
+    def parts(self, name: str) -> dict[str, np.ndarray]:
+        """What is known of them without reading, by names that begin with `name`."""
+
+    @abstractmethod
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Inputs `rows` as numbers."""
+
+    def __len__(self) -> int:
+        """Number of inputs."""
+        return self.shape[0]
+
+
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Undecoded):
     """Bytes and a table with the number for each byte: the same floats in a quarter of their
     memory.
 
@@ -45,20 +69,22 @@ class Pixels:
         """The same bytes, with numbers rescaled from [-1, 1] to [low, high]."""
         return Pixels(self.codes, rescale(self.values, low, high))
 
+    @override
     def keep(self, rows: Any) -> Pixels:
         """Some of the images, still as bytes."""
         return Pixels(self.codes[rows], self.values)
 
+    @override
+    def parts(self, name: str) -> dict[str, np.ndarray]:
+        return {name: self.codes, f"{name}:values": self.values}
+
+    @override
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Images `rows` as numbers, float32 [rows, ...]."""
         return np.take(self.values, self.codes[rows])
 
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.codes)
-
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """Shape of the array of all images."""
         return self.codes.shape
 
