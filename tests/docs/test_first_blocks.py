@@ -45,7 +45,7 @@ def test_a_page_begins_with_a_block_without_placeholders(page: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_the_block_runs(page: str, tmp_path: Path) -> None:
+def test_the_block_runs(page: str, short_path: Path) -> None:
     """Its processor time is bounded: the wall time depends on what else runs."""
     kind, code, _ = first_block(page)
     command = [sys.executable, "-c", code] if kind == "python" else ["bash", "-e", "-c", code]
@@ -55,13 +55,13 @@ def test_the_block_runs(page: str, tmp_path: Path) -> None:
     begun = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+            command, cwd=short_path, env=environment, capture_output=True, text=True, check=False,
             timeout=LIMIT_S,
         )  # fmt: skip
     finally:
-        if (tmp_path / "lab").is_dir():  # a deployment, whose processes go on
+        if (short_path / "lab").is_dir():  # a deployment, whose processes go on
             down = [sys.executable, "-m", "simulations.cli", "deploy", "down", "lab"]
-            subprocess.run(down, cwd=tmp_path, env=environment, check=True)
+            subprocess.run(down, cwd=short_path, env=environment, check=True)
     assert done.returncode == 0, done.stderr or done.stdout
     end = os.times()
     used = end.children_user + end.children_system - start.children_user - start.children_system
