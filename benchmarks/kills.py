@@ -179,7 +179,9 @@ class _Run:
             if "model_sha256" in printed:
                 result = printed
             elif run.exitcode is not None and run.exitcode >= 0:  # it was not the one killed
-                self._said.append((self._lines() or [""])[-1])
+                lines = ["", *self._lines()]
+                errors = [line for line in lines if line.startswith("error: ")]
+                self._said.append((errors or lines)[-1])  # a log may follow the error
             if result is None:
                 if "deploy down" in "".join(self._said[-1:]):
                     processes.down(self._folder)
