@@ -56,13 +56,13 @@ def test_every_command_with_json_is_listed() -> None:
         pytest.param("doctor", "", set(), marks=pytest.mark.slow),
         pytest.param("partition", "digits", set(), marks=pytest.mark.slow),
         ("check", f"{CHECK} --delta 1e-6 --epsilon 2", set()),
-        ("node init", "node", set()),
+        ("node init", "{short}/node", set()),
     ],
 )
 def test_the_keys_are_those_that_a_command_prints(
-    command: str, arguments: str, absent: set[str], run: Any, finished: Path
+    command: str, arguments: str, absent: set[str], run: Any, finished: Path, short_path: Path
 ) -> None:
-    words = arguments.format(run=finished).split()
+    words = arguments.format(run=finished, short=short_path).split()
     status, out, err = run(*command.split(), *words, "--json")
     assert status == 0, err
     assert KEYS[command] - absent <= set(json.loads(out)) <= KEYS[command] | {"audit"}
