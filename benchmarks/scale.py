@@ -38,6 +38,14 @@ from benchmarks.simulators import Contender, interleaved
 EXAMPLES = 4  # of each client
 LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
 WIDER = "{name = 'mlp', hidden = [6000, 2000]}"
+SHORT_ROUNDS = (
+    "training.epochs=1",
+    f"training.batch_size={EXAMPLES}",
+    "run.evaluate_every=1000",
+    "run.checkpoint_every=1000",
+    "run.block_size=16",
+)
+"""Settings of rounds in which each client takes one step."""
 
 
 def peak_megabytes() -> float:
@@ -92,13 +100,9 @@ def federation(
         f"federation.clients={clients}",
         f"federation.rate={cohort / clients}",
         f"federation.rounds={rounds}",
-        "training.epochs=1",
-        f"training.batch_size={EXAMPLES}",
         f"training.device={device}",
         "privacy.delta=1e-6",
-        "run.evaluate_every=1000",
-        "run.checkpoint_every=1000",
-        "run.block_size=16",
+        *SHORT_ROUNDS,
     ]
     cluster = one_core_nodes(nodes, store) if nodes > 1 else contextlib.nullcontext()
     with cluster as address, tempfile.TemporaryDirectory() as directory:
@@ -152,17 +156,13 @@ def generated(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
                 "train": (LazyArray(inputs), np.arange(EXAMPLES * clients) % 10),
                 "test": (inputs[test], test % 10),
             },
-            overrides={
-                "federation.clients": clients,
-                "federation.rate": cohort / clients,
-                "federation.rounds": rounds,
-                "training.epochs": 1,
-                "training.batch_size": EXAMPLES,
-                "privacy.delta": 1e-7,
-                "run.evaluate_every": 1000,
-                "run.checkpoint_every": 1000,
-                "run.block_size": 16,
-            },
+            overrides=[
+                f"federation.clients={clients}",
+                f"federation.rate={cohort / clients}",
+                f"federation.rounds={rounds}",
+                "privacy.delta=1e-7",
+                *SHORT_ROUNDS,
+            ],
             engine="processes",
             workers=2,
             run_dir=run,

@@ -25,7 +25,6 @@ class LazyArray(Undecoded):
             an `np.memmap`, or your own generator of examples.
 
     Attributes:
-        shape: shape [n, ...] of all inputs.
         dtype: float32, or int64 for integers such as tokens.
 
     Raises:
@@ -51,8 +50,13 @@ class LazyArray(Undecoded):
         if np.dtype(dtype).kind not in "biuf":
             raise DataError(f"LazyArray({type(source).__name__}): {dtype} is not a type of numbers")
         self._source, self._rows = source, _rows
-        self.shape = (int(shape[0]) if _rows is None else len(_rows), *map(int, shape[1:]))
+        self._shape = (int(shape[0]) if _rows is None else len(_rows), *map(int, shape[1:]))
         self.dtype = np.dtype(np.int64 if np.dtype(dtype).kind in "iu" else np.float32)
+
+    @property
+    @override
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
 
     def _numbers(self, rows: Any) -> np.ndarray:
         """Row numbers of the source."""

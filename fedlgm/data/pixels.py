@@ -20,7 +20,10 @@ _TO_FLOAT = 2.0 / 255.0
 class Undecoded(ABC):
     """Inputs [n, ...] that are not in memory as numbers until they are read."""
 
-    shape: tuple[int, ...]
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array of all inputs."""
 
     @abstractmethod
     def keep(self, rows: Any) -> Undecoded:
@@ -28,7 +31,7 @@ class Undecoded(ABC):
 
     @abstractmethod
     def parts(self, name: str) -> dict[str, np.ndarray]:
-        """What is known of them without reading, by names that begin with `name`."""
+        """Arrays that describe the inputs without reading them, by names that begin with `name`."""
 
     @abstractmethod
     def __getitem__(self, rows: Any) -> np.ndarray:
@@ -84,8 +87,8 @@ class Pixels(Undecoded):
         return np.take(self.values, self.codes[rows])
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Shape of the array of all images."""
+    @override
+    def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
 

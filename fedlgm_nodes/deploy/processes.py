@@ -101,7 +101,7 @@ def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
 
 
 def _refusal(folder: DeploymentFolder, role: str, since: int) -> str:
-    """What is said of a SuperNode that the SuperLink refuses; empty if it does not.
+    """A sentence about a SuperNode that the SuperLink refuses; empty if it is not refused.
 
     Args:
         folder: the deployment's folder.

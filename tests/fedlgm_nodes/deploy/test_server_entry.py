@@ -189,13 +189,19 @@ def _hold(path):
         time.sleep(60)
 
 
-def test_a_killed_server_process_is_named_within_seconds(tmp_path):
-    """Flower takes a minute or more to notice it."""
-    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
+def _worked_on(path):
+    """A run folder, and a process that works on it."""
+    folder = new_folder.create(path, recipes.load("nodes"))
     process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
     process.start()
     while folder.worker() is None:
         time.sleep(0.01)
+    return folder, process
+
+
+def test_a_killed_server_process_is_named_within_seconds(tmp_path):
+    """Flower takes a minute or more to notice it."""
+    folder, process = _worked_on(tmp_path / "run")
     assert folder.worker() == (process.pid, True)
     watch = Watch(DeploymentFolder(tmp_path), print)
     watch.target = folder
@@ -228,11 +234,7 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
 
 def test_a_repeated_command_follows_a_server_process_that_still_works(tmp_path):
     """It said "wait for it", and nothing of the run's progress or end."""
-    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
-    process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
-    process.start()
-    while folder.worker() is None:
-        time.sleep(0.01)
+    folder, process = _worked_on(tmp_path / "run")
     record, said = NodesRecord(folder, summed=False), list[str]()
     record.say("before")
     threading.Timer(0.5, record.say, ["round 1"]).start()

@@ -60,7 +60,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def reported(runs) -> dict[str, str]:
-    """What the command `report` printed of every run, which has its report from then on."""
+    """Output of the command `report` for every run. Each run has its report from then on."""
     return {
         kind: CliRunner().invoke(app, ["report", str(run), "--json"]).stdout
         for kind, run in runs.items()
