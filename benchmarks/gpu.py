@@ -38,6 +38,7 @@ from fedlgm.aggregation import kernels
 from fedlgm.noise.draws import Family
 
 CLIENTS = (1, 32)
+_WHOLE = ("simulators", "adapters", "adapters_step", "billion", "billion_step", "cohorts")
 
 
 class Attempts:
@@ -113,7 +114,9 @@ def with_gpu(attempt: Attempts, run_sweep: bool, runs: bool) -> dict[str, Any]:
     }
     if runs:
         report["simulators"] = attempt("simulators", _simulators)
-        report["adapters"] = attempt("adapters", adapters.measure, device, adapters.Scale())
+        for name, scale in {"adapters": adapters.Scale(), "billion": adapters.BILLION}.items():
+            report[name] = attempt(name, adapters.measure, device, scale)
+            report[f"{name}_step"] = attempt(f"{name} step", adapters.measure_steps, device, scale)
         report |= _recipes(attempt)
     if run_sweep and backend == "triton":
         report["sweep"] = attempt("sweep", sweep, timer) or []
@@ -177,7 +180,7 @@ def show(report: dict[str, Any]) -> None:
     parts = [report.get(part, []) for part in ("bounded_sum", "noise", "sweep")]
     rows = [*itertools.chain(*parts), *report["rounds"].get("rows", [])]
     rows += report.get("recipes", [])
-    whole = [report.get(part) for part in ("simulators", "adapters", "cohorts")]
+    whole = [report.get(part) for part in _WHOLE]
     for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"], *whole]):
         print(
             "  ".join(

@@ -1,25 +1,38 @@
-"""LoRA of GPT-2 (124 million parameters, random weights) on a GPU: private rounds beside a bare
-loop.
+"""LoRA of models of GPT-2's kind (random weights) on a GPU, with a bound and noise for each adapter:
+private rounds and private steps beside bare loops.
 
 1,000 clients with 8 sequences of 64 random tokens each, 20 clients a round, one epoch in batches of
-8 by SGD. Rank 8 on the attention's input projection: 294,912 trained parameters. The bare loop
-trains the same clients one after another and averages the adapters, without bounds and noise.
+8 by SGD. Rank 8 on the attention's input projection: 294,912 trained parameters of 124 million. The
+bare loop trains the same clients one after another and averages the adapters, without bounds and
+noise. A private step bounds the gradient of each sequence; the plain step is SGD by autograd.
 """
 
 from __future__ import annotations
 
+import copy
+import gc
+import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlgm.aggregation import kernels
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import tasks
+from fedlgm.training.example_level import ExampleGradients, PerLayerClip
+from fedlgm.training.models.huggingface import HuggingFace
+
 LR = 0.1
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -37,16 +50,19 @@ class Scale:
 
 
 TINY = Scale(clients=12, cohort=3, rounds=3, layers=1, width=16, words=40, examples=2, tokens=6)
+BILLION = Scale(clients=100, rounds=5, layers=18, width=2048)  # 1.01 billion parameters
 
 
 def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Seconds of a private round and of a round of the bare loop, and their ratio."""
-    module = adapted_gpt2(scale)
+    """Seconds of a private round and of a round of the bare loop, and their ratio. On a GPU also the
+    peaks of its memory in MiB.
+    """
+    module = _model(scale)
     x = np.random.default_rng(0).integers(
         scale.words, size=(scale.clients * scale.examples, scale.tokens)
     )
-    private = _private(device, scale, x)
-    bare = _bare(device, scale, torch.from_numpy(x).to(device))
+    private, private_mib = _peak(device, lambda: _private(device, scale, x))
+    bare, bare_mib = _peak(device, lambda: _bare(device, scale, torch.from_numpy(x).to(device)))
     return {
         "parameters": sum(p.numel() for p in module.parameters()),
         "trained": sum(p.numel() for p in module.parameters() if p.requires_grad),
@@ -55,7 +71,104 @@ def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
         **private,
         "bare_round_s": statistics.median(bare),
         "private_over_bare": private["private_round_s"] / statistics.median(bare),
+        "private_mib": private_mib,
+        "bare_mib": bare_mib,
     }
+
+
+def measure_steps(device: torch.device, scale: Scale, turns: int = 10) -> dict[str, Any]:
+    """Seconds of a step that bounds each sequence's gradient, adapter by adapter, and adds noise,
+    beside a plain step on the same batch. The two take their steps in turn.
+
+    On a GPU also the peak of each one's memory in MiB, with the model, while the other's is freed.
+    """
+    steps, peaks = {}, {}
+    for name, make in (("plain", _plain_step), ("private", _private_step)):
+        steps[name], peaks[name] = _peak(device, lambda make=make: _warm(make(device, scale)))
+        if name == "plain":
+            del steps[name]
+    steps = {"plain": _warm(_plain_step(device, scale)), **steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(turns):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - began)
+    return {
+        "batch": f"{scale.examples} sequences of {scale.tokens} tokens",
+        "seconds": {name: statistics.median(values) for name, values in seconds.items()},
+        "private_over_plain": statistics.median(
+            a / b for a, b in zip(seconds["private"], seconds["plain"], strict=True)
+        ),
+        "all_seconds": seconds,
+        "peak_mib": peaks,
+    }
+
+
+def _warm(step: Callable[[], None]) -> Callable[[], None]:
+    for _ in range(3):
+        step()
+    return step
+
+
+def _plain_step(device: torch.device, scale: Scale) -> Callable[[], None]:
+    module = _model(scale).to(device)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer, x = torch.optim.SGD(parameters, lr=LR), _tokens(device, scale)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        module(input_ids=x, labels=x).loss.backward()
+        optimizer.step()
+        float(parameters[0].detach().sum())  # waits for the device
+
+    return step
+
+
+def _private_step(device: torch.device, scale: Scale) -> Callable[[], None]:
+    module = HuggingFace(_model(scale)).to(device)
+    layers = LayerTable.from_module(module, "adapter")
+    weights, x = layers.bind_(module), _tokens(device, scale)
+    gradients = ExampleGradients(module, layers, tasks.get("causal-lm"))
+    bounds = PerLayerClip((1 / len(layers) ** 0.5,) * len(layers))
+    offsets = torch.tensor([0, *np.cumsum(layers.sizes)])
+    scales = torch.full((len(layers),), 1e-3, device=device)
+    numbers = itertools.count()
+
+    def step() -> None:
+        total = gradients.sum(x, x, bounds).total
+        kernels.add_noise_(total, offsets, scales, "gaussian", (next(numbers), 1))
+        weights.sub_(total, alpha=LR / len(x))
+        float(weights[:8].sum())
+
+    return step
+
+
+def _tokens(device: torch.device, scale: Scale) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(scale.words, (scale.examples, scale.tokens)).to(device)
+
+
+@lru_cache(maxsize=1)
+def _built(scale: Scale) -> nn.Module:
+    return adapted_gpt2(scale)
+
+
+def _model(scale: Scale) -> nn.Module:
+    """A copy: a large model takes longer to build than to copy."""
+    return copy.deepcopy(_built(scale))
+
+
+def _peak(device: torch.device, work: Callable[[], Result]) -> tuple[Result, float | None]:
+    """What `work()` returns, and the peak of the GPU's memory in MiB beyond what was in use."""
+    if device.type != "cuda":
+        return work(), None
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = work()
+    return result, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def adapted_gpt2(scale: Scale) -> nn.Module:
@@ -88,10 +201,12 @@ def _private(device: torch.device, scale: Scale, x: np.ndarray) -> dict[str, Any
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         result = simulations.simulate(
-            model=adapted_gpt2(scale),
+            model=_model(scale),
             task="causal-lm",
             data={"train": (x, x), "test": (x[: scale.examples], x[: scale.examples])},
             overrides={
+                "mechanism.name": "uniform",
+                "mechanism.group_by": "adapter",
                 "federation.clients": scale.clients,
                 "federation.rounds": scale.rounds,
                 "federation.sampling": "fixed",
@@ -120,7 +235,7 @@ def _private(device: torch.device, scale: Scale, x: np.ndarray) -> dict[str, Any
 
 
 def _bare(device: torch.device, scale: Scale, x: Tensor) -> list[float]:
-    module = adapted_gpt2(scale).to(device)
+    module = _model(scale).to(device)
     parameters = [p for p in module.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     seconds = []

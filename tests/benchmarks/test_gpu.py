@@ -64,3 +64,6 @@ def test_adapters_of_a_language_model_train_privately_beside_a_bare_loop():
     measured = adapters.measure(torch.device("cpu"), adapters.TINY)
     assert measured["private_over_bare"] > 0
     assert measured["trained"] == 512 < measured["parameters"]
+    steps = adapters.measure_steps(torch.device("cpu"), adapters.TINY, turns=2)
+    assert steps["private_over_plain"] > 0
+    assert len(steps["all_seconds"]["private"]) == len(steps["all_seconds"]["plain"]) == 2
