@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedlgm_lab.studies.tables import maker, yardsticks
@@ -16,6 +17,8 @@ SMALL = tuple(
         ("mnist", yardsticks.LINEAR),
         ("mnist", yardsticks.CNN),
         ("cifar10", yardsticks.LINEAR),
+        ("cifar10", yardsticks.STANDARDISED),
+        ("cifar10", yardsticks.SCATTERED_CNN),
     )
 )
 
@@ -44,3 +47,15 @@ def test_features_are_those_of_single_images(tmp_path: Path) -> None:
     alone = yardsticks.features("mnist", str(tmp_path), 1).train_x
     assert all_rows.shape == (16, 81 * 7 * 7)
     assert all_rows[0] == pytest.approx(alone[0], abs=1e-4)
+
+
+def test_features_are_standardised_by_moments_for_which_the_run_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    monkeypatch.setitem(yardsticks._SETTINGS, "moments", {"epsilon": 400, "delta": 1e-6})
+    found = yardsticks.standardised("cifar10", str(tmp_path), 16)
+    channels = found.train_x.reshape(16, 243, 64).swapaxes(0, 1).reshape(243, -1)
+    assert channels.mean(1) == pytest.approx(np.zeros(243), abs=0.3)
+    assert found.spent is not None
+    assert found.spent.epsilon(1e-6) > 100
