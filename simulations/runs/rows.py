@@ -266,6 +266,8 @@ class Provenance(TypedDict, total=False):
         labels: names of the classes, if they have names.
         columns: names, kinds and standardisation of the columns of a table's inputs, in their
             order.
+        sites: names of the sites whose files hold the clients' data, where one example is
+            protected.
         trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"`
             became PyTorch.
     """
@@ -277,6 +279,7 @@ class Provenance(TypedDict, total=False):
     versions: dict[str, str]
     labels: list[str]
     columns: list[Column]
+    sites: list[str]
     trained_by: str
 
 
