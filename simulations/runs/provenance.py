@@ -44,7 +44,8 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
     dataset, recipe = assembly.data.dataset, assembly.recipe
-    labels, columns = dataset.labels, dataset.columns
+    columns = dataset.columns
+    labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
     if columns is not None:
         provenance["columns"] = [*columns]
     # A site that is itself the unit of protection, or a part of one, has no name in a public file.

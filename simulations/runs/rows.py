@@ -263,7 +263,7 @@ class Provenance(TypedDict, total=False):
         sources: sources of the objects that the recipe names as "package.module:name".
         layers: d_j by name.
         versions: versions of the installed packages.
-        labels: names of the classes, if they have names.
+        labels: names of the classes, or of the task's intervals, if they have names.
         columns: names, kinds and standardisation of the columns of a table's inputs, in their
             order.
         sites: names of the sites whose files hold the clients' data, where one example is
