@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from fedlgm.cache import version_of
-from fedlgm.data.site_files import paths_of
 from fedlgm.extension.loader import is_reference, source_of
 from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
@@ -44,14 +41,15 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
     dataset, recipe = assembly.data.dataset, assembly.recipe
-    columns = dataset.columns
     labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
-    if columns is not None:
-        provenance["columns"] = [*columns]
+    if dataset.columns is not None:
+        provenance["columns"] = [*dataset.columns]
     # A site that is itself the unit of protection, or a part of one, has no name in a public file.
-    if dataset.sites is not None and (recipe.unit, recipe.data.partition) == ("example", "natural"):
+    if dataset.sites and (recipe.unit, recipe.data.partition) == ("example", "natural"):
         provenance["sites"] = [*dataset.sites]
-    return provenance if labels is None else provenance | {"labels": list(labels)}
+    if labels:
+        provenance["labels"] = [*labels]
+    return provenance
 
 
 def _trained_by(assembly: Assembly) -> str:
@@ -83,14 +81,6 @@ def sources(recipe: Recipe) -> dict[str, Source]:
             entries[what] = {
                 "name": f"{section}.{key}",
                 "file": path,
-                "sha256": _digest_of(path),
+                "sha256": models.digest_of_file(path),
             }
     return entries
-
-
-def _digest_of(path: str) -> str:
-    """SHA-256 of a file; of the SHA-256 of each file if the path is a pattern."""
-    digests = [models.digest_of_file(file) for file in paths_of("data.file", path)]
-    return (
-        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    )

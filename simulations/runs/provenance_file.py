@@ -98,11 +98,10 @@ class ProvenanceFile:
             raise RunError(
                 f"{self._run} was run with the classes {was}: it cannot be continued with {now}"
             )
-        columns, sites = provenance.get("columns"), provenance.get("sites")
-        if stored.get("columns", columns) != columns or stored.get("sites", sites) != sites:
+        if stored.get("columns", provenance.get("columns")) != provenance.get("columns"):
             raise RunError(
                 f"{self._run} was run with other columns, in another order, or standardised "
-                "otherwise, or with other sites: pass the same tables"
+                "otherwise: pass the same tables"
             )
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
