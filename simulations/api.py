@@ -338,8 +338,8 @@ def simulate(
 
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`; default: `lora` for a model of
-            `transformers` or `peft` or a function that returns one, and else `digits`. The following arguments replace its model,
-            task, data and so on.
+            `transformers` or `peft` or a function that returns one, and else `digits`. The
+            following arguments replace its model, task, data and so on.
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function
             that returns one; models of `transformers` and `peft` are modules. Like task, data and
             mechanism, it may also be a bundled name or "package.module:name".
