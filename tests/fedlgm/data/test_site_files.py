@@ -165,3 +165,13 @@ def test_frames_take_categories_too(sites):
     tables = {part: with_text(frame(8, 1)) for part in ("train", "test")}
     read = data.load({**tables, "target": "ill", "categories": {"sex": ["F", "M"]}})
     assert [column["name"] for column in read.columns] == ["age", "dose", "sex=M", "stage"]
+
+
+def test_a_column_names_sites_where_the_user_says_so(sites):
+    rows = pandas.concat([each.assign(ward=f"ward {2 - i}") for i, each in enumerate(sites)])
+    tables = {"train": rows, "test": frame(10, 9), "target": "ill", "users": "ward"}
+    assert data.load(tables).sites is None
+    named = data.load(tables | {"sites": True})
+    assert named.sites == ("ward 0", "ward 1", "ward 2")
+    np.testing.assert_array_equal(np.bincount(named.train_user), [22, 21, 20])
+    assert named.keep(np.arange(5)).sites is None
